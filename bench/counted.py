@@ -15,11 +15,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gateway.__main__ import main
-from gateway.observability.event_loop_monitor import LoopWatch
+from gateway.observability.event_loop_monitor import EventLoopMonitor
 
 OPTION = "--counts="
 BEGUN = "begun"
-TICK = LoopWatch._tick.__code__
+TICK = EventLoopMonitor._tick.__code__
 
 
 class Counting:

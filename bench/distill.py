@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.gateways import free_port, gateway_of
 from gateway.tools.demo.triton_environment import ensure_triton
 from gateway.tools.demo.triton_server import TritonPorts, TritonServer
-from gateway.tools.distillation.data import Row, read_data
+from gateway.tools.distillation.data import TrainingRow, read_data
 from gateway.tools.distillation.report import Share, share_of
 
 TRITON_ENV = Path(__file__).parents[1] / ".venv-triton"
@@ -66,7 +66,7 @@ class Measured:
     p95_ms: float
 
 
-def asked(port: int, model: str, rows: Sequence[Row]) -> Measured:
+def asked(port: int, model: str, rows: Sequence[TrainingRow]) -> Measured:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     took, right, light = list[float](), list[bool](), list[bool]()
     for row in [rows[0], *rows]:  # the first one warms up
@@ -117,7 +117,7 @@ def triton_of(repository: Path) -> Iterator[str]:
             runner.run(triton.stop())
 
 
-def measured(triton: str, repository: Path, name: str, large: str, rows: Sequence[Row]) -> dict[str, Measured]:
+def measured(triton: str, repository: Path, name: str, large: str, rows: Sequence[TrainingRow]) -> dict[str, Measured]:
     """By mode. `name`, `large`: models of the Triton at the URL `triton`."""
     entry = version_of(repository, name)
     accept_above = json.loads((entry / "config.json").read_text())["accept_above"]
@@ -126,7 +126,7 @@ def measured(triton: str, repository: Path, name: str, large: str, rows: Sequenc
         return {mode: asked(it.port, mode, rows) for mode in MODES}
 
 
-def drawn(file: Path, requests: int) -> list[Row]:
+def drawn(file: Path, requests: int) -> list[TrainingRow]:
     rows = list(read_data(file).rows)
     random.Random(1).shuffle(rows)
     return rows[:requests]

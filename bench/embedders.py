@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tritonclient.grpc.aio import InferenceServerClient
 
-from gateway.adapters.embedding.embedders import BatchingEmbedder, ImmediateEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedder
 from gateway.cache.model_factory import build_embedder
 from gateway.config.schema import EmbeddingModel
 from gateway.ports import Embedder
@@ -89,7 +89,7 @@ async def server(url: str | None, *, batched: bool) -> AsyncIterator[str]:
             yield triton.url
 
 
-async def embedders_of(sections: Mapping[str, EmbeddingModel]) -> dict[str, BatchingEmbedder | ImmediateEmbedder]:
+async def embedders_of(sections: Mapping[str, EmbeddingModel]) -> dict[str, BatchingEmbedder | InlineEmbedder]:
     return {name: (await asyncio.to_thread(build_embedder, each))[1] for name, each in sections.items()}
 
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.cache.eviction import Ledger
+from gateway.cache.eviction import EvictionLedger
 
 ANSWERS, QUESTIONS = 20_000, 120_000
 
@@ -66,7 +66,7 @@ class Ours:
     """The gateway's own: what its hits save a byte, aged."""
 
     def __init__(self, room: float) -> None:
-        self.room, self.ledger = int(room), Ledger()
+        self.room, self.ledger = int(room), EvictionLedger()
 
     def ask(self, answer: int, size: int, cost: float) -> bool:
         name = str(answer)

@@ -23,9 +23,9 @@ import numpy as np
 from bench import index_device
 from bench.index_start import EMBEDDER, SCOPE, fill_store, fingerprint, start
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss.checkpoint import Kind, write_checkpoint
+from gateway.adapters.faiss.checkpoint import PartitionKind, write_checkpoint
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 
 ASKED = 1000
 
@@ -68,7 +68,7 @@ async def measure(entries: int, folder: Path) -> Row:
         row.index_mb = index.bytes / 1e6
         row.bench_peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         begun, path = time.perf_counter(), folder / "var" / "index" / "checkpoint"
-        await asyncio.to_thread(write_checkpoint, path, Kind(EMBEDDER, DIMENSION), index.pieces())
+        await asyncio.to_thread(write_checkpoint, path, PartitionKind(EMBEDDER, DIMENSION), index.pieces())
         row.checkpoint_s, row.checkpoint_mb = time.perf_counter() - begun, path.stat().st_size / 1e6
     finally:
         index.close()
@@ -155,7 +155,7 @@ def main() -> None:
     if arguments.device:
         try:
             index_device.main(arguments.device, arguments.sizes)
-        except StartFailed as reason:
+        except StartupError as reason:
             parser.error(str(reason))
         return
     if arguments.within:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from bench.index_start import SCOPE, fingerprint
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss.checkpoint import Lists, Piece
+from gateway.adapters.faiss.checkpoint import CheckpointChunk, InvertedLists
 from gateway.adapters.faiss.gpu_partition import Device
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.adapters.faiss.partition import Part
-from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, Plan, train_centroids
+from gateway.adapters.faiss.partition import Slice
+from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, IndexPlan, train_centroids
 from gateway.cache.index_factory import build_device
 from tests.fixtures.faiss_device import CpuDevice
 
@@ -121,7 +121,7 @@ async def measured(
 
 def listed(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.int32]]:
     """-> centroids (lists, d), and the list of each vector (n,)."""
-    count = Plan().lists(len(stored))
+    count = IndexPlan().lists(len(stored))
     sample = stored[:: max(1, len(stored) // (SAMPLE_PER_LIST * count))]
     if on_gpu:
         means = faiss.Kmeans(DIMENSION, count, niter=6, spherical=True, gpu=True, seed=1)
@@ -142,11 +142,11 @@ def listed(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.int32]]:
     return centroids, lists
 
 
-def pieces(stored: Matrix, centroids: Matrix, lists: NDArray[np.int32]) -> Iterator[Piece]:
+def pieces(stored: Matrix, centroids: Matrix, lists: NDArray[np.int32]) -> Iterator[CheckpointChunk]:
     """As a checkpoint gives them back."""
-    form = Lists(centroids, len(stored))
+    form = InvertedLists(centroids, len(stored))
     for i in range(0, len(stored), CHUNK):
         some = stored[i : i + CHUNK].astype(np.float16)
         ids = np.arange(i + 1, i + 1 + len(some), dtype=np.int64)
         names = [fingerprint(each - 1) for each in ids.tolist()]
-        yield Piece(SCOPE, names, Part(ids, some, lists[i : i + CHUNK]), form)
+        yield CheckpointChunk(SCOPE, names, Slice(ids, some, lists[i : i + CHUNK]), form)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.questions import Matrix, Questions
 from gateway.adapters.faiss.partition import empty_lists, search_lists
-from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, Plan, train_centroids
+from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, IndexPlan, train_centroids
 from gateway.cache.verifiers import FLOOR
 
 ASKED, TIMED, NEIGHBOURS = 2000, 300, 4
@@ -42,7 +42,7 @@ def recalls(index: Any, asked: Matrix, similarities: Matrix, nearest: Any) -> st
 
 
 def measure(entries: int) -> None:
-    plan, questions = Plan(), Questions(7)
+    plan, questions = IndexPlan(), Questions(7)
     stored = questions.some(entries)
     some = stored[questions.pick(min(ASKED, entries), entries)]
     asked = {name: questions.in_other_words(some, noise) for name, noise in APART.items()}

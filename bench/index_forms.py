@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, Plan, train_centroids
+from gateway.adapters.faiss.rebuilder import SAMPLE_PER_LIST, IndexPlan, train_centroids
 
 ASKED = 1000
 FORMS = {
@@ -55,7 +55,7 @@ def main() -> None:
     hits, fresh = questions.in_other_words(stored[questions.pick(ASKED, entries)]), questions.some(ASKED)
     exact = {name: faiss.knn(asked, stored, 1, metric=faiss.METRIC_INNER_PRODUCT)
              for name, asked in (("hits", hits), ("fresh", fresh))}  # fmt: skip
-    lists = Plan().lists(entries)
+    lists = IndexPlan().lists(entries)
     sample = stored[questions.pick(min(entries, SAMPLE_PER_LIST * lists), entries)]
     centroids = train_centroids(sample, lists, lambda: None)
     print(f"{'form':<10}{'probes':>8}{'bytes':>8}{'p50 ms':>9}{'hits':>9}{'fresh':>9}{'largest error of a hit':>25}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from gateway.upstream.latency import Asked, LatencyBook
+from gateway.upstream.latency import CallFeatures, LatencyBook
 
 ROUNDS, CALLS = 7, 2000
 
@@ -19,7 +19,7 @@ def main() -> None:
             calls = []
             for _ in range(CALLS):
                 total, load = draw.lognormvariate(0.0, 0.4), draw.randrange(40)
-                asked = Asked(stream, draw.uniform(0, 4000), draw.choice((None, 50, 500, 4000)), f"r{load % 4}")
+                asked = CallFeatures(stream, draw.uniform(0, 4000), draw.choice((None, 50, 500, 4000)), f"r{load % 4}")
                 calls.append((asked, load, total))
             started = time.perf_counter()
             for asked, load, total in calls:  # as in a gateway: each answer changes what the next one is predicted by

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gateway.config.policy.model import Target, Tier
 from gateway.routing.prompt_features import FloatArray
-from gateway.routing.tier_controller import RouteEscalation
+from gateway.routing.tier_controller import TierController
 from training import gaps
 
 STEPS = 10  # of the area, as RouteLLM's evaluation and `router_eval.py` take them
@@ -123,7 +123,7 @@ def played(
 ) -> tuple[npt.NDArray[np.int_], npt.NDArray[np.bool_]]:
     """Puts the prompts to the gateway's own rule, one after the other -> (their order, which went to the large model).
     Of the light model's answers that share is labelled as an audit would."""
-    draw, route = random.Random(seed), RouteEscalation("bench")
+    draw, route = random.Random(seed), TierController("bench")
     order = np.random.default_rng(seed).permutation(len(score))
     to_large = np.zeros(len(score), bool)
     for place, prompt in enumerate(order):

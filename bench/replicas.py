@@ -24,7 +24,7 @@ from bench.crowd import crowd, valkey
 from bench.gateways import free_port, gateway_of, server
 from bench.load import children, request_bytes, rss_mb, run
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.redis.change_log import Journal
+from gateway.adapters.redis.change_log import ChangeLogWriter
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
@@ -158,7 +158,7 @@ async def write(store: str, rate: int, seconds: float) -> float:
         embedder=encoder.fingerprint,
         timeout_s=5.0,
         clock=SystemClock(),
-        journal=Journal("bench", 200_000),
+        journal=ChangeLogWriter("bench", 200_000),
     )
     vectors = np.random.default_rng(1).standard_normal((256, encoder.dimension)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -25,12 +25,12 @@ from aiohttp import web
 from bench.protocols import TEXT
 from gateway.config import Config
 from gateway.config.policy.load import policy_from_text
-from gateway.steps.traffic_log.format import Recorded
+from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.steps.traffic_log.reader import read_traffic
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import Segments
 from gateway.tools.simulation.simulation import recorded_side
-from gateway.tools.simulation.worker_process import Job, done, job_of
+from gateway.tools.simulation.worker_process import SimulationJob, done, job_of
 from tests.fixtures.gateways import Served, config_of, gateway_of
 
 WORDINGS = Path(__file__).parents[1] / "training" / "wordings"
@@ -229,7 +229,7 @@ def speed(config: Config, bench: Bench, copies: int) -> None:
         _timed(f"{bench.embedder}, {name}", job_of(config, texts[0], texts[1], str(folder), time.time(), None))
 
 
-def _timed(name: str, job: Job) -> None:
+def _timed(name: str, job: SimulationJob) -> None:
     started, spent = time.perf_counter(), time.process_time()
     count = len(done(job).requests)
     taken, spent = time.perf_counter() - started, time.process_time() - spent
@@ -237,7 +237,7 @@ def _timed(name: str, job: Job) -> None:
     print(f"{name}: read, and put through two policies: {rate}", flush=True)
 
 
-def _copied(row: Recorded, copy: int, span: float) -> Recorded:
+def _copied(row: RecordedRequest, copy: int, span: float) -> RecordedRequest:
     mark = copy.to_bytes(2, "big")
     given = row.given._replace(tenant=mark + row.given.tenant[2:], canonical=mark + row.given.canonical[2:])
     return row._replace(at=row.at + copy * span, given=given, entry=row.entry and mark + row.entry[2:])

@@ -24,7 +24,7 @@ from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.store import PUT
-from gateway.adapters.redis.store_client import Guard
+from gateway.adapters.redis.store_client import StoreClient
 from gateway.adapters.system.clock import SystemClock
 
 ROUNDS, COMMANDS, AT_ONCE = 5, 1_600, 32
@@ -37,11 +37,11 @@ def fields(size: int) -> tuple[str | bytes, ...]:
     return ("record", b"r" * size, "scope", "s" * 64, "expires", "1800000000.123", "worth", "1e-5", "vector", VECTOR)
 
 
-def _read(guard: Guard, size: int, _: int) -> Awaitable[Any]:
+def _read(guard: StoreClient, size: int, _: int) -> Awaitable[Any]:
     return guard.ask("HGET", f"k{size}", "record")
 
 
-def ways(guard: Guard, client: Any) -> dict[str, Asked]:
+def ways(guard: StoreClient, client: Any) -> dict[str, Asked]:
     found: dict[str, Asked] = {}
     for size in SIZES:
         found[f"read of {size:,} bytes"] = partial(_read, guard, size)
@@ -73,7 +73,7 @@ async def cost(asked: Asked, at_once: int, server: int, commands: int) -> tuple[
 async def commands() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = await EmbeddedValkey.start(Path(folder), max_memory=2**28)
-        guard, client = Guard(connect(server.url), 10.0, SystemClock()), connect(server.url)
+        guard, client = StoreClient(connect(server.url), 10.0, SystemClock()), connect(server.url)
         for size in SIZES:
             await guard.ask("HSET", f"k{size}", "record", b"r" * size)
         print(f"{'gateway / server, us of CPU':<34}{'one by one':>16}{f'{AT_ONCE} at once':>16}")

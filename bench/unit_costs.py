@@ -30,7 +30,7 @@ from bench.protocols import BODY, QUESTION
 from bench.replicas import WORDS, write
 from bench.servers import WHOLE
 from gateway.cache.model_factory import build_encoder
-from gateway.config.schema import Embedder as EmbedderConfig
+from gateway.config.schema import EmbedderConfig
 
 CONFIG = """
 version: 1

@@ -18,14 +18,14 @@ from gateway.cli.admin_client import WrongUsage
 from gateway.cli.output import FAULT, GOOD, INTERRUPTED, USAGE
 from gateway.cli.parser import Command, build_parser
 from gateway.config.errors import ConfigInvalid
-from gateway.errors import Refused, StartFailed
+from gateway.errors import GatewayError, StartupError
 from gateway.tools.demo.errors import DemoUnavailable
 from gateway.tools.embedding_model.environment import FetchFailed
 
 __all__ = ["build_parser", "main"]
 
 # What may go wrong for an operator, each with one clear sentence as its text.
-EXPECTED = (StartFailed, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, DemoUnavailable, Refused)
+EXPECTED = (StartupError, ChildFailed, ModelMissing, ModelCorrupt, FetchFailed, DemoUnavailable, GatewayError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

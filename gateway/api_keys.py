@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.config.policy.limits import LimitRules, compiled_limits
 from gateway.limits import Limits
-from gateway.principal import Permit, Role
+from gateway.principal import Principal, Role
 
 # What an API key looks like: `nh_`, 36 random characters, 6 of a checksum. Pure but for the system's randomness.
 #
@@ -74,7 +74,7 @@ class KeyUnreadable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
+class KeySecret:
     """One text that the key is shown as; after a rotation there are two for a while."""
 
     digest: str
@@ -84,7 +84,7 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ApiKey:
     id: str
     name: str
     tenant: str
@@ -94,7 +94,7 @@ class Key:
     created: float
     created_by: str
     expires: float | None
-    secrets: tuple[Secret, ...]  # the youngest last
+    secrets: tuple[KeySecret, ...]  # the youngest last
     revoked: float | None = None
 
     def state(self, now: float) -> State:
@@ -108,7 +108,7 @@ class Key:
             return None
         return min(end for end in (self.revoked, self.expires) if end is not None)
 
-    def without_old_secrets(self, now: float) -> Key:
+    def without_old_secrets(self, now: float) -> ApiKey:
         """Those that have ended are nobody's any more."""
         return replace(self, secrets=tuple(s for s in self.secrets if s.ends is None or s.ends > now))
 
@@ -117,11 +117,11 @@ class Key:
         ends = [s.ends for s in self.secrets if s.digest == digest and s.ends is not None]
         return min([*ends, *([] if self.expires is None else [self.expires])], default=None)
 
-    def permit(self, digest: str | None, generation: int) -> Permit:
+    def permit(self, digest: str | None, generation: int) -> Principal:
         """`digest` None: of a job, which was asked for while the key was good."""
         until = self.expires if digest is None else self.until(digest)
         limits = limits_of(self.limits)
-        return Permit(self.id, self.name, self.tenant, self.role, self.models, limits, until, generation)
+        return Principal(self.id, self.name, self.tenant, self.role, self.models, limits, until, generation)
 
 
 def limits_of(written: Sequence[Mapping[str, Any]]) -> tuple[Limits, ...]:
@@ -129,26 +129,26 @@ def limits_of(written: Sequence[Mapping[str, Any]]) -> tuple[Limits, ...]:
     return tuple(replace(rule, per="key") for rule in compiled_limits(_RULES.validate_python(list(written))))
 
 
-def encode(key: Key) -> bytes:
+def encode(key: ApiKey) -> bytes:
     return orjson.dumps({"version": VERSION, **asdict(key)})
 
 
-def decode(data: bytes) -> Key:
+def decode(data: bytes) -> ApiKey:
     """Raises `KeyUnreadable`."""
     try:
         fields = orjson.loads(data)
         if fields.pop("version") != VERSION:
             raise ValueError("another version")
-        secrets = tuple(Secret(**secret) for secret in fields.pop("secrets"))
+        secrets = tuple(KeySecret(**secret) for secret in fields.pop("secrets"))
         models, limits = tuple(fields.pop("models")), tuple(fields.pop("limits"))
-        key = Key(role=Role(fields.pop("role")), models=models, limits=limits, secrets=secrets, **fields)
+        key = ApiKey(role=Role(fields.pop("role")), models=models, limits=limits, secrets=secrets, **fields)
         limits_of(key.limits)
     except (ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
         raise KeyUnreadable(f"no key of version {VERSION}: {type(error).__name__}") from None
     return key
 
 
-def shown(key: Key, now: float) -> dict[str, Any]:
+def shown(key: ApiKey, now: float) -> dict[str, Any]:
     """Without digests."""
     fields = asdict(key)
     secrets = [{name: s[name] for name in ("hint", "created", "ends")} for s in fields.pop("secrets")]
@@ -156,7 +156,7 @@ def shown(key: Key, now: float) -> dict[str, Any]:
 
 
 # Where keys are kept, for all gateways that share it.
-class Outdated(Exception):
+class VersionConflict(Exception):
     """Something else lies there by now."""
 
 
@@ -184,4 +184,4 @@ class KeyStore(Protocol):
     async def listed(self) -> Sequence[bytes]: ...
 
     async def swap(self, change: KeyChange, *, synced: bool = False) -> bool:
-        """Whether it is known to have reached the disk, which is waited for only where `synced`. Raises `Outdated`."""
+        """Whether it is known to have reached the disk, which is waited for only where `synced`. Raises `VersionConflict`."""

@@ -18,21 +18,21 @@ from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import LimitsHandler, shown
 from gateway.admin.explain_pair import ExplainHandler
 from gateway.admin.explanation import ExplainRequests
-from gateway.admin.learning import Quality, Routing
+from gateway.admin.learning import QualityHandler, RoutingHandler
 from gateway.admin.policy import policy_admin_of
-from gateway.admin.policy_manager import PolicyLife
+from gateway.admin.policy_manager import PolicyManager
 from gateway.admin.policy_sync import share_policy
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Gauges, Stats, show_policy, sizes
 from gateway.cache.model_factory import build_embedder
 from gateway.cache.stores import Stores, open_stores
-from gateway.circuit_breaker import State
+from gateway.circuit_breaker import BreakerState
 from gateway.config import Config
-from gateway.config.errors import Fault
+from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy
 from gateway.context import Handler
 from gateway.fleet_metrics import figures_of
-from gateway.http_server.server import DataPort
+from gateway.http_server.server import HttpServer
 from gateway.inflight import Inflight
 from gateway.job_service import build_jobs
 from gateway.listening import DataDirLock, certificates_of, grpc_port_of, listening
@@ -45,7 +45,7 @@ from gateway.ports import Clock
 from gateway.route_steps import RouteSteps, SharedSteps
 from gateway.steps.parse_and_route import RouteTable
 from gateway.tasks import begun_again, run_within
-from gateway.worker import Hired, admin_of, data_of
+from gateway.worker import WorkerEnvironment, admin_of, data_of
 
 LOG = logging.getLogger("nearhit")
 
@@ -62,7 +62,7 @@ class Gateway:
         environ: Mapping[str, str],
         observer: Observed,
         policies: Path | None,
-        hired: Hired | None,
+        hired: WorkerEnvironment | None,
     ) -> None:
         self.config = config
         self.parts = parts
@@ -82,18 +82,22 @@ class Gateway:
         self.inflight = Inflight(config.server.max_inflight)
         pipeline = self._pipeline()
         tls, certificate = certificates_of(config.server)
-        self.data_port = DataPort(config.server, parts.clock, pipeline, self.inflight, self.health, tls, data_of(hired))
+        self.data_port = HttpServer(
+            config.server, parts.clock, pipeline, self.inflight, self.health, tls, data_of(hired)
+        )
         self.grpc_port = grpc_port_of(config.server, parts.clock, pipeline, self.inflight, certificate)
-        self.routing = Routing(parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry)
+        self.routing = RoutingHandler(
+            parts.escalations, parts.routing, lambda: self.policy, parts.clock, parts.telemetry
+        )
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
-        self.quality = Quality(parts.spaces, lambda: self.policy)
+        self.quality = QualityHandler(parts.spaces, lambda: self.policy)
         self.figures = figures_of(config, hired, stores, parts.telemetry, self.gauges, parts.clock.wall())
         self.stats = Stats(self.figures, parts.clock, self.describe)
-        self.policies = PolicyLife(config, policies, policy, self.policy_reloaded, parts.clock.wall)
+        self.policies = PolicyManager(config, policies, policy, self.policy_reloaded, parts.clock.wall)
         self.admin_port = self._admin_port(hired)
         self.data_address = self.admin_address = self.grpc_address = ("", 0)
 
-    def _admin_port(self, hired: Hired | None) -> AdminPort:
+    def _admin_port(self, hired: WorkerEnvironment | None) -> AdminPort:
         config, parts = self.config, self.parts
         return AdminPort(
             config.server.admin,
@@ -125,7 +129,7 @@ class Gateway:
         """Puts `policy` in force: all is built first, then one reference is swapped."""
         self._table = self._build(policy)
 
-    def policy_reloaded(self, policy: Policy | None, faults: Sequence[Fault]) -> None:
+    def policy_reloaded(self, policy: Policy | None, faults: Sequence[ConfigError]) -> None:
         """What to do after an attempt to reload: None means that it failed and the last good one stays."""
         if policy is not None:
             self.apply(policy)
@@ -171,7 +175,7 @@ class Gateway:
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Ready as soon as it serves: every cache is an optimisation, and a backend's fault is the backend's to say."""
-        store = State(self.stores.redis.breaker).name.lower()
+        store = BreakerState(self.stores.redis.breaker).name.lower()
         return True, {"store_breaker": store, "index_ready": self.recovery.ready, "policy": self.policy.hash}
 
     async def recover(self) -> None:
@@ -197,7 +201,7 @@ class Gateway:
             "quality": self.quality.shown(),
             "routing": self.routing.shown(),
             "backends": shown(self.parts.pools, self.parts.clock.monotonic()),
-            "store_breaker": State(self.stores.redis.breaker).name.lower(),
+            "store_breaker": BreakerState(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,
             "loop": self.parts.loop_watch.shown(),
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
@@ -216,13 +220,13 @@ async def running(
     access_log: AccessLog | None = None,
     draw: Callable[[], float] = random.random,
     policies: Path | None = None,
-    hired: Hired | None = None,
+    hired: WorkerEnvironment | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
     step fails. `draw` chooses the hits that are audited, by numbers in [0, 1). `policies`: the folder that `policy` was
     read from; None: there are no files of it. `hired`: it is one of several workers.
 
-    Raises `StartFailed`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
+    Raises `StartupError`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         if access_log is not None:
@@ -255,7 +259,7 @@ async def running(
         yield gateway
 
 
-def _begin_work(gateway: Gateway, stack: AsyncExitStack, hired: Hired | None) -> None:
+def _begin_work(gateway: Gateway, stack: AsyncExitStack, hired: WorkerEnvironment | None) -> None:
     """What runs beside requests."""
     work = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
     work += [part.run() for part in (gateway.parts.leasing, gateway.following) if part is not None]
@@ -265,8 +269,8 @@ def _begin_work(gateway: Gateway, stack: AsyncExitStack, hired: Hired | None) ->
         run_within(stack, job)
 
 
-async def _open_ports(gateway: Gateway, stack: AsyncExitStack, hired: Hired | None) -> None:
-    """The one that operators look at first, those of clients once all is there. Raises `StartFailed`."""
+async def _open_ports(gateway: Gateway, stack: AsyncExitStack, hired: WorkerEnvironment | None) -> None:
+    """The one that operators look at first, those of clients once all is there. Raises `StartupError`."""
     server, grpc_port = gateway.config.server, gateway.grpc_port
     if hired is None or hired.admin is not None:
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", server.admin)

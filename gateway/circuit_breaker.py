@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class State(IntEnum):
+class BreakerState(IntEnum):
     """The value is that of the metric `nearhit_breaker_state`."""
 
     CLOSED = 0
@@ -13,7 +13,7 @@ class State(IntEnum):
     OPEN = 2
 
 
-class Breaker:
+class CircuitBreaker:
     """Closed until `threshold` failures in a row, or until it is ejected; then open for `cooldown_s`; then one probe at
     a time decides.
 
@@ -42,19 +42,19 @@ class Breaker:
         self._probe_at = 0.0
         self._probing_since: float | None = None
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> BreakerState:
         if self.failures < self._threshold:
-            return State.CLOSED
-        return State.HALF_OPEN if now >= self._probe_at else State.OPEN
+            return BreakerState.CLOSED
+        return BreakerState.HALF_OPEN if now >= self._probe_at else BreakerState.OPEN
 
     def ready(self, now: float) -> bool:
         """Whether `allow` would say yes."""
         if self.failures < self._threshold:
             return True
         state = self.state(now)
-        if state is State.HALF_OPEN:
+        if state is BreakerState.HALF_OPEN:
             return self._probing_since is None or now - self._probing_since >= self._open_s
-        return state is State.CLOSED
+        return state is BreakerState.CLOSED
 
     def allow(self, now: float) -> bool:
         """Whether a call may be made now. In the half-open state only one caller is let through, and another one if
@@ -63,7 +63,7 @@ class Breaker:
             return True
         if not self.ready(now):
             return False
-        if self.state(now) is State.HALF_OPEN:
+        if self.state(now) is BreakerState.HALF_OPEN:
             self._probing_since = now
         return True
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.credentials import TRACING
 from gateway.errors import TooManyInflight
-from gateway.latency_forecast import Outlook
+from gateway.latency_forecast import LatencyForecast
 from gateway.messages import (
     NO_DIRECTIVES,
     Bypass,
@@ -20,16 +20,16 @@ from gateway.messages import (
     Dialect,
     Embedding,
     Entry,
-    Facts,
     Inspection,
     Lifetime,
     Response,
-    Wish,
+    TierDecision,
+    TrafficFacts,
 )
-from gateway.ports import BodySource, Clock, Judged
-from gateway.principal import Permit
+from gateway.ports import BodySource, Clock, Judgement
+from gateway.principal import Principal
 from gateway.priority import Priority
-from gateway.tracing import Traced, UpstreamCall
+from gateway.tracing import TraceRecorder, UpstreamCall
 
 
 class HeadMemo:
@@ -131,7 +131,7 @@ class RequestContext:
         self.background = background  # a job: it yields to all others and has no latency budget
         self.clock = clock
         self.timings: dict[str, float] = {}  # seconds by step, in the order in which the steps ended
-        self.traced: Traced | None = None  # where traces are exported
+        self.traced: TraceRecorder | None = None  # where traces are exported
         self.purpose = ""  # of work that is not part of a client's request: a word for it
         self.upstream_call: UpstreamCall | None = None  # the last one, where the request is traced
         # The HTTP server calls it with what it wrote: the gateway's own headers, head and body as a format, the body.
@@ -140,13 +140,13 @@ class RequestContext:
         self.dialect: Dialect | None = None
         self.call: Call | None = None  # None: no dialect knows the path
         self.tenant = tenant
-        self.permit: Permit | None = None  # of the API key, where the gateway asks for one
+        self.permit: Principal | None = None  # of the API key, where the gateway asks for one
         self.table: Any = None  # `RouteTable`: the policy that it met
         self.route = ""
         self.expose_headers = True
         self.expose_timings = True  # no: its answers may be shared with anybody, and the time would tell who asked what
         self.internal = False  # a call of the gateway's own: no client asked for it
-        self.facts: Facts | None = None  # for the traffic log, on routes that record
+        self.facts: TrafficFacts | None = None  # for the traffic log, on routes that record
 
         self.directives: CacheDirectives = NO_DIRECTIVES
         self.owner = ""  # who may share its answers, by the policy: see `cache.keys.owner_of`
@@ -156,8 +156,8 @@ class RequestContext:
         self.embedding: Embedding | None = None  # of the question
         self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
         self.served: tuple[Entry, Lifetime] | None = None  # of an exact hit: the entry, and its lifetime by the policy
-        self.judged: Judged | None = None  # the best neighbour with its score, where there was one
-        self.considered: Sequence[Judged] = ()  # every neighbour with a score
+        self.judged: Judgement | None = None  # the best neighbour with its score, where there was one
+        self.considered: Sequence[Judgement] = ()  # every neighbour with a score
         self.stored: Entry | None = None  # the entry that was made of a fresh answer
         self.inspected: Inspected | None = None  # what the dialect read from a fresh answer
         self.stale_available = False  # a stored answer past its time may be served where no backend answers
@@ -170,8 +170,8 @@ class RequestContext:
         self.upstream_deadline = math.inf  # event loop time: the end of all attempts together, see `timeouts.total`
         self.priority = Priority.NORMAL  # where there is not room for all
         self.complexity: float | None = None  # in [0, 1]
-        self.wish: Wish | None = None  # what the rule between light and large asks for
-        self.outlook: Outlook | None = None  # what the backends were predicted to take, where there is a budget
+        self.wish: TierDecision | None = None  # what the rule between light and large asks for
+        self.outlook: LatencyForecast | None = None  # what the backends were predicted to take, where there is a budget
         self.light_only = False  # a limit of the policy keeps it from all but the lightest model
         self.metered = False  # what it costs is counted: the backend is to tell
         self.overloaded = False  # the gateway is at `server.max_inflight`: only what need not wait is answered
@@ -237,7 +237,7 @@ class RequestContext:
             return self.trace_headers
         return self.traced.continued(self.trace_headers, self.upstream_call.span_id)
 
-    def link(self, origin: Traced | None) -> None:
+    def link(self, origin: TraceRecorder | None) -> None:
         """The answer is that of another request, `origin`, where that one is traced."""
         if self.traced is not None and origin is not None and len(self.traced.links) < MAX_LINKS:
             self.traced.links += ((origin.trace_id, origin.span_id),)
@@ -296,7 +296,7 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class Load:
     """What is asked of a backend at once."""
 
     inflight: int
@@ -319,7 +319,7 @@ class Backend(Protocol):
         """The name of the dialect that it understands; `text` where it is given a prompt and answers with a text."""
 
     @property
-    def crowd(self) -> Crowd: ...
+    def crowd(self) -> Load: ...
 
     def wait_s(self, priority: Priority) -> float:
         """How long a request would wait for a place, as it looks now; 0 where one is free."""

@@ -1,12 +1,12 @@
-"""The error tree. `steps.error_boundary` alone turns `Refused` and its subclasses into responses. The others never
+"""The error tree. `steps.error_boundary` alone turns `GatewayError` and its subclasses into responses. The others never
 leave the step that can do without the part which failed."""
 
 from __future__ import annotations
 
-from gateway.priority import Shed
+from gateway.priority import ShedReason
 
 
-class Refused(Exception):
+class GatewayError(Exception):
     """The request ends with an error response: `status`, a machine-readable `kind`, a sentence for the client.
     `forwarded`: whether it was put to a backend; `param`: where in the body the fault is, such as
     `messages[1].content`."""
@@ -23,17 +23,17 @@ class Refused(Exception):
         self.headers: tuple[tuple[str, str], ...] = ()  # beside Retry-After
 
 
-class BadRequest(Refused):
+class BadRequest(GatewayError):
     status = 400
     kind = "invalid_request_error"
 
 
-class Unauthorized(Refused):
+class Unauthorized(GatewayError):
     status = 401
     kind = "authentication_error"
 
 
-class TooManyFailures(Refused):
+class TooManyAuthFailures(GatewayError):
     """From an address that has shown too many credentials that are none."""
 
     status = 429
@@ -44,45 +44,45 @@ class TooManyFailures(Refused):
         super().__init__(message, retry_after_s=retry_after_s)
 
 
-class Forbidden(Refused):
+class Forbidden(GatewayError):
     """It is known who asks, and he may not."""
 
     status = 403
     kind = "permission_error"
 
 
-class NotFound(Refused):
+class NotFound(GatewayError):
     status = 404
     kind = "not_found_error"
 
 
-class Conflict(Refused):
+class Conflict(GatewayError):
     """An idempotency key that stands for another request (draft-ietf-httpapi-idempotency-key-header-07 section 2.7)."""
 
     status = 422
     kind = "idempotency_error"
 
 
-class TooManyJobs(Refused):
+class TooManyJobs(GatewayError):
     """Of one tenant."""
 
     status = 429
     kind = "rate_limit_error"
 
 
-class TooLarge(Refused):
+class PayloadTooLarge(GatewayError):
     status = 413
     kind = "request_too_large"
 
 
-class RequestTimeout(Refused):
+class RequestTimeout(GatewayError):
     """The client did not send its body in time."""
 
     status = 408
     kind = "timeout_error"
 
 
-class LimitReached(Refused):
+class LimitReached(GatewayError):
     """A limit of the policy. `asker` says for whom: who is somebody else may ask for himself."""
 
     status = 429
@@ -94,7 +94,7 @@ class LimitReached(Refused):
         self.headers = headers
 
 
-class Overloaded(Refused):
+class Overloaded(GatewayError):
     status = 503
     kind = "overloaded_error"
 
@@ -106,21 +106,21 @@ class TooManyInflight(Overloaded):
         super().__init__("the gateway is at its limit of concurrent requests", retry_after_s=1)
 
 
-class OnlyIfCached(Refused):
+class OnlyIfCached(GatewayError):
     """The client asked for a cached answer or none (RFC 9111 section 5.2.1.7)."""
 
     status = 504
     kind = "not_cached"
 
 
-class OutOfTime(Refused):
+class BudgetExceeded(GatewayError):
     """No backend is predicted to answer within the latency budget, and the policy would rather say so at once."""
 
     status = 504
     kind = "latency_budget_error"
 
 
-class BackendError(Refused):
+class BackendError(GatewayError):
     """A backend gave no usable answer before its first byte. `retryable`: another backend may be asked. `sent` False:
     it is certain that nothing of the request has reached it."""
 
@@ -135,18 +135,18 @@ class BackendError(Refused):
         self.sent = sent
 
 
-class ModelDown(BackendError):
+class ModelNotReady(BackendError):
     """The upstream is there, its model is not: no call succeeds until the model is loaded again."""
 
 
-class BackendFull(BackendError):
+class BackendOverloaded(BackendError):
     """The gateway's own limit on what a backend gets at once: that says nothing of the backend's health."""
 
     kind = "overloaded_error"
     forwarded = False
 
-    def __init__(self, message: str, reason: Shed, retry_after_s: int) -> None:
-        theirs = reason is Shed.TENANT_SHARE  # others of less appetite are let in
+    def __init__(self, message: str, reason: ShedReason, retry_after_s: int) -> None:
+        theirs = reason is ShedReason.TENANT_SHARE  # others of less appetite are let in
         super().__init__(message, status=429 if theirs else 503, sent=False)
         if theirs:
             self.kind = "rate_limit_error"
@@ -154,7 +154,7 @@ class BackendFull(BackendError):
         self.retry_after_s = retry_after_s
 
 
-class Unfit(BackendError):
+class UnsupportedByBackend(BackendError):
     """The backend cannot do what this call asks, and says so before it begins: another one may be asked, and it says
     nothing of the backend's health."""
 
@@ -166,7 +166,7 @@ class Unfit(BackendError):
         self.param = param
 
 
-class GivenUp(BackendError):
+class AttemptTimedOut(BackendError):
     """An upstream was given up before its first byte, while another one could still answer in time."""
 
     def __init__(self, message: str) -> None:
@@ -184,7 +184,7 @@ class RateLimited(BackendError):
         self.retry_after_s = retry_after_s
 
 
-class StaleWanted(BackendError):
+class ServeStale(BackendError):
     """No backend is predicted to answer within the latency budget, and a stored answer past its time stands by."""
 
     forwarded = False
@@ -193,15 +193,15 @@ class StaleWanted(BackendError):
         super().__init__(message, retryable=False, status=504)
 
 
-class StreamBroken(Exception):
+class UpstreamStreamError(Exception):
     """An answer broke after its first byte; nothing is retried, the client is told in the stream."""
 
 
-class Malformed(Exception):
+class MalformedResponse(Exception):
     """An answer that is not in its dialect's form, or that is an error in the form of an answer."""
 
 
-class LoadRefused(Exception):
+class ModelControlDisabled(Exception):
     """A server does not let its models be loaded and unloaded."""
 
 
@@ -217,7 +217,7 @@ class EmbedderUnavailable(Exception):
     """No embedding within the embedder's bounds. Requests go on without a semantic lookup."""
 
 
-class ModelAway(Exception):
+class ModelUnavailable(Exception):
     """A model on a server gives no answer, or none that can be used; the message says why, and no text is in it."""
 
 
@@ -225,5 +225,5 @@ class SnapshotInvalid(ValueError):
     """What was kept of what a route had learnt does not fit this gateway; the route starts from the calibration."""
 
 
-class StartFailed(Exception):
+class StartupError(Exception):
     """The gateway cannot start; the message is one sentence for the operator."""

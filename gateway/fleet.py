@@ -8,18 +8,18 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.feedback import Elsewhere
-from gateway.cache.gossip import RETRY_S, TRAFFIC_S, Sharing
-from gateway.cache.learned_state import Learning
+from gateway.cache.feedback import FeedbackForwarding
+from gateway.cache.gossip import RETRY_S, TRAFFIC_S, Gossip
+from gateway.cache.learned_state import StateKeeper
 from gateway.cache.stores import Stores
-from gateway.cache.stream_consumer import Tail
+from gateway.cache.stream_consumer import StreamConsumer
 from gateway.cache.threshold.route_control import Said
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, number_of
-from gateway.routing.tier_learning import Escalations
+from gateway.routing.tier_learning import TierLearning
 from gateway.steps.feedback import Heed
 from gateway.tasks import run_within
-from gateway.upstream.backend import Pool
+from gateway.upstream.backend import UpstreamPool
 
 START = "0-0"
 PAGES = 20  # to be heard before a snapshot: a bound, where others say more than can be read
@@ -31,11 +31,11 @@ class Fleet:
     def __init__(self, stores: Stores, clock: Clock) -> None:
         self._replies = stores.replies
         self._policy: str | None = None
-        self._sharing: Sharing | None = None
-        self._tail: Tail | None = None
+        self._sharing: Gossip | None = None
+        self._tail: StreamConsumer | None = None
         if stores.spoken is not None and stores.journal is not None:
-            self._sharing = Sharing(stores.spoken, stores.journal.gateway)
-            self._tail = Tail(stores.spoken, clock, apply=self._sharing.apply, missed=_nothing, told=_nothing)
+            self._sharing = Gossip(stores.spoken, stores.journal.gateway)
+            self._tail = StreamConsumer(stores.spoken, clock, apply=self._sharing.apply, missed=_nothing, told=_nothing)
 
     @property
     def hears(self) -> bool:
@@ -62,11 +62,11 @@ class Fleet:
         return lambda *words: sharing.tell(topic, *words)
 
     def on(self, topic: str, hear: Callable[..., None]) -> None:
-        """See `Sharing.on`."""
+        """See `Gossip.on`."""
         if self._sharing is not None:
             self._sharing.on(topic, hear)
 
-    def hints(self, pools: Mapping[str, Pool]) -> None:
+    def hints(self, pools: Mapping[str, UpstreamPool]) -> None:
         """An upstream whose breaker opens here is doubted by the others, and likewise."""
         tell, lanes = (
             self.teller("opened"),
@@ -93,12 +93,12 @@ class Fleet:
         """Asks the others, and answers what they ask by `heed`."""
         if self._sharing is None:
             return _nobody
-        elsewhere = Elsewhere(self.teller("feedback"), self._replies, heed)
+        elsewhere = FeedbackForwarding(self.teller("feedback"), self._replies, heed)
         stack.push_async_callback(elsewhere.close)
         self._sharing.on("feedback", elsewhere.asked)
         return elsewhere.ask
 
-    def learns(self, stack: AsyncExitStack, spaces: Spaces, escalations: Escalations, routing: Learning) -> None:
+    def learns(self, stack: AsyncExitStack, spaces: Spaces, escalations: TierLearning, routing: StateKeeper) -> None:
         """Begins to hear, once what was learnt before has been read, and to say."""
         sharing, tail = self._sharing, self._tail
         if sharing is None or tail is None:
@@ -115,7 +115,7 @@ class Fleet:
         run_within(stack, _traffic(spaces))
 
 
-async def _hearing(tail: Tail, learnings: Callable[[], Iterable[Learning]]) -> None:
+async def _hearing(tail: StreamConsumer, learnings: Callable[[], Iterable[StateKeeper]]) -> None:
     for learning in learnings():
         await learning.restored.wait()
     known = [learning.positions.get(route, START) for learning in learnings() for route in learning.routes]

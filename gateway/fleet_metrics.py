@@ -18,10 +18,10 @@ from gateway.admin.stats import Gauges
 from gateway.cache.stores import Stores
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
-from gateway.observability.aggregation import Strange, merge, packed
+from gateway.observability.aggregation import VersionMismatch, merge, packed
 from gateway.observability.telemetry import Telemetry
 from gateway.tasks import run_within
-from gateway.worker import FOLDER, Hired
+from gateway.worker import FOLDER, WorkerEnvironment
 
 # The figures of all processes behind one address: each leaves its own in a file of one folder, and the worker with the
 # admin port reads those of the others.
@@ -32,7 +32,7 @@ FIGURES_EVERY_S = 2.0
 FOLDED = 8  # files of processes that have ended, before they become one
 
 
-class OwnFigures:
+class OwnMetrics:
     """Those of this process, in `folder` for the others to read."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,14 +55,14 @@ class OwnFigures:
             self._failing = False
 
 
-class Colleagues:
+class WorkerMetrics:
     """The figures of all workers as one, for the admin port. Each writes its own now and then, and at its end; with
     nobody else they are its own."""
 
     def __init__(self, telemetry: Telemetry, folder: Path | None) -> None:
         self._own = telemetry
         self._folder = folder
-        self._strange = Strange()
+        self._strange = VersionMismatch()
         self.telemetry = telemetry if folder is None else Telemetry()
 
     def sampling(self, sample: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -83,11 +83,11 @@ class Colleagues:
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
         if self._folder is None:
             return
-        figures = OwnFigures(self._folder)
+        figures = OwnMetrics(self._folder)
         stack.callback(lambda: figures.write(packed(self._own)))
         run_within(stack, self._report(figures, sample))
 
-    async def _report(self, figures: OwnFigures, sample: Callable[[], Awaitable[None]]) -> None:
+    async def _report(self, figures: OwnMetrics, sample: Callable[[], Awaitable[None]]) -> None:
         while True:
             await sample()
             await asyncio.to_thread(figures.write, packed(self._own))
@@ -132,9 +132,9 @@ def figures_folder(data_dir: Path) -> Path:
     return data_dir / FOLDER / "figures"
 
 
-def colleagues_of(config: Config, hired: Hired | None, telemetry: Telemetry) -> Colleagues:
-    """`config`: as `Hired.applied` has made it."""
-    return Colleagues(telemetry, None if hired is None else config.data_dir.parent / "figures")
+def colleagues_of(config: Config, hired: WorkerEnvironment | None, telemetry: Telemetry) -> WorkerMetrics:
+    """`config`: as `WorkerEnvironment.applied` has made it."""
+    return WorkerMetrics(telemetry, None if hired is None else config.data_dir.parent / "figures")
 
 
 # The figures of all gateways on a store as one, for the dashboard of any of them. Metrics stay each gateway's own:
@@ -144,7 +144,7 @@ SAY_EVERY_S = 2.0
 KEEP_S = 15  # after which a gateway that says nothing is gone
 
 
-class FiguresStore(Protocol):
+class MetricsStore(Protocol):
     """Where gateways on one store leave their figures. Both raise `StoreUnavailable`."""
 
     async def say(self, figures: bytes, keep_s: int) -> None:
@@ -154,17 +154,17 @@ class FiguresStore(Protocol):
         """What the other gateways have said."""
 
 
-class FleetFigures:
+class FleetMetrics:
     """`telemetry` is what all of them say together, at most `SAY_EVERY_S` old for the others, after `refresh`. While
     the store is away, and where nobody else is on it, it is this gateway's own: `gateways` says of how many it is."""
 
-    def __init__(self, store: FiguresStore | None, colleagues: Colleagues, gauges: Gauges, started: float) -> None:
+    def __init__(self, store: MetricsStore | None, colleagues: WorkerMetrics, gauges: Gauges, started: float) -> None:
         """`colleagues`: the workers of this gateway; `gauges`: of this process. `started`: seconds since 1970."""
         self._store = store
         self._colleagues = colleagues
         self._gauges = gauges
         self._own_start = started
-        self._strange = Strange()
+        self._strange = VersionMismatch()
         self.own = colleagues.telemetry  # of this gateway with its workers, once `sample` has run
         self.sample = colleagues.sampling(gauges.sample)
         self.telemetry = self.own if store is None else Telemetry()
@@ -182,13 +182,13 @@ class FleetFigures:
         self.started = min([self._own_start, *(started for started, _ in said)])
         self.gateways = 1 + len(said)
 
-    def begin(self, stack: AsyncExitStack, hired: Hired | None) -> None:
+    def begin(self, stack: AsyncExitStack, hired: WorkerEnvironment | None) -> None:
         """Begins to tell the other workers, and the other gateways: there the first worker speaks for all."""
         self._colleagues.begin(stack, self._gauges.sample)
         if self._store is not None and (hired is None or hired.admin is not None):
             run_within(stack, self._say(self._store))
 
-    async def _say(self, store: FiguresStore) -> None:
+    async def _say(self, store: MetricsStore) -> None:
         while True:
             self._gauges.look()  # what the store has is the same for all: who is asked looks by itself
             await self._colleagues.gather()
@@ -207,7 +207,12 @@ def _unpacked(words: bytes) -> tuple[float, bytes] | None:
 
 
 def figures_of(
-    config: Config, hired: Hired | None, stores: Stores, telemetry: Telemetry, gauges: Gauges, started: float
-) -> FleetFigures:
-    """`config`: as `Hired.applied` has made it."""
-    return FleetFigures(stores.figures, colleagues_of(config, hired, telemetry), gauges, started)
+    config: Config,
+    hired: WorkerEnvironment | None,
+    stores: Stores,
+    telemetry: Telemetry,
+    gauges: Gauges,
+    started: float,
+) -> FleetMetrics:
+    """`config`: as `WorkerEnvironment.applied` has made it."""
+    return FleetMetrics(stores.figures, colleagues_of(config, hired, telemetry), gauges, started)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.context import Handler, RequestContext, resolved
-from gateway.errors import BackendError, Malformed, Refused
-from gateway.messages import Batch, Response, Whole
+from gateway.errors import BackendError, GatewayError, MalformedResponse
+from gateway.messages import FullBody, InputSplit, Response
 from gateway.streams import close_body
 
 # An input that waits for another request's call of the same input does not arrive here. Once nothing has been heard of
@@ -24,11 +24,11 @@ class _Member:
     answer: asyncio.Future[Response]
 
 
-class Gathering:
+class MissBatch:
     """`expected`: the fingerprints of the inputs that may come. They leave together as soon as all have come or have
     been answered otherwise, or once all is quiet for `QUIET_S`; in the order of `expected`."""
 
-    def __init__(self, batch: Batch, expected: Iterable[str]) -> None:
+    def __init__(self, batch: InputSplit, expected: Iterable[str]) -> None:
         self._batch = batch
         self._places = {fingerprint: place for place, fingerprint in enumerate(expected)}
         self._expected = set(self._places)
@@ -68,7 +68,7 @@ class Gathering:
 class _Flight:
     """One call for several inputs; cancelled when none of them is wanted any more."""
 
-    def __init__(self, batch: Batch, members: Sequence[_Member], forward: Handler | None) -> None:
+    def __init__(self, batch: InputSplit, members: Sequence[_Member], forward: Handler | None) -> None:
         assert forward is not None  # whoever waits has brought it
         self._batch = batch
         self._members = members
@@ -99,16 +99,16 @@ class _Flight:
         calls = [member.request.call for member in self._members]
         known = [call for call in calls if call is not None]
         response = await resolved(forward(self._members[0].request.with_call(self._batch.gathered(known))))
-        if not isinstance(response.body, Whole):
+        if not isinstance(response.body, FullBody):
             await close_body(response.body)
             raise BackendError("the answer to several inputs is too large to be read", retryable=False)
         if response.status != 200:
             return [response for _ in self._members]
         try:
             pieces = self._batch.divided(known, response.body.data)
-        except Malformed as error:
+        except MalformedResponse as error:
             raise BackendError(str(error), retryable=False) from None
-        return [replace(response, body=Whole(piece)) for piece in pieces]
+        return [replace(response, body=FullBody(piece)) for piece in pieces]
 
 
 def again(error: Exception) -> Exception:
@@ -118,4 +118,4 @@ def again(error: Exception) -> Exception:
         copy.kind, copy.forwarded = error.kind, error.forwarded
         copy.retry_after_s, copy.param = error.retry_after_s, error.param
         return copy
-    return error if isinstance(error, Refused) else BackendError(f"internal error ({type(error).__name__})")
+    return error if isinstance(error, GatewayError) else BackendError(f"internal error ({type(error).__name__})")

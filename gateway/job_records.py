@@ -20,7 +20,7 @@ ODD = "surrogatepass"  # of headers that are no UTF-8, as `msgpack` writes and r
 Headers = tuple[tuple[str, str], ...]
 
 
-class Status(StrEnum):
+class JobStatus(StrEnum):
     """Of a job, as its client sees it."""
 
     QUEUED = "queued"  # also between two attempts
@@ -31,7 +31,7 @@ class Status(StrEnum):
 
     @property
     def over(self) -> bool:
-        return self not in (Status.QUEUED, Status.RUNNING)
+        return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
 
 
 class Unsealable(Exception):
@@ -59,7 +59,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class JobResult:
     """The answer to a job."""
 
     status: int
@@ -68,7 +68,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedJob:
     """A job that a worker holds. `token`: rises with every claim; what is said under an older one is not heard."""
 
     job: Job
@@ -78,18 +78,18 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobState:
     """How a job stands. Times: wall clock of the store, seconds; 0: not yet."""
 
     id: str
     tenant: str
-    status: Status
+    status: JobStatus
     created: float
     started: float
     finished: float
     attempts: int
     error: str  # why it failed, where there is more to say than its answer does
-    result: Result | None
+    result: JobResult | None
     dead: bool = False  # it failed though its client is not to blame: an operator may have it tried again
 
 
@@ -111,22 +111,22 @@ def decode_job(data: bytes) -> Job:
         raise RecordUnreadable(f"no job of version {VERSION}: {type(error).__name__}") from None
 
 
-def encode_result(result: Result) -> bytes:
+def encode_result(result: JobResult) -> bytes:
     return bytes(msgpack.packb([VERSION, result.status, result.headers, result.body], unicode_errors=ODD))
 
 
-def decode_result(data: bytes) -> Result:
+def decode_result(data: bytes) -> JobResult:
     """Raises `RecordUnreadable`."""
     try:
         version, status, headers, body = msgpack.unpackb(data, unicode_errors=ODD)
         if version != VERSION:
             raise ValueError(f"version {version!r}")
-        return Result(status, tuple((str(name), str(value)) for name, value in headers), body)
+        return JobResult(status, tuple((str(name), str(value)) for name, value in headers), body)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RecordUnreadable(f"no result of version {VERSION}: {type(error).__name__}") from None
 
 
-def shown(standing: Standing, *, response: bool = True) -> dict[str, Any]:
+def shown(standing: JobState, *, response: bool = True) -> dict[str, Any]:
     """What a client sees of its job."""
     view: dict[str, Any] = {
         "id": standing.id,
@@ -144,7 +144,7 @@ def shown(standing: Standing, *, response: bool = True) -> dict[str, Any]:
     return view
 
 
-def shown_result(result: Result) -> dict[str, Any]:
+def shown_result(result: JobResult) -> dict[str, Any]:
     """`body`: what its JSON says, else its text, else null beside `body_base64`."""
     view: dict[str, Any] = {"status": result.status, "headers": _by_name(result.headers)}
     content_type = next((value for name, value in result.headers if name.lower() == "content-type"), "")
@@ -171,7 +171,7 @@ OPEN = frozenset({"validating", "in_progress", "cancelling"})
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class BatchFile:
     """Of a tenant. Times: wall clock of the store's gateway, seconds."""
 
     id: str
@@ -184,7 +184,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """A request of a batch."""
 
     number: int  # from 1
@@ -193,7 +193,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class BatchError:
     """What is wrong with a line; 0: with the file."""
 
     line: int
@@ -202,7 +202,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class JobBatch:
     """`headers` and `sealed`: what its requests are sent with, as of a job. `times`: by the names that OpenAI gives
     them, without `_at`."""
 
@@ -219,12 +219,12 @@ class Batch:
     total: int = 0
     output_file: str = ""
     error_file: str = ""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[BatchError, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def open(self) -> bool:
         return self.status in OPEN
 
-    def became(self, status: str, now: float, **more: Any) -> Batch:
+    def became(self, status: str, now: float, **more: Any) -> JobBatch:
         return replace(self, status=status, times={**self.times, status: now}, **more)

@@ -18,17 +18,17 @@ from gateway.admin.jobs import JobsHandler
 from gateway.cache.stores import Stores
 from gateway.config import Config, OpenAIBackendConfig
 from gateway.config.environment import secret
-from gateway.config.schema import Jobs as JobsConfig
+from gateway.config.schema import JobsConfig
 from gateway.context import Handler
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.jobs.batch_endpoint import BatchEndpoint
 from gateway.jobs.batch_runner import BatchDriver
-from gateway.jobs.endpoint import Credentials, JobEndpoint, bounds_of
-from gateway.jobs.notifications import Announcements
-from gateway.jobs.retry_policy import Terms
+from gateway.jobs.endpoint import CredentialPolicy, JobEndpoint, bounds_of
+from gateway.jobs.notifications import JobNotifications
+from gateway.jobs.retry_policy import RetryTerms
 from gateway.jobs.runner import Runner
-from gateway.jobs.webhook_delivery import Deliveries, SecretInvalid, secret_of
-from gateway.jobs.workers import Workers
+from gateway.jobs.webhook_delivery import SecretInvalid, WebhookDelivery, secret_of
+from gateway.jobs.workers import JobWorkers
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.steps.control_endpoints import Endpoint
@@ -57,12 +57,12 @@ def build_jobs(
     clock: Clock,
     telemetry: Telemetry,
 ) -> JobParts:
-    """`handler`: the pipeline of a job that is run. Raises `StartFailed`."""
+    """`handler`: the pipeline of a job that is run. Raises `StartupError`."""
     jobs, store = config.jobs, stores.jobs
     if not jobs.enabled:
         return JobParts()
     sealer = _sealer(jobs, environ)
-    announcements, deliveries = Announcements(), _deliveries(config, environ, store, clock, telemetry)
+    announcements, deliveries = JobNotifications(), _deliveries(config, environ, store, clock, telemetry)
     told: list[Callable[[str], None]] = [announcements.over]
     if deliveries is not None:
         told.append(deliveries.over)
@@ -72,11 +72,11 @@ def build_jobs(
         for tell in told:
             tell(job)
 
-    workers = Workers(
+    workers = JobWorkers(
         name,
         store,
         Runner(handler, sealer, clock, max_result=jobs.max_result),
-        Terms(jobs.attempts, jobs.max_age, jobs.result_ttl, jobs.dead_ttl),
+        RetryTerms(jobs.attempts, jobs.max_age, jobs.result_ttl, jobs.dead_ttl),
         clock,
         telemetry,
         random.random,
@@ -84,7 +84,7 @@ def build_jobs(
         most=jobs.workers,
         visibility_s=jobs.visibility,
     )
-    credentials = Credentials(_credentials_needed(config), sealer)
+    credentials = CredentialPolicy(_credentials_needed(config), sealer)
     endpoints: list[Endpoint] = [JobEndpoint(jobs, store, workers, announcements, over, credentials, telemetry)]
     work = [workers.run]
     if deliveries is not None:
@@ -99,7 +99,7 @@ def build_jobs(
 
 def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
     """Warns of a short secret: the key is derived from it without slowness, and could be guessed. It is taken all
-    the same, as jobs may wait that are sealed with it. Raises `StartFailed` where its variable is empty."""
+    the same, as jobs may wait that are sealed with it. Raises `StartupError` where its variable is empty."""
     key = secret(environ, jobs.key_env, "jobs.key_env")
     if key is None:
         return None
@@ -111,7 +111,7 @@ def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
 
 
 def _driver(
-    name: str, jobs: JobsConfig, stores: Stores, sealer: Sealer | None, clock: Clock, workers: Workers
+    name: str, jobs: JobsConfig, stores: Stores, sealer: Sealer | None, clock: Clock, workers: JobWorkers
 ) -> BatchDriver:
     return BatchDriver(
         name,
@@ -129,8 +129,8 @@ def _driver(
 
 def _deliveries(
     config: Config, environ: Mapping[str, str], store: RedisJobs, clock: Clock, telemetry: Telemetry
-) -> Deliveries | None:
-    """None: no secret to sign with, so no webhooks. Raises `StartFailed`."""
+) -> WebhookDelivery | None:
+    """None: no secret to sign with, so no webhooks. Raises `StartupError`."""
     jobs = config.jobs
     text = secret(environ, jobs.webhook_secret_env, "jobs.webhook_secret_env")
     if text is None:
@@ -138,9 +138,9 @@ def _deliveries(
     try:
         signing = secret_of(text)
     except SecretInvalid as error:
-        raise StartFailed(f"jobs.webhook_secret_env, in {jobs.webhook_secret_env}: {error}") from None
+        raise StartupError(f"jobs.webhook_secret_env, in {jobs.webhook_secret_env}: {error}") from None
     client = WebhookClient(frozenset(jobs.webhook_hosts))
-    return Deliveries(store, client, signing, clock, telemetry, random.random, attempts=jobs.webhook_attempts)
+    return WebhookDelivery(store, client, signing, clock, telemetry, random.random, attempts=jobs.webhook_attempts)
 
 
 def _credentials_needed(config: Config) -> bool:

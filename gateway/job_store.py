@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gateway.job_records import Batch, Claimed, File, Job, Result, Standing, Status
+from gateway.job_records import BatchFile, ClaimedJob, Job, JobBatch, JobResult, JobState, JobStatus
 
 
 # The port to where jobs lie, and to what their webhooks still have to be told.
@@ -21,7 +21,7 @@ class Admittance(StrEnum):
     TENANT_FULL = "tenant-full"
 
 
-class Hold(StrEnum):
+class JobHold(StrEnum):
     """What a heartbeat says of a claim."""
 
     HELD = "held"
@@ -42,8 +42,8 @@ class Bounds:
 class Conclusion:
     """A job is over."""
 
-    status: Status
-    result: Result | None
+    status: JobStatus
+    result: JobResult | None
     error: str
     keep_s: float
     dead: bool = False
@@ -68,7 +68,7 @@ class Delivery:
     job: str
     url: str
     attempt: int
-    standing: Standing
+    standing: JobState
 
 
 class JobStore(Protocol):
@@ -81,12 +81,12 @@ class JobStore(Protocol):
 
     async def claim(
         self, worker: str, most: int, *, visibility_s: float, attempts: int, dead_s: float, lost: bool = True
-    ) -> list[Claimed]:
+    ) -> list[ClaimedJob]:
         """At most `most` jobs, for `worker` to run: by priority, within one round the tenants by turns. Jobs of workers
         not heard of for `visibility_s` go first; one that has been begun `attempts` times is dead instead, and kept for
         `dead_s`."""
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[Hold]:
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
         """Keeps claims (id, token) for as long again."""
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
@@ -95,12 +95,12 @@ class JobStore(Protocol):
     async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
         """To be tried again after `delay_s`. `counted` False: that was no attempt. False where the claim was lost."""
 
-    async def standing(self, job: str) -> Standing | None: ...
+    async def standing(self, job: str) -> JobState | None: ...
 
-    async def status(self, job: str, tenant: str) -> Status | None:
+    async def status(self, job: str, tenant: str) -> JobStatus | None:
         """Cheap; None where that tenant has no such job."""
 
-    async def cancel(self, job: str, tenant: str, keep_s: float) -> Standing | None:
+    async def cancel(self, job: str, tenant: str, keep_s: float) -> JobState | None:
         """At once, whoever runs it: he learns by his next beat. What is over stays as it is. None: that tenant has no
         such job."""
 
@@ -112,7 +112,7 @@ class JobStore(Protocol):
 
     async def counts(self) -> Counts: ...
 
-    async def listed(self, state: str, limit: int) -> list[Standing]:
+    async def listed(self, state: str, limit: int) -> list[JobState]:
         """`state`: active, dead or finished. The youngest first, without results."""
 
     async def retry(self, job: str) -> bool:
@@ -126,7 +126,7 @@ class JobStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WebhookOutcome:
     """What came of telling. `status`: None where there was no answer; `word` for the store and the metrics."""
 
     status: int | None
@@ -139,7 +139,7 @@ class Told:
 
 # The port to where files and batches lie.
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchProgress:
     """What is known of a batch's requests, by line number."""
 
     jobs: dict[int, str]  # accepted ones
@@ -149,13 +149,13 @@ class Progress:
 class BatchStore(Protocol):
     """Every method raises `StoreUnavailable`. What a driver writes may be written twice: it comes out the same."""
 
-    async def put_file(self, file: File, content: bytes) -> None: ...
+    async def put_file(self, file: BatchFile, content: bytes) -> None: ...
 
-    async def file(self, identity: str) -> File | None: ...
+    async def file(self, identity: str) -> BatchFile | None: ...
 
     async def content(self, identity: str) -> bytes | None: ...
 
-    async def files(self, tenant: str) -> Sequence[File]:
+    async def files(self, tenant: str) -> Sequence[BatchFile]:
         """The youngest first."""
 
     async def held(self) -> tuple[int, int]:
@@ -163,12 +163,12 @@ class BatchStore(Protocol):
 
     async def delete_file(self, identity: str, tenant: str) -> None: ...
 
-    async def create(self, batch: Batch) -> None:
+    async def create(self, batch: JobBatch) -> None:
         """From now on it is driven, and its input file kept."""
 
-    async def save(self, batch: Batch) -> None: ...
+    async def save(self, batch: JobBatch) -> None: ...
 
-    async def batch(self, identity: str) -> Batch | None: ...
+    async def batch(self, identity: str) -> JobBatch | None: ...
 
     async def batches(self, tenant: str) -> Sequence[str]:
         """The ids of those that there are, the youngest first."""
@@ -186,7 +186,7 @@ class BatchStore(Protocol):
     async def lease(self, batch: str, driver: str, hold_s: float) -> bool:
         """Whether `driver` is to drive it, for so long again."""
 
-    async def progress(self, batch: str) -> Progress: ...
+    async def progress(self, batch: str) -> BatchProgress: ...
 
     async def began(self, batch: str, line: int, job: str) -> None: ...
 
@@ -194,5 +194,5 @@ class BatchStore(Protocol):
 
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]: ...
 
-    async def close(self, batch: Batch, keep_s: float) -> None:
+    async def close(self, batch: JobBatch, keep_s: float) -> None:
         """It is over: driven no more, and its input file expires again."""

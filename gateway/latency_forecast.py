@@ -27,7 +27,7 @@ class Remaining:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class LatencyForecast:
     """`predictions`: by backend; None of whom nothing recent is known, endless of whom somebody is finding out.
     `confidence`: with which each of them is kept, in (0, 1)."""
 

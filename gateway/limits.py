@@ -31,7 +31,7 @@ Window = Literal["day", "month"]
 
 
 @dataclass(frozen=True, slots=True)
-class Paced:
+class PacedLimit:
     """So many units of a rate; at most a whole burst, so that what is larger can be had at all, into debt."""
 
     key: str
@@ -49,7 +49,7 @@ class Paced:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slot:
     """One of so many places, until it is left."""
 
     key: str
@@ -58,7 +58,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Spend:
+class Cost:
     """So much of a cap, in millionths of a dollar, within a UTC day or month."""
 
     key: str
@@ -69,7 +69,7 @@ class Spend:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LimitPart:
     """One more, of which at most such a part may be large ones; never refused, only said. Taken as a large one where it
     may be."""
 
@@ -77,12 +77,12 @@ class Part:
     share: float  # in [0, 1]
 
 
-Demand = Paced | Place | Spend | Part
+Demand = PacedLimit | Slot | Cost | LimitPart
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What became of a demand. `level` before it: backlog in us (`Paced`), places taken, millionths of a dollar spent,
+class LimitState:
+    """What became of a demand. `level` before it: backlog in us (`PacedLimit`), places taken, millionths of a dollar spent,
     or share in millionths."""
 
     ok: bool
@@ -90,11 +90,11 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakeResult:
     """All of the demands are met, or none: those that are soft do not count."""
 
     granted: bool
-    told: tuple[Told, ...]
+    told: tuple[LimitState, ...]
     at_us: int  # wall clock of who decided
 
 
@@ -126,29 +126,29 @@ def window_ends_us(window: Window, wall_us: int) -> int:
     return int(after.timestamp()) * MICROS
 
 
-def left(demand: Demand, told: Told, *, taken: bool) -> float:
+def left(demand: Demand, told: LimitState, *, taken: bool) -> float:
     """How much of a limit is left, in its own units (dollars in millionths), after this if it was `taken`."""
-    if isinstance(demand, Paced):
+    if isinstance(demand, PacedLimit):
         backlog = told.level + (demand.cost_us if taken else 0.0)
         return max(0.0, (demand.burst_us + SLACK_US - backlog) // demand.interval_us)
-    if isinstance(demand, Place):
+    if isinstance(demand, Slot):
         return max(0, demand.places - told.level - taken)
-    if isinstance(demand, Spend):
+    if isinstance(demand, Cost):
         return max(0, demand.cap - told.level - (demand.amount if taken else 0))
     return 0.0
 
 
-def wait_us(demand: Demand, told: Told, wall_us: int) -> float:
+def wait_us(demand: Demand, told: LimitState, wall_us: int) -> float:
     """Until a demand that was not met would be, if nobody else came; when a place is free nobody knows: a second."""
-    if isinstance(demand, Paced):
+    if isinstance(demand, PacedLimit):
         return max(0.0, told.level + demand.cost_us - demand.burst_us)
-    if isinstance(demand, Spend):
+    if isinstance(demand, Cost):
         return window_ends_us(demand.window, wall_us) - wall_us
     return float(MICROS)
 
 
 @dataclass(slots=True)
-class _State:
+class _MeterState:
     """Of one key; which fields count, its demands say."""
 
     until_us: float = 0.0  # paced: when the backlog is gone
@@ -166,30 +166,30 @@ class Meters:
     what is left of a cap. Times are of one clock that does not go back, windows of the wall clock."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
-        self._states: OrderedDict[str, _State] = OrderedDict()
+        self._states: OrderedDict[str, _MeterState] = OrderedDict()
         self._max_keys = max_keys
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def take(self, demands: Sequence[Demand], now_us: int, wall_us: int, gateways: int = 1) -> Taken:
+    def take(self, demands: Sequence[Demand], now_us: int, wall_us: int, gateways: int = 1) -> TakeResult:
         states = [self._state(demand.key) for demand in demands]
         told = [self._look(d, s, now_us, wall_us, gateways) for d, s in zip(demands, states, strict=True)]
         granted = all(t.ok or _soft(d) for d, t in zip(demands, told, strict=True))
         if granted:
             for demand, state, outcome in zip(demands, states, told, strict=True):
                 _enter(demand, state, outcome, now_us, gateways)
-        return Taken(granted, tuple(told), wall_us)
+        return TakeResult(granted, tuple(told), wall_us)
 
-    def saw(self, demand: Demand, told: Told, now_us: int, wall_us: int) -> None:
+    def saw(self, demand: Demand, told: LimitState, now_us: int, wall_us: int) -> None:
         """Takes over what the store said after this demand had been met there: where the store fails, it goes on from
         that. The backlog of a rate is a time, and the same for a part of it."""
         state = self._state(demand.key)
-        if isinstance(demand, Paced):
+        if isinstance(demand, PacedLimit):
             state.until_us = now_us + told.level + demand.cost_us
-        elif isinstance(demand, Place):
+        elif isinstance(demand, Slot):
             state.members.add(demand.member)
-        elif isinstance(demand, Spend):
+        elif isinstance(demand, Cost):
             state.window = window_of(demand.window, wall_us)
             state.spent = state.base = told.level + demand.amount
 
@@ -211,10 +211,10 @@ class Meters:
         """Key and member of every place that this process has taken."""
         return [(key, member) for key, state in self._states.items() for member in state.members]
 
-    def _state(self, key: str) -> _State:
+    def _state(self, key: str) -> _MeterState:
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = _State()
+            state = self._states[key] = _MeterState()
             self._prune()
         self._states.move_to_end(key)
         return state
@@ -225,40 +225,40 @@ class Meters:
             if not self._states[key].members:
                 del self._states[key]
 
-    def _look(self, demand: Demand, state: _State, now_us: int, wall_us: int, gateways: int) -> Told:
-        if isinstance(demand, Paced):
+    def _look(self, demand: Demand, state: _MeterState, now_us: int, wall_us: int, gateways: int) -> LimitState:
+        if isinstance(demand, PacedLimit):
             own = _share_of(demand, gateways)
             backlog = max(0.0, state.until_us - now_us)
-            return Told(backlog + own.cost_us <= own.burst_us + SLACK_US, int(backlog))
-        if isinstance(demand, Place):
+            return LimitState(backlog + own.cost_us <= own.burst_us + SLACK_US, int(backlog))
+        if isinstance(demand, Slot):
             places = max(1, demand.places // gateways)
-            return Told(len(state.members) < places, len(state.members))
-        if isinstance(demand, Spend):
+            return LimitState(len(state.members) < places, len(state.members))
+        if isinstance(demand, Cost):
             window = window_of(demand.window, wall_us)
             if state.window != window:
                 state.window, state.spent, state.base = window, 0, 0
             own_part = max(0, demand.cap - state.base) // gateways
-            return Told(state.spent - state.base + demand.amount <= own_part, state.spent)
+            return LimitState(state.spent - state.base + demand.amount <= own_part, state.spent)
         faded = 2.0 ** (-max(0.0, now_us - state.at_us) / HALF_LIFE_US)
         state.large, state.total, state.at_us = state.large * faded, state.total * faded, now_us
         ok = state.large + 1.0 <= demand.share * (state.total + 1.0) + 1e-9
-        return Told(ok, int(MICROS * state.large / state.total) if state.total else 0)
+        return LimitState(ok, int(MICROS * state.large / state.total) if state.total else 0)
 
 
 def _soft(demand: Demand) -> bool:
-    return isinstance(demand, Part) or (isinstance(demand, Spend) and demand.soft)
+    return isinstance(demand, LimitPart) or (isinstance(demand, Cost) and demand.soft)
 
 
-def _share_of(demand: Paced, gateways: int) -> Paced:
-    return Paced(demand.key, demand.interval_us * gateways, max(1, demand.burst // gateways), demand.units)
+def _share_of(demand: PacedLimit, gateways: int) -> PacedLimit:
+    return PacedLimit(demand.key, demand.interval_us * gateways, max(1, demand.burst // gateways), demand.units)
 
 
-def _enter(demand: Demand, state: _State, told: Told, now_us: int, gateways: int) -> None:
-    if isinstance(demand, Paced):
+def _enter(demand: Demand, state: _MeterState, told: LimitState, now_us: int, gateways: int) -> None:
+    if isinstance(demand, PacedLimit):
         state.until_us = max(state.until_us, now_us) + _share_of(demand, gateways).cost_us
-    elif isinstance(demand, Place):
+    elif isinstance(demand, Slot):
         state.members.add(demand.member)
-    elif isinstance(demand, Spend):
+    elif isinstance(demand, Cost):
         state.spent += demand.amount
     else:
         state.total += 1.0

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gateway.adapters.redis.store_client import MAX_CONNECTIONS
-from gateway.adapters.system.tls_reloader import Certificate, CertificateUnusable
+from gateway.adapters.system.tls_reloader import CertificateUnusable, ReloadingCertificate
 from gateway.config import Config, OnnxBackendConfig
-from gateway.config.schema import Server
+from gateway.config.schema import ServerConfig
 from gateway.context import Handler
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.inflight import Inflight
 from gateway.ports import Clock
 
@@ -39,7 +39,7 @@ class DataDirLock:
             data_dir.mkdir(parents=True, exist_ok=True)
             self._file = (data_dir / "lock").open("w")
         except OSError as error:
-            raise StartFailed(
+            raise StartupError(
                 f"the data directory {data_dir} cannot be written ({error.strerror}): expected write access there, "
                 "or another data_dir"
             ) from None
@@ -47,7 +47,7 @@ class DataDirLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise StartFailed(
+            raise StartupError(
                 f"another gateway uses the data directory {data_dir}: end it, or give this one another data_dir"
             ) from None
 
@@ -56,36 +56,36 @@ class DataDirLock:
 
 
 async def listening(start: Awaitable[T], key: str, address: object) -> T:
-    """What `start` returns. Raises `StartFailed`, naming the `key` of the configuration that has the address."""
+    """What `start` returns. Raises `StartupError`, naming the `key` of the configuration that has the address."""
     try:
         return await start
     except OSError as error:
         reason = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
-        raise StartFailed(f"cannot listen on {address} ({key}): {reason}") from None
+        raise StartupError(f"cannot listen on {address} ({key}): {reason}") from None
 
 
-def certificates_of(server: Server) -> tuple[ssl.SSLContext | None, Certificate | None]:
-    """TLS of the data port, and what that of the gRPC port is made of. Raises `StartFailed`."""
+def certificates_of(server: ServerConfig) -> tuple[ssl.SSLContext | None, ReloadingCertificate | None]:
+    """TLS of the data port, and what that of the gRPC port is made of. Raises `StartupError`."""
     if server.tls is None:
         return None, None
     try:
-        certificate = Certificate(server.tls)
+        certificate = ReloadingCertificate(server.tls)
         return certificate.context(), certificate
     except CertificateUnusable as error:
-        raise StartFailed(f"server.tls: {error}") from None
+        raise StartupError(f"server.tls: {error}") from None
 
 
 def grpc_port_of(
-    server: Server, clock: Clock, handler: Handler, inflight: Inflight, certificate: Certificate | None
+    server: ServerConfig, clock: Clock, handler: Handler, inflight: Inflight, certificate: ReloadingCertificate | None
 ) -> GrpcPort | None:
-    """None where none is configured, and gRPC is not imported. Raises `StartFailed`."""
+    """None where none is configured, and gRPC is not imported. Raises `StartupError`."""
     if server.grpc is None:
         return None
     grpc_port: type[GrpcPort] = importlib.import_module("gateway.http_server.grpc.port").GrpcPort
     try:
         return grpc_port(server, clock, handler, inflight, certificate)
     except CertificateUnusable as error:
-        raise StartFailed(f"server.tls: {error}") from None
+        raise StartupError(f"server.tls: {error}") from None
 
 
 # How many files a gateway may have open: a connection of a client or to a backend is one each.
@@ -97,7 +97,7 @@ STORE_FILES = MAX_CONNECTIONS + 2  # one to watch it, and the one that commands 
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class OpenFiles:
     """`inflight`: requests of clients; `calls`: of them at backends, all at their limits."""
 
     inflight: int
@@ -113,12 +113,12 @@ class Needed:
         return 2 * self.files
 
 
-def needed(config: Config) -> Needed:
+def needed(config: Config) -> OpenFiles:
     calls = sum(
         0 if isinstance(section, OnnxBackendConfig) else section.max_concurrency * len(section.addresses)
         for section in config.backends.values()
     )
-    return Needed(config.server.max_inflight, calls)
+    return OpenFiles(config.server.max_inflight, calls)
 
 
 def allowed() -> int:

@@ -201,7 +201,7 @@ class Entry:
 
 
 @dataclass(slots=True, eq=False)  # arrays do not compare
-class Placed:
+class EmbeddedVector:
     """A vector with the fingerprint of the embedder that made it, where those of several may meet: vectors of different
     fingerprints are never compared."""
 
@@ -244,7 +244,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Whole:
+class FullBody:
     """A body that is complete in memory."""
 
     data: bytes
@@ -283,7 +283,7 @@ class Tunnel:
     upstream: Duplex
 
 
-Body = Whole | EventStream | ByteStream | Tunnel
+Body = FullBody | EventStream | ByteStream | Tunnel
 
 
 @dataclass(slots=True)
@@ -332,7 +332,7 @@ class Call:
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
     uncached: Bypass | None = None  # why its answer is neither kept nor looked for
     stored: bool = False  # the backend keeps the answer under its id: two runs leave two
-    batch: Batch | None = None  # how it is taken apart, where it has several inputs that are independent
+    batch: InputSplit | None = None  # how it is taken apart, where it has several inputs that are independent
     written: bytes | None = None  # `body` as JSON, where that is at hand
 
     # Puts what the answer repeats of its request, and decides nothing, into one that was made for another request: a
@@ -447,14 +447,14 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
+class ClientForm:
     """A whole answer as one client is given it."""
 
     data: bytes
     headers: tuple[tuple[str, str], ...]  # what says how it is to be read, its Content-Type among it
 
 
-class Batch(Protocol):
+class InputSplit(Protocol):
     """How a call of several independent inputs is taken apart, and put together again. Pure."""
 
     def apart(self, call: Call) -> tuple[Call, ...]:
@@ -464,10 +464,10 @@ class Batch(Protocol):
         """One call for the inputs of several that differ in nothing else."""
 
     def divided(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
-        """The body that answers `gathered(calls)` -> one for each call. Raises `Malformed`."""
+        """The body that answers `gathered(calls)` -> one for each call. Raises `MalformedResponse`."""
 
     def joined(self, wholes: Sequence[bytes]) -> bytes:
-        """The bodies that answer the calls of `apart`, in order -> the one that answers all. Raises `Malformed`."""
+        """The bodies that answer the calls of `apart`, in order -> the one that answers all. Raises `MalformedResponse`."""
 
 
 class Dialect(Protocol):
@@ -498,12 +498,12 @@ class Dialect(Protocol):
 
     def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
         """A backend's whole answer, of status 200, in the form in which it is kept: without what belongs to this one
-        request, and to be read without `headers`. Raises `Malformed`."""
+        request, and to be read without `headers`. Raises `MalformedResponse`."""
 
-    def client_form(self, call: Call, data: bytes) -> Formed | None:
+    def client_form(self, call: Call, data: bytes) -> ClientForm | None:
         """A whole answer in its stored form as this client asked for it; None: as it is, with the headers it has.
 
-        Raises `Malformed`, and `BadRequest` where the answer cannot be said in that form."""
+        Raises `MalformedResponse`, and `BadRequest` where the answer cannot be said in that form."""
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         """Judges a finished answer; `payload` as in `Entry`. Never raises: what it cannot read is `MALFORMED`."""
@@ -511,11 +511,11 @@ class Dialect(Protocol):
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
         """The event data of a complete stream -> the body that a non-stream client expects. Lossless.
 
-        Raises `Malformed`.
+        Raises `MalformedResponse`.
         """
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
-        """A whole body -> the events that a stream client expects. Lossless. Raises `Malformed`."""
+        """A whole body -> the events that a stream client expects. Lossless. Raises `MalformedResponse`."""
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         """A whole body, or one event's data, as if it were made now: under an id of the dialect's form made of
@@ -579,7 +579,7 @@ class Lifetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TierDecision:
     """What the rule asks for, budgets and failures aside."""
 
     large: bool
@@ -587,7 +587,7 @@ class Wish:
     carried: float | None = None  # what the next of equal scores adds its part to, in [0, 1); None: nothing new
 
 
-class Given(NamedTuple):
+class RequestFacts(NamedTuple):
     """What is known of a request before anything is decided. Digests are keyed, 16 bytes; durations are seconds."""
 
     path: str
@@ -617,11 +617,11 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TrafficFacts:
     """Of a request that is recorded: what is known of it before anything is decided."""
 
     plain: bool  # its route goes by similarity alone: nothing was asked of the verifier
-    given: Given
+    given: RequestFacts
     question: str | None  # in memory alone
     keeps_prompt: bool
 

@@ -14,9 +14,9 @@ from urllib.parse import unquote
 
 from gateway.config import Config
 from gateway.config.environment import secret
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.observability.access_log import AccessLog, LogShares
-from gateway.observability.live_events import Decisions
+from gateway.observability.live_events import LiveEvents
 from gateway.observability.observer import Observer
 from gateway.observability.sampler import Tracing
 from gateway.observability.telemetry import Telemetry
@@ -33,9 +33,9 @@ def observer_of(
     environ: Mapping[str, str],
     access_log: AccessLog | None,
     parts: Parts,
-    decisions: Decisions,
+    decisions: LiveEvents,
 ) -> Observer:
-    """`stack` ends what it starts. Raises `StartFailed`."""
+    """`stack` ends what it starts. Raises `StartupError`."""
     tracing = _tracing(stack, config, environ, parts.clock, parts.telemetry)
     shares = LogShares(config.telemetry.access_log.sample)
     used, recorder = parts.evictions.used, parts.recorder
@@ -76,6 +76,6 @@ def _headers(environ: Mapping[str, str], variable: str | None) -> dict[str, str]
         name, equals, value = part.partition("=")
         name, value = name.strip(), unquote(value.strip())
         if not equals or _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
-            raise StartFailed(f"{HEADERS}: the variable {variable} is to hold name=value,name=value")
+            raise StartupError(f"{HEADERS}: the variable {variable} is to hold name=value,name=value")
         headers[name] = value
     return headers

@@ -11,24 +11,24 @@ from aiohttp import web
 from gateway.access import Access
 from gateway.adapters.redis.metrics import RedisTimeline
 from gateway.adapters.redis.migration import RedisMigration
-from gateway.admin.cache import CacheAdmin, Names
+from gateway.admin.cache import CacheAdmin, PurgeValidation
 from gateway.admin.entries import EntriesHandler
 from gateway.admin.event_stream import LiveHandler
-from gateway.admin.history import Chronicle
-from gateway.admin.static_files import Page
-from gateway.cache.embedding_migration import Migration, Succession
+from gateway.admin.history import HistoryRecorder
+from gateway.admin.static_files import StaticFiles
+from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
 from gateway.cache.embedding_spaces import Space
-from gateway.cache.export_import import Portability
+from gateway.cache.export_import import ExportImport
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.index_checkpoints import forget_former
-from gateway.cache.purge import Removal
+from gateway.cache.purge import Purge
 from gateway.cache.recovery import Recovery
-from gateway.cache.replication import Following
+from gateway.cache.replication import Replication
 from gateway.cache.stores import Stores
 from gateway.config import Config
 from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS
-from gateway.observability.live_events import Decisions
+from gateway.observability.live_events import LiveEvents
 from gateway.observability.observer import Observer
 from gateway.parts import Parts
 from gateway.tasks import run_within
@@ -36,7 +36,7 @@ from gateway.tasks import run_within
 # Builds what the dashboard is made of beside its figures: files, history, live view. Used by `app` alone.
 SAMPLE_EVERY_S = 5.0
 
-Observed = Callable[[Parts, Decisions], Observer]
+Observed = Callable[[Parts, LiveEvents], Observer]
 
 
 class Dashboard:
@@ -46,12 +46,12 @@ class Dashboard:
         """`policy` returns the one in force."""
         spaces = parts.spaces  # the parts themselves would keep a former space in memory
         self._entries = EntriesHandler(lambda: spaces.serving.store, parts.evictions, policy, parts.clock)
-        self.decisions = Decisions()
-        self.chronicle = Chronicle(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
+        self.decisions = LiveEvents()
+        self.chronicle = HistoryRecorder(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
         self.observer = observed(parts, self.decisions)
 
     def routes(self) -> list[web.RouteDef]:
-        handlers = (Page(), self.chronicle, LiveHandler(self.decisions), self._entries)
+        handlers = (StaticFiles(), self.chronicle, LiveHandler(self.decisions), self._entries)
         return [route for handler in handlers for route in handler.routes()]
 
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
@@ -68,14 +68,14 @@ class Dashboard:
 
 
 # Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone.
-def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Removal:
+def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Purge:
     """`policy` returns the one in force."""
     slowest_s = max(backend.timeouts.total for backend in config.backends.values())
 
     def horizon_s() -> float:
         return slowest_s + max(map(longest_lifetime_s, policy().routes), default=0.0)
 
-    return Removal(
+    return Purge(
         front=parts.store,
         store=stores.removals,
         spaces=parts.spaces,
@@ -87,10 +87,10 @@ def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[]
 
 
 def cache_admin_of(
-    config: Config, parts: Parts, removal: Removal, access: Access, policy: Callable[[], Policy]
+    config: Config, parts: Parts, removal: Purge, access: Access, policy: Callable[[], Policy]
 ) -> CacheAdmin:
     """`policy` returns the one in force."""
-    portability = Portability(
+    portability = ExportImport(
         front=parts.store,
         removal=removal,
         spaces=parts.spaces,
@@ -100,10 +100,10 @@ def cache_admin_of(
         max_entry=config.store.max_entry,
     )
     tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
-    return CacheAdmin(removal, portability, Names(policy, list(config.backends), tenants, access.keychain))
+    return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.keychain))
 
 
-def following_of(stores: Stores, parts: Parts, removal: Removal) -> Following | None:
+def following_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | None:
     """None: no other gateway is on this store."""
     if stores.changes is None or stores.journal is None:
         return None
@@ -113,7 +113,7 @@ def following_of(stores: Stores, parts: Parts, removal: Removal) -> Following | 
         known.add(await stores.redis.counterexamples())
         await removal.refresh()
 
-    following = Following(
+    following = Replication(
         stores.changes,
         parts.spaces,
         parts.store,
@@ -134,8 +134,8 @@ def recovery_of(
     stores: Stores,
     space: Space,
     parts: Parts,
-    removal: Removal | None = None,
-    following: Following | None = None,
+    removal: Purge | None = None,
+    following: Replication | None = None,
 ) -> Recovery:
     """`removal` and `following` with the space that serves: what is learnt and removed has to be known before anything
     is looked up."""
@@ -152,15 +152,15 @@ def recovery_of(
     )
 
 
-def migration_of(stores: Stores, parts: Parts) -> Migration:
+def migration_of(stores: Stores, parts: Parts) -> EmbeddingMigration:
     """To the model in use."""
     foreign = RedisMigration(stores.redis, embedder=parts.spaces.filled.embedder.fingerprint)
-    return Migration(foreign, parts.spaces, parts.telemetry, parts.clock)
+    return EmbeddingMigration(foreign, parts.spaces, parts.telemetry, parts.clock)
 
 
 def succession_of(
-    config: Config, stores: Stores, parts: Parts, migration: Migration, swapped: Callable[[], None]
-) -> Succession:
+    config: Config, stores: Stores, parts: Parts, migration: EmbeddingMigration, swapped: Callable[[], None]
+) -> EmbedderCutover:
     """`swapped`: builds what requests pass on the space that then serves."""
     recovery = recovery_of(stores, parts.spaces.filled, parts)
-    return Succession(parts.spaces, migration, recovery, swapped, parts.former, lambda: forget_former(config))
+    return EmbedderCutover(parts.spaces, migration, recovery, swapped, parts.former, lambda: forget_former(config))

@@ -9,22 +9,22 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from gateway.adapters.redis.migration import RedisMigration
-from gateway.cache.admission import Frequency, Unstorable
-from gateway.cache.answer_comparison import Comparisons
-from gateway.cache.answer_judge import Judge
-from gateway.cache.audits import Audits
-from gateway.cache.cluster_leases import Leasing
-from gateway.cache.embedding_spaces import Newcomers, Space, Spaces
-from gateway.cache.eviction import Evictions
+from gateway.cache.admission import HitForMiss, UseCounts
+from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_judge import AnswerJudge
+from gateway.cache.audits import HitAudits
+from gateway.cache.cluster_leases import ClusterLeases
+from gateway.cache.embedding_spaces import PendingEmbeddings, Space, Spaces
+from gateway.cache.eviction import Evictor
 from gateway.cache.feedback import Counterexamples, ServedHits
-from gateway.cache.flight import Flight
+from gateway.cache.flight import SharedCall
 from gateway.cache.hits import SplitCache
 from gateway.cache.index_checkpoints import FILE, file_of_former, forget_former
 from gateway.cache.index_factory import open_index
-from gateway.cache.inflight_questions import Aloft
+from gateway.cache.inflight_questions import InflightQuestions
 from gateway.cache.labels import Labels
-from gateway.cache.learned_state import Learning, Shelf
-from gateway.cache.memory_cache import FrontStore
+from gateway.cache.learned_state import SnapshotStore, StateKeeper
+from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.stores import Stores, evictions_of
 from gateway.cache.threshold.route_control import Controls
@@ -33,40 +33,40 @@ from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable
 from gateway.fleet import Fleet
 from gateway.messages import Price
-from gateway.observability.event_loop_monitor import LoopWatch
+from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Embedder
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
-from gateway.routing.mirroring import Shadows
-from gateway.routing.rate_limiter import Quotas
-from gateway.routing.tier_audits import LightAudits
-from gateway.routing.tier_learning import Escalations
-from gateway.steps.feedback import FeedbackEndpoint, Memory, Verdicts
-from gateway.steps.traffic_log.format import Heading
+from gateway.routing.mirroring import Mirroring
+from gateway.routing.rate_limiter import RateLimiter
+from gateway.routing.tier_audits import TierAudits
+from gateway.routing.tier_learning import TierLearning
+from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackState
+from gateway.steps.traffic_log.format import SegmentHeading
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import FOLDER
 from gateway.tasks import Background, run_within
-from gateway.upstream.backend import Pool
+from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools, reloads
 from gateway.upstream.model_health import care_for
 
 
 # Builds what records traffic.
-class Standing:
+class RecordedState:
     """What recorded traffic stands on. The recorder is there before it: the spaces tell it of labels."""
 
     def __init__(self) -> None:
-        self._on: tuple[Spaces, Escalations] | None = None
+        self._on: tuple[Spaces, TierLearning] | None = None
 
-    def stands_on(self, spaces: Spaces, escalations: Escalations) -> None:
+    def stands_on(self, spaces: Spaces, escalations: TierLearning) -> None:
         self._on = spaces, escalations
 
-    def heading(self, headers: frozenset[str], started: float) -> Heading:
+    def heading(self, headers: frozenset[str], started: float) -> SegmentHeading:
         assert self._on is not None  # nothing is recorded before the gateway serves
         spaces, escalations = self._on
         space = spaces.serving
-        return Heading(
+        return SegmentHeading(
             started=started,
             embedder=space.embedder.fingerprint,
             dimension=space.embedder.dimension,
@@ -80,7 +80,7 @@ class Standing:
 
 
 def recorder_of(
-    stack: AsyncExitStack, config: Config, standing: Standing, clock: Clock, telemetry: Telemetry
+    stack: AsyncExitStack, config: Config, standing: RecordedState, clock: Clock, telemetry: Telemetry
 ) -> Recorder:
     """Ended with `stack`, once nothing is recorded any more."""
     recorder = Recorder(
@@ -100,14 +100,14 @@ LOG = logging.getLogger("nearhit.migration")
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class PartsInputs:
     """What every space stands on."""
 
     config: Config
     environ: Mapping[str, str]
     stores: Stores
     counterexamples: Counterexamples
-    pools: Mapping[str, Pool]
+    pools: Mapping[str, UpstreamPool]
     prices: Mapping[str, Price]
     telemetry: Telemetry
     clock: Clock
@@ -116,7 +116,7 @@ class Ground:
     recorder: Recorder
 
 
-async def open_spaces(stack: AsyncExitStack, ground: Ground, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
+async def open_spaces(stack: AsyncExitStack, ground: PartsInputs, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
     """`embedder`: the one in use. Beside the spaces what ends that of the model before, once nothing needs it. All is
     ended with `stack` at the latest. Raises what the building of a verifier raises."""
     life = await stack.enter_async_context(AsyncExitStack())
@@ -125,12 +125,12 @@ async def open_spaces(stack: AsyncExitStack, ground: Ground, embedder: Embedder)
         forget_former(ground.config)
         return Spaces(await _open(stack, ground, ground.config.embedder, embedder)), life
     section, older = former
-    newcomers = Newcomers()
+    newcomers = PendingEmbeddings()
     serving = await _open(life, ground, section, older, told=newcomers.add, file=file_of_former(ground.config))
     return Spaces(serving, await _open(stack, ground, ground.config.embedder, embedder), newcomers), life
 
 
-async def _former(life: AsyncExitStack, ground: Ground, in_use: str) -> tuple[EmbeddingModel, Embedder] | None:
+async def _former(life: AsyncExitStack, ground: PartsInputs, in_use: str) -> tuple[EmbeddingModel, Embedder] | None:
     """The model that lookups still go by; None where there is none, or no need of it."""
     section = ground.config.embedder.migrate_from
     if section is None or await _gone_over(ground, in_use):
@@ -152,7 +152,7 @@ async def _former(life: AsyncExitStack, ground: Ground, in_use: str) -> tuple[Em
     return section, older
 
 
-async def _gone_over(ground: Ground, in_use: str) -> bool:
+async def _gone_over(ground: PartsInputs, in_use: str) -> bool:
     """Nothing is known of a store that is away: then it is as if there was everything to do."""
     try:
         settled = await RedisMigration(ground.stores.redis, embedder=in_use).settled()
@@ -165,7 +165,7 @@ async def _gone_over(ground: Ground, in_use: str) -> bool:
 
 async def _open(
     life: AsyncExitStack,
-    ground: Ground,
+    ground: PartsInputs,
     section: EmbeddingModel,
     embedder: Embedder,
     *,
@@ -179,12 +179,12 @@ async def _open(
     life.callback(verifier.close)
     basis = f"{embedder.fingerprint} {verifier.basis}"
     controls = Controls(verifier.prior, basis, telemetry.requests_of, ground.fleet.teller("quality"))
-    learning = Learning(controls, behind, position=ground.fleet.position)
+    learning = StateKeeper(controls, behind, position=ground.fleet.position)
     life.push_async_callback(learning.save)  # once nothing is learnt any more
     labels = Labels(controls, ground.counterexamples, behind, telemetry, ground.recorder.label)
-    comparisons = Comparisons(embedder, labels, telemetry)
-    judge = Judge(ground.pools, ground.prices)
-    audits = Audits(comparisons, labels, controls, judge, telemetry, ground.clock, ground.draw)
+    comparisons = AnswerComparer(embedder, labels, telemetry)
+    judge = AnswerJudge(ground.pools, ground.prices)
+    audits = HitAudits(comparisons, labels, controls, judge, telemetry, ground.clock, ground.draw)
     life.push_async_callback(audits.close)
     jobs = [comparisons.run(), learning.run(), *([] if checkpoints is None else [checkpoints.run()])]
     for job in jobs:
@@ -202,7 +202,7 @@ async def _open(
         comparisons=comparisons,
         audits=audits,
         learning=learning,
-        aloft=Aloft(),
+        aloft=InflightQuestions(),
     )
 
 
@@ -214,32 +214,32 @@ class Parts:
     space: Space
     spaces: Spaces
     former: AsyncExitStack  # ends the space before this one
-    pools: Mapping[str, Pool]
+    pools: Mapping[str, UpstreamPool]
     promises: Promises
-    escalations: Escalations
-    routing: Learning  # of the escalations
-    light_audits: LightAudits
-    shadows: Shadows
+    escalations: TierLearning
+    routing: StateKeeper  # of the escalations
+    light_audits: TierAudits
+    shadows: Mirroring
     prices: Mapping[str, Price]
-    unstorable: Unstorable
-    leasing: Leasing | None  # None: no other gateway is on this store
-    quotas: Quotas
+    unstorable: HitForMiss
+    leasing: ClusterLeases | None  # None: no other gateway is on this store
+    quotas: RateLimiter
     clock: Clock
     telemetry: Telemetry
     max_entry: int
-    memory: Memory
+    memory: FeedbackState
     fleet: Fleet
     feedback: FeedbackEndpoint
     background: Background
-    evictions: Evictions
-    loop_watch: LoopWatch
+    evictions: Evictor
+    loop_watch: EventLoopMonitor
     recorder: Recorder
-    flights: dict[str, Flight] = field(default_factory=dict)
-    frequency: Frequency = field(default_factory=Frequency)
+    flights: dict[str, SharedCall] = field(default_factory=dict)
+    frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
 
     @property
-    def store(self) -> FrontStore:
+    def store(self) -> TieredStore:
         return self.space.store
 
 
@@ -252,8 +252,8 @@ async def build_parts(
     stores: Stores,
     embedder: Embedder,
 ) -> Parts:
-    """`embedder`: of the model in use. `stack` ends whatever is to be ended. Raises `StartFailed`."""
-    memory, standing = Memory(ServedHits(), Counterexamples()), Standing()
+    """`embedder`: of the model in use. `stack` ends whatever is to be ended. Raises `StartupError`."""
+    memory, standing = FeedbackState(ServedHits(), Counterexamples()), RecordedState()
     ground = _ground(stack, config, environ, clock, draw, stores, memory, standing)
     pools, prices, telemetry, fleet = ground.pools, ground.prices, ground.telemetry, ground.fleet
     spaces, former = await open_spaces(stack, ground, embedder)
@@ -262,10 +262,10 @@ async def build_parts(
     leasing, quotas = _leasing(stack, stores, telemetry), _quotas(stack, stores, clock, telemetry)
     escalations, routing = _routing(stack, ground, spaces)
     standing.stands_on(spaces, escalations)
-    verdicts = Verdicts(memory, spaces, escalations, telemetry)
-    audits = LightAudits(pools, prices, Judge(pools, prices), escalations, telemetry, clock, draw)
+    verdicts = FeedbackService(memory, spaces, escalations, telemetry)
+    audits = TierAudits(pools, prices, AnswerJudge(pools, prices), escalations, telemetry, clock, draw)
     stack.push_async_callback(audits.close)
-    shadows = Shadows(pools, prices, telemetry, clock, draw)
+    shadows = Mirroring(pools, prices, telemetry, clock, draw)
     stack.push_async_callback(shadows.close)
     return Parts(
         space=spaces.serving,
@@ -278,7 +278,7 @@ async def build_parts(
         light_audits=audits,
         shadows=shadows,
         prices=prices,
-        unstorable=Unstorable(clock),
+        unstorable=HitForMiss(clock),
         leasing=leasing,
         quotas=quotas,
         clock=clock,
@@ -289,7 +289,7 @@ async def build_parts(
         feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.heed)),
         background=background,
         evictions=evictions_of(config, stores, spaces, telemetry, clock),
-        loop_watch=LoopWatch(telemetry),
+        loop_watch=EventLoopMonitor(telemetry),
         recorder=ground.recorder,
     )
 
@@ -301,16 +301,16 @@ def _ground(
     clock: Clock,
     draw: Callable[[], float],
     stores: Stores,
-    memory: Memory,
-    standing: Standing,
-) -> Ground:
+    memory: FeedbackState,
+    standing: RecordedState,
+) -> PartsInputs:
     telemetry = Telemetry()
     pools = build_pools(config, environ, clock, telemetry)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
     care_for(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
-    return Ground(
+    return PartsInputs(
         config=config,
         environ=environ,
         stores=stores,
@@ -325,26 +325,26 @@ def _ground(
     )
 
 
-def _leasing(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> Leasing | None:
+def _leasing(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> ClusterLeases | None:
     if stores.leases is None:
         return None
-    leasing = Leasing(stores.leases, telemetry)
+    leasing = ClusterLeases(stores.leases, telemetry)
     stack.push_async_callback(leasing.close)  # once no flight is in the air any more
     return leasing
 
 
-def _quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> Quotas:
-    quotas = Quotas(stores.quotas, clock, telemetry)
+def _quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> RateLimiter:
+    quotas = RateLimiter(stores.quotas, clock, telemetry)
     stack.push_async_callback(quotas.close)
     run_within(stack, quotas.run())
     return quotas
 
 
-def _routing(stack: AsyncExitStack, ground: Ground, spaces: Spaces) -> tuple[Escalations, Learning]:
+def _routing(stack: AsyncExitStack, ground: PartsInputs, spaces: Spaces) -> tuple[TierLearning, StateKeeper]:
     """What is learnt of routes, here and of other gateways, and what keeps it."""
     fleet = ground.fleet
-    escalations = Escalations(spaces.filled.complexity.basis, ground.clock, ground.telemetry, fleet.teller("routing"))
-    routing = Learning(escalations, Shelf(ground.stores.redis, "routing"), position=fleet.position)
+    escalations = TierLearning(spaces.filled.complexity.basis, ground.clock, ground.telemetry, fleet.teller("routing"))
+    routing = StateKeeper(escalations, SnapshotStore(ground.stores.redis, "routing"), position=fleet.position)
     stack.push_async_callback(routing.save)  # once nothing is learnt any more
     run_within(stack, routing.begin())
     fleet.hints(ground.pools)

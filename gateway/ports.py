@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gateway.limits import Demand, Return, Taken
-from gateway.messages import Call, Embedding, Entry, Event, Neighbour, Outgoing, Placed, Refusal, Vector
+from gateway.limits import Demand, Return, TakeResult
+from gateway.messages import Call, EmbeddedVector, Embedding, Entry, Event, Neighbour, Outgoing, Refusal, Vector
 
 
 class Clock(Protocol):
@@ -25,7 +25,7 @@ class BodySource(Protocol):
     """A request's body, not yet read. One of the two may be used, once."""
 
     async def read(self) -> bytes:
-        """All of it, decoded. Raises `TooLarge`, `RequestTimeout` or `BadRequest`."""
+        """All of it, decoded. Raises `PayloadTooLarge`, `RequestTimeout` or `BadRequest`."""
 
     def read_nowait(self) -> bytes | None:
         """What `read` returns, where it is here already; None where it has to be waited for. Raises as `read`."""
@@ -104,7 +104,7 @@ class StoreStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class EntrySize:
     """What the store says of an entry that it lists."""
 
     fingerprint: str
@@ -113,10 +113,10 @@ class Weight:
     expired: bool  # where it is gone: because its time was over
 
 
-class WeighedStore(Protocol):
+class SizedStore(Protocol):
     """Raises `StoreUnavailable`."""
 
-    def weights(self) -> AsyncIterator[Sequence[Weight]]:
+    def weights(self) -> AsyncIterator[Sequence[EntrySize]]:
         """Of all entries, in pages of bounded size, in no order. What is listed and gone is listed no longer."""
 
 
@@ -209,7 +209,7 @@ class RemovalStore(Protocol):
     async def latest_expiry(self) -> float:
         """Of all entries; wall clock, seconds. 0 where there is none."""
 
-    def records(self, embedder: str) -> AsyncIterator[Sequence[tuple[Entry, Placed | None]]]:
+    def records(self, embedder: str) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
         """All entries in pages of bounded size, in no order; with their vector where they have one of that embedder."""
 
     async def delete(self, fingerprints: Sequence[str]) -> int: ...
@@ -221,7 +221,7 @@ class RemovalStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignEntry:
     """An entry that has a vector, and none of the embedder in use."""
 
     entry: Entry | None  # None: its record cannot be read
@@ -234,7 +234,7 @@ class MigrationStore(Protocol):
     def foreign(self) -> AsyncIterator[Sequence[str]]:
         """The fingerprints of such entries, in pages of bounded size, in no order."""
 
-    async def read(self, fingerprint: str) -> Foreign | None:
+    async def read(self, fingerprint: str) -> ForeignEntry | None:
         """None: it is gone, or no such entry."""
 
     async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
@@ -249,7 +249,7 @@ class MigrationStore(Protocol):
         """They have: what was kept of the embedder before is dropped, once."""
 
 
-class NearStore(ResponseStore, Protocol):
+class NearbyStore(ResponseStore, Protocol):
     """A store that keeps its hottest entries in process."""
 
     def peek(self, fingerprint: str) -> Entry | None:
@@ -316,7 +316,7 @@ class VectorIndex(Protocol):
 
 # Whether the answer to a stored question answers this one.
 @dataclass(slots=True)
-class Candidate:
+class StoredCandidate:
     """A neighbour with the question its answer was made for."""
 
     question: str
@@ -352,16 +352,16 @@ class Verifier(Protocol):
     def floor(self) -> float:
         """The similarity in [0, 1] below which no neighbour is worth reading."""
 
-    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         """One a candidate, in order."""
 
-    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         """A closer and dearer look, for candidates near the threshold. None: it has none to give."""
 
     def close(self) -> None:
         """Lets go of threads and models."""
 
-    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+    def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         """What it sees that sets the two apart, by name, to be shown; what is as between equals is left out."""
 
 
@@ -374,7 +374,7 @@ class Acceptance:
 
 
 # Models that an upstream hosts, where it says how they are and lets them be loaded.
-class Condition(StrEnum):
+class ModelCondition(StrEnum):
     """Of a model at an upstream, as far as calls and probes have told."""
 
     READY = "ready"
@@ -390,13 +390,13 @@ class HostedModels(Protocol):
         """Its address: what is the same for all backends that use it."""
 
     @property
-    def conditions(self) -> Mapping[str, Condition]:
+    def conditions(self) -> Mapping[str, ModelCondition]:
         """By the model's name."""
 
     async def wrong(self) -> None:
         """Returns while a model is not ready."""
 
-    def told(self, name: str, condition: Condition) -> None:
+    def told(self, name: str, condition: ModelCondition) -> None:
         """What a probe has told."""
 
     async def loaded(self, name: str) -> bool:
@@ -406,7 +406,7 @@ class HostedModels(Protocol):
         """What one short call says, and `conditions` by it; never raises."""
 
     async def reload(self, name: str) -> None:
-        """Unloads it and loads it. Raises `LoadRefused` where the server allows neither, `BackendError` where it cannot
+        """Unloads it and loads it. Raises `ModelControlDisabled` where the server allows neither, `BackendError` where it cannot
         be loaded; it is absent then."""
 
 
@@ -422,7 +422,7 @@ class ChangeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoreChange:
     """`kind` None: of a gateway of another version, which this one does not understand."""
 
     kind: ChangeKind | None
@@ -438,10 +438,10 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class EntryPage:
     """What followed upon a position."""
 
-    changes: Sequence[Change]
+    changes: Sequence[StoreChange]
     position: str  # behind them
     missed: bool  # something between the position that was asked for and these is no longer there
     more: bool  # others come after them
@@ -481,13 +481,13 @@ class ChangeLog(Protocol):
     async def oldest(self) -> str:
         """The position behind the oldest change that is still there."""
 
-    async def read(self, after: str) -> Page: ...
+    async def read(self, after: str) -> EntryPage: ...
 
     async def wait(self, after: str) -> None:
         """Returns once there is a change after `after`, or after a while."""
 
 
-class SpokenLog(ChangeLog, Protocol):
+class GossipLog(ChangeLog, Protocol):
     """A log in which gateways talk, beside what they store. Raises `StoreUnavailable`."""
 
     async def say(self, values: Sequence[str]) -> str:
@@ -531,10 +531,10 @@ class Translated(Protocol):
     def outgoing(self) -> Outgoing: ...
 
     def whole(self, data: bytes) -> bytes:
-        """The backend's body of status 200 -> the client's. Raises `Malformed`."""
+        """The backend's body of status 200 -> the client's. Raises `MalformedResponse`."""
 
     def events(self, event: Event) -> Sequence[Event]:
-        """The next event of the backend's stream -> what the client is told of it. Raises `Malformed`."""
+        """The next event of the backend's stream -> what the client is told of it. Raises `MalformedResponse`."""
 
     def error(self, status: int, data: bytes) -> bytes:
         """The backend's body of another status, whatever it is -> an error in the client's shape."""
@@ -552,7 +552,7 @@ class Translation(Protocol):
 class QuotaStore(Protocol):
     """By its own clock. Every method raises `StoreUnavailable`. What is counted expires by itself."""
 
-    async def take(self, demands: Sequence[Demand]) -> Taken:
+    async def take(self, demands: Sequence[Demand]) -> TakeResult:
         """Meets all demands at once, or none."""
 
     async def settle(self, returns: Sequence[Return]) -> None:
@@ -573,7 +573,7 @@ VERBATIM = Opinion(1.0, 1.0)
 
 
 @dataclass(slots=True)
-class Held:
+class Evaluated:
     """A candidate held against its route's threshold. `reason` None: it may be served."""
 
     similarity: float
@@ -595,7 +595,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Judged(Held):
+class Judgement(Evaluated):
     """The same of a stored answer and a question."""
 
     entry: Entry

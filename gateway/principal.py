@@ -54,7 +54,7 @@ HEADER = ":nearhit-key"
 
 
 @dataclass(frozen=True, slots=True)
-class Permit:
+class Principal:
     """`generation`: of the keys, when the store was asked (`gateway.steps.key_cache`)."""
 
     id: str  # of the key; empty: one of the configuration

@@ -13,7 +13,7 @@ class Priority(IntEnum):
     LOW = 2
 
 
-class Shed(StrEnum):
+class ShedReason(StrEnum):
     """Why a request was refused under load: the label `reason` of `nearhit_shed_total`."""
 
     MAX_INFLIGHT = "max_inflight"  # of the whole gateway; what follows: of the backends of its route

@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
-from gateway.cache.judgement import Scorer, floor_of
+from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.config.policy.model import Route, Semantic
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import dialect_of, shape_of_errors
@@ -16,10 +16,10 @@ from gateway.inflight import Inflight
 from gateway.messages import Entry, Lifetime
 from gateway.observability.observer import Observer
 from gateway.parts import Parts
-from gateway.routing.answer_checks import Checks, Grader
-from gateway.routing.backend_choice import Deciding
-from gateway.routing.cascade import Cascade, Trials
-from gateway.routing.fallback import Answered, Asking
+from gateway.routing.answer_checks import AnswerChecks, Grader
+from gateway.routing.backend_choice import BackendChoice
+from gateway.routing.cascade import CascadeDispatch, LightTrials
+from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.cluster_lease import ClusterLease
@@ -28,7 +28,7 @@ from gateway.steps.dispatch import Call, Dispatch, Mirror
 from gateway.steps.error_boundary import ErrorBoundary
 from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache
 from gateway.steps.exact_fast_path import ExactFastPath
-from gateway.steps.key_cache import Keyring
+from gateway.steps.key_cache import KeyCache
 from gateway.steps.list_models import ModelList
 from gateway.steps.negotiate import Negotiate
 from gateway.steps.observe import Observe
@@ -49,7 +49,7 @@ class SharedSteps:
     parts: Parts
     table: Callable[[], RouteTable]
     observer: Observer
-    keyring: Keyring
+    keyring: KeyCache
     authentication: Callable[[Handler], Handler]
     endpoints: Sequence[Endpoint] = ()
     inflight: Inflight | None = None
@@ -181,16 +181,18 @@ class RouteSteps:
 
         return stored
 
-    def _call(self, deciding: Deciding) -> Call:
+    def _call(self, deciding: BackendChoice) -> Call:
         route, parts = self.route, self.parts
-        rule, asking = route.target.cascade, Asking(parts.pools, parts.clock, parts.telemetry)
+        rule, asking = route.target.cascade, Fallback(parts.pools, parts.clock, parts.telemetry)
         if rule is not None:
-            checks = Checks(rule, asking, Grader(parts.pools), parts.space.embedder)
-            trials = Trials(rule, asking, checks)
-            cascade = Cascade(rule.accept_above, trials, asking, parts.telemetry, deciding.in_time, self._checked)
+            checks = AnswerChecks(rule, asking, Grader(parts.pools), parts.space.embedder)
+            trials = LightTrials(rule, asking, checks)
+            cascade = CascadeDispatch(
+                rule.accept_above, trials, asking, parts.telemetry, deciding.in_time, self._checked
+            )
             return cascade.answer
 
-        def call(request: RequestContext, decision: Decision) -> Awaitable[Answered]:
+        def call(request: RequestContext, decision: Decision) -> Awaitable[BackendAnswer]:
             return asking.first_answer(request, decision.backends)
 
         return call
@@ -211,8 +213,8 @@ class RouteSteps:
         return partial(self.parts.shadows.watched, rule=rule, comparisons=self.parts.space.comparisons)
 
 
-def deciding_of(route: Route, parts: Parts) -> Deciding:
-    return Deciding(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
+def deciding_of(route: Route, parts: Parts) -> BackendChoice:
+    return BackendChoice(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
 
 
 def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLookup:
@@ -220,7 +222,7 @@ def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLook
     return SemanticLookup(
         space.index,
         parts.store,
-        Scorer(space.verifier, space.embedder, rule.acceptance, parts.memory.counterexamples),
+        CandidateScorer(space.verifier, space.embedder, rule.acceptance, parts.memory.counterexamples),
         space.controls,
         parts.clock,
         parts.telemetry,

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from gateway.errors import StreamBroken
-from gateway.messages import Body, ByteStream, Closing, Duplex, Event, EventStream, Frame, Response, Tunnel, Whole
+from gateway.errors import UpstreamStreamError
+from gateway.messages import Body, ByteStream, Closing, Duplex, Event, EventStream, Frame, FullBody, Response, Tunnel
 
 # Bodies that are streams: closed exactly once, whatever becomes of them.
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 GONE = Closing(1001, "the other side is gone")
 
 
-class Guarded(AsyncIterator[T], Generic[T]):
+class ClosingStream(AsyncIterator[T], Generic[T]):
     """A stream with a clean-up that runs exactly once: at its end, when it fails, or when it is closed.
 
     A generator's own `finally` does not run when it is closed before its first step, and a connection would leak: so
@@ -65,7 +65,7 @@ async def close_stream(stream: AsyncIterator[object]) -> None:
         await close()
 
 
-class Ending:
+class ClosingDuplex:
     """A `Duplex` that says when it is over, once."""
 
     def __init__(self, inner: Duplex, over: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ async def drain(body: Body) -> None:
             await close_body(body)
 
 
-class Ready(AsyncIterator[T], Generic[T]):
+class BufferedStream(AsyncIterator[T], Generic[T]):
     """A stream whose items are all there already; who can do better than one by one takes them with `rest()`.
 
     `on_close` runs exactly once: when it is closed, or read to its end one by one."""
@@ -148,7 +148,7 @@ class Ready(AsyncIterator[T], Generic[T]):
         return items
 
 
-class AtHand:
+class BufferedBody:
     """The body of a request, where it is here already; `b""`: it has none. Implements `BodySource`."""
 
     __slots__ = ("taken",)
@@ -183,7 +183,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Tap(Generic[T]):
+class StreamObserver(Generic[T]):
     """What sees a stream go by. `saw` is given each batch, and returns what goes on of it; `ended` runs when all of the
     stream was seen, and may be waited for; `broke` when there is no more to come, and returns what is said in place of
     the break, None where that is not its business. `closed` runs exactly once, after these, or when the stream is
@@ -191,7 +191,7 @@ class Tap(Generic[T]):
 
     saw: Callable[[Sequence[T]], Sequence[T]] | None = None
     ended: Callable[[], Awaitable[None] | None] | None = None
-    broke: Callable[[StreamBroken], Sequence[T] | None] | None = None
+    broke: Callable[[UpstreamStreamError], Sequence[T] | None] | None = None
     closed: Callable[[], None] | None = None
 
 
@@ -202,7 +202,7 @@ class Source(Protocol[T_co]):
     dry: bool
 
     def take(self) -> Sequence[T_co] | None:
-        """What has come since the last time; None: nothing yet; empty: the end. Raises `StreamBroken`."""
+        """What has come since the last time; None: nothing yet; empty: the end. Raises `UpstreamStreamError`."""
 
     async def wait(self) -> None:
         """Once `take` had nothing: until it may have something."""
@@ -216,10 +216,10 @@ class Source(Protocol[T_co]):
         nobody waits, and nothing may come for as long as it likes."""
 
 
-class Flow(AsyncIterator[T], Generic[T]):
+class ObservedStream(AsyncIterator[T], Generic[T]):
     """Whoever holds it takes batches to the end and then calls `end`, or reads it item by item, or closes it."""
 
-    def __init__(self, source: Source[T], *taps: Tap[T]) -> None:
+    def __init__(self, source: Source[T], *taps: StreamObserver[T]) -> None:
         self._source = source
         self._taps = list(taps)  # those that have not been closed, from the source on
         self._saws = [tap.saw for tap in taps if tap.saw is not None]
@@ -235,7 +235,7 @@ class Flow(AsyncIterator[T], Generic[T]):
         """See `Source`."""
         self._source.tell(wake)
 
-    def tap(self, tap: Tap[T]) -> None:
+    def tap(self, tap: StreamObserver[T]) -> None:
         """Of a stream of which nothing has been taken."""
         self._taps.append(tap)
         if tap.saw is not None:
@@ -246,7 +246,7 @@ class Flow(AsyncIterator[T], Generic[T]):
         while not self._over:
             try:
                 items = self._source.take()
-            except StreamBroken as error:
+            except UpstreamStreamError as error:
                 return self._broken(error)
             if not items:
                 self._over = items is not None
@@ -259,7 +259,7 @@ class Flow(AsyncIterator[T], Generic[T]):
         return ()
 
     async def more(self) -> Sequence[T]:
-        """The next batch; empty at the end, which needs no `end`. Raises `StreamBroken`."""
+        """The next batch; empty at the end, which needs no `end`. Raises `UpstreamStreamError`."""
         try:
             while (items := self.take()) is None:
                 await self._source.wait()
@@ -303,7 +303,7 @@ class Flow(AsyncIterator[T], Generic[T]):
         finally:
             self._shut()
 
-    def _broken(self, error: StreamBroken) -> Sequence[T]:
+    def _broken(self, error: UpstreamStreamError) -> Sequence[T]:
         """What is said instead; those that come after who says it see a stream that ends."""
         self._over, self.dry = True, False
         while self._taps:
@@ -336,7 +336,7 @@ class _Drawn(Generic[T]):
     def __init__(self, inner: AsyncIterator[T]) -> None:
         self._inner = inner
         self._came: Sequence[T] | None = None
-        self._error: StreamBroken | None = None
+        self._error: UpstreamStreamError | None = None
 
     def take(self) -> Sequence[T] | None:
         if self._error is not None:
@@ -349,7 +349,7 @@ class _Drawn(Generic[T]):
             self._came = (await anext(self._inner),)
         except StopAsyncIteration:
             self._came = ()
-        except StreamBroken as error:
+        except UpstreamStreamError as error:
             self._error = error
 
     def tell(self, wake: Callable[[], None] | None) -> None:
@@ -359,11 +359,11 @@ class _Drawn(Generic[T]):
         await close_stream(self._inner)
 
 
-def flow_of(stream: AsyncIterator[T]) -> Flow[T]:
-    return stream if isinstance(stream, Flow) else Flow(_Drawn(stream))
+def flow_of(stream: AsyncIterator[T]) -> ObservedStream[T]:
+    return stream if isinstance(stream, ObservedStream) else ObservedStream(_Drawn(stream))
 
 
-def tapped(stream: AsyncIterator[T], tap: Tap[T]) -> Flow[T]:
+def tapped(stream: AsyncIterator[T], tap: StreamObserver[T]) -> ObservedStream[T]:
     """`stream`, which is not used any more, with one more that sees it go by."""
     flow = flow_of(stream)
     flow.tap(tap)
@@ -374,13 +374,13 @@ def with_end(response: Response, over: Callable[[], None]) -> Response:
     """Calls `over` once, when the body has ended or is given up; at once where it is whole, or the answer an error."""
     body = response.body
     if isinstance(body, Tunnel):  # of status 101
-        return replace(response, body=Tunnel(Ending(body.upstream, over)))
-    if isinstance(body, Whole) or response.status >= 400:
+        return replace(response, body=Tunnel(ClosingDuplex(body.upstream, over)))
+    if isinstance(body, FullBody) or response.status >= 400:
         over()
         return response
     if isinstance(body, EventStream):
-        return replace(response, body=EventStream(tapped(body.events, Tap(closed=over))))
-    return replace(response, body=ByteStream(tapped(body.chunks, Tap(closed=over))))
+        return replace(response, body=EventStream(tapped(body.events, StreamObserver(closed=over))))
+    return replace(response, body=ByteStream(tapped(body.chunks, StreamObserver(closed=over))))
 
 
 async def told(source: Source[Any]) -> None:
@@ -393,9 +393,11 @@ async def told(source: Source[Any]) -> None:
         source.tell(None)
 
 
-async def pour(flow: Flow[T], write: Callable[[Sequence[T]], bool], room: Callable[[], Awaitable[None]]) -> None:
+async def pour(
+    flow: ObservedStream[T], write: Callable[[Sequence[T]], bool], room: Callable[[], Awaitable[None]]
+) -> None:
     """All of it into `write`, batch by batch and as it comes. Where that says no, nothing is taken off the source until
-    `room` returns. Raises `StreamBroken`, and what `write` raises; whoever calls this closes the flow."""
+    `room` returns. Raises `UpstreamStreamError`, and what `write` raises; whoever calls this closes the flow."""
     if flow.tells:
         pump = _Pump(flow, write)
         while await pump.run():
@@ -413,7 +415,7 @@ class _Pump(Generic[T]):
 
     __slots__ = ("_flow", "_waiter", "_write")
 
-    def __init__(self, flow: Flow[T], write: Callable[[Sequence[T]], bool]) -> None:
+    def __init__(self, flow: ObservedStream[T], write: Callable[[Sequence[T]], bool]) -> None:
         self._flow = flow
         self._write = write
 
@@ -453,7 +455,7 @@ MAX_HELD_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class BufferedResponse:
     response: Response  # its status and headers
     events: tuple[Event, ...] | None  # None: it came whole
     whole: bytes = b""
@@ -469,25 +471,25 @@ class Held:
 
     def released(self) -> Response:
         """In the form in which it came; a stream all at once."""
-        body = Whole(self.whole) if self.events is None else EventStream(Ready(self.events))
+        body = FullBody(self.whole) if self.events is None else EventStream(BufferedStream(self.events))
         return replace(self.response, body=body)
 
-    def changed(self, change: Callable[[bytes], bytes]) -> Held:
+    def changed(self, change: Callable[[bytes], bytes]) -> BufferedResponse:
         """With the data of a whole body, or of each event, put through `change`."""
         if self.events is None:
             return replace(self, whole=change(self.whole))
         return replace(self, events=tuple(Event(change(event.data), event.name) for event in self.events))
 
 
-async def held(response: Response, limit: int = MAX_HELD_BYTES) -> Held | None:
+async def held(response: Response, limit: int = MAX_HELD_BYTES) -> BufferedResponse | None:
     """None where it is no answer, too long to be held, or of no known form; it is then given up. Raises
-    `StreamBroken`."""
+    `UpstreamStreamError`."""
     body = response.body
-    if response.status != 200 or not isinstance(body, Whole | EventStream):
+    if response.status != 200 or not isinstance(body, FullBody | EventStream):
         await close_body(body)
         return None
-    if isinstance(body, Whole):
-        return Held(response, None, body.data) if len(body.data) <= limit else None
+    if isinstance(body, FullBody):
+        return BufferedResponse(response, None, body.data) if len(body.data) <= limit else None
     events: list[Event] = []
     size = 0
     try:
@@ -498,4 +500,4 @@ async def held(response: Response, limit: int = MAX_HELD_BYTES) -> Held | None:
             events.append(event)
     finally:
         await close_stream(body.events)
-    return Held(response, tuple(events))
+    return BufferedResponse(response, tuple(events))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 LOG = logging.getLogger("nearhit")
 MAX_TASKS = 64
-FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 30.0, 60.0  # of what is begun again, see `Pauses`
+FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 30.0, 60.0  # of what is begun again, see `Backoff`
 
 
 class Background:
@@ -44,7 +44,7 @@ class Background:
             LOG.exception("background work failed")
 
 
-class Pauses:
+class Backoff:
     """Before what has ended by itself is started again: each twice as long as the one before, the first one again after
     a life of `steady_s`."""
 
@@ -82,10 +82,10 @@ def _told(job: asyncio.Task[None]) -> None:
         LOG.error("a part of the gateway has ended", exc_info=error, extra={"fields": {"job": job.get_name()}})
 
 
-async def begun_again(job: Callable[[], Coroutine[Any, Any, None]], pauses: Pauses | None = None) -> None:
+async def begun_again(job: Callable[[], Coroutine[Any, Any, None]], pauses: Backoff | None = None) -> None:
     """A job that runs as long as the gateway does, and is begun anew where it fails: one fault that nobody has thought
     of must not end for all requests to come what they rely on."""
-    pauses = pauses or Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S)
+    pauses = pauses or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S)
     time = asyncio.get_running_loop().time
     while True:
         since = time()

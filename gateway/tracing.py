@@ -10,7 +10,7 @@ from random import getrandbits
 
 from multidict import CIMultiDict
 
-from gateway.messages import Call, EventStream, Response, Whole
+from gateway.messages import Call, EventStream, FullBody, Response
 
 PARENT, STATE = "traceparent", "tracestate"
 
@@ -29,7 +29,7 @@ LOW_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
+class TraceParent:
     """The span of somebody else that asked. Ids are hex."""
 
     trace_id: str
@@ -38,7 +38,7 @@ class Parent:
     state: str  # as it came, of several lines joined; empty: none
 
 
-def parent_of(headers: Mapping[str, str]) -> Parent | None:
+def parent_of(headers: Mapping[str, str]) -> TraceParent | None:
     """None where there is none, or none that can be read: then its state says nothing either."""
     given = headers.get(PARENT)
     found = None if given is None else _PARENT.fullmatch(given.strip())
@@ -52,7 +52,7 @@ def parent_of(headers: Mapping[str, str]) -> Parent | None:
         state = ",".join(value.strip() for name, value in headers.items() if name.lower() == STATE)
         if len(state) > MAX_STATE or _STATE.fullmatch(state) is None:
             state = ""
-    return Parent(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), state)
+    return TraceParent(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), state)
 
 
 def traceparent(trace_id: str, span_id: str, *, sampled: bool) -> str:
@@ -104,7 +104,7 @@ def new_span_id() -> str:
     return (getrandbits(64) or 1).to_bytes(8).hex()
 
 
-class Traced:
+class TraceRecorder:
     """`kind`: `server`, or `consumer` of a job. Ids are hex."""
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Traced:
         "trace_id",
     )  # fmt: skip
 
-    def __init__(self, trace_id: str, parent: Parent | None, sampled: bool, kind: str) -> None:
+    def __init__(self, trace_id: str, parent: TraceParent | None, sampled: bool, kind: str) -> None:
         self.trace_id = trace_id
         self._span_id = ""
         self.parent = parent
@@ -124,7 +124,9 @@ class Traced:
         self.calls: tuple[UpstreamCall, ...] = ()
         self.links: tuple[tuple[str, str], ...] = ()  # (trace id, span id) of the requests whose answers it shared
         self.lost = 0  # notes beyond `MAX_NOTES`
-        self.later: Callable[[Traced], None] | None = None  # set when the request is over: told of what comes then
+        self.later: Callable[[TraceRecorder], None] | None = (
+            None  # set when the request is over: told of what comes then
+        )
 
     @property
     def span_id(self) -> str:
@@ -206,7 +208,7 @@ class UpstreamCall:
         """The answer begins."""
         self.first, self.status = now, response.status
         self.streamed = isinstance(response.body, EventStream)
-        if isinstance(response.body, Whole) and len(response.body.data) <= MAX_READ:
+        if isinstance(response.body, FullBody) and len(response.body.data) <= MAX_READ:
             self.payload.append(response.body.data)
 
     def settle(self) -> None:

@@ -22,14 +22,14 @@ class WeightsCorrupt(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Unpacked:
+class LoadedWeights:
     digest: str  # hex SHA-256 of the arrays
     said: Mapping[str, Any]
     tables: Tables
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class WeightFiles:
     name: str  # of `NAME.npz` and `NAME.json`
     what: str  # they are, as errors say it
 
@@ -53,7 +53,7 @@ class Trained:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsCorrupt(f"{self.what} in {directory.name}/ are not as trained: {error}") from None
 
-    def unpacked(self, about: bytes, arrays: bytes, features: tuple[str, ...]) -> Unpacked:
+    def unpacked(self, about: bytes, arrays: bytes, features: tuple[str, ...]) -> LoadedWeights:
         """`features`: those that this version computes. Raises ValueError, KeyError, TypeError or AttributeError."""
         said = json.loads(about)
         found, file = hashlib.sha256(arrays).hexdigest(), self.arrays_file
@@ -64,4 +64,4 @@ class Trained:
             tables = {name: opened[name] for name in opened.files}
         if tuple(str(name) for name in tables["names"]) != features:
             raise ValueError(f"{file} was trained on other features than this version computes")
-        return Unpacked(found, said, tables)
+        return LoadedWeights(found, said, tables)

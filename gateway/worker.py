@@ -16,7 +16,7 @@ FOLDER = "workers"  # in the data directory
 
 
 @dataclass(frozen=True, slots=True)
-class Hired:
+class WorkerEnvironment:
     """Descriptors are of listening sockets, which the supervisor keeps open, and of the pipe that it is told by."""
 
     number: int
@@ -27,7 +27,7 @@ class Hired:
     store: str  # what `store.url` is
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Hired | None:
+    def of(cls, environ: Mapping[str, str]) -> WorkerEnvironment | None:
         given = environ.get(VARIABLE)
         return None if given is None else cls(**json.loads(given))
 
@@ -60,12 +60,12 @@ class Hired:
         os.write(self.told, f"{word}\n".encode())
 
 
-def data_of(hired: Hired | None) -> socket.socket | None:
+def data_of(hired: WorkerEnvironment | None) -> socket.socket | None:
     """What its data port listens on already; None: it is to listen by itself."""
     return None if hired is None else socket.socket(fileno=hired.data)
 
 
-def admin_of(hired: Hired | None) -> socket.socket | None:
+def admin_of(hired: WorkerEnvironment | None) -> socket.socket | None:
     """The same of the admin port."""
     return None if hired is None or hired.admin is None else socket.socket(fileno=hired.admin)
 

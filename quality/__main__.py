@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cache.model_factory import build_encoder, build_verifier
-from gateway.cache.threshold.ledger import Ledger
-from gateway.config.schema import Embedder as EmbedderConfig
-from gateway.config.schema import Verifier as VerifierConfig
+from gateway.cache.threshold.ledger import ThresholdLedger
+from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import TextEncoder
 from quality import tables, traps
 from quality.cost import cost
@@ -220,7 +219,7 @@ class Report:
 
     def traps(self) -> None:
         pairs = traps.load()
-        fresh = {budget: Ledger(self.verifier.prior).threshold(budget) for budget in self.given.budgets}
+        fresh = {budget: ThresholdLedger(self.verifier.prior).threshold(budget) for budget in self.given.budgets}
         thresholds = {budget: self.thresholds.get(budget, fresh[budget]) for budget in self.given.budgets}
         tallies = {b: traps.tally(pairs, self.opinions, self.embedder, each) for b, each in thresholds.items()}
         self.found["traps"] = {f"{b:g}": [asdict(each) for each in group] for b, group in tallies.items()}

@@ -10,8 +10,8 @@ from statistics import median
 
 import numpy as np
 
-from gateway.cache.threshold.route_control import CAPACITY, Evidence, Labelled
-from gateway.ports import Candidate, TextEncoder, Verifier
+from gateway.cache.threshold.route_control import CAPACITY, Evidence, LabelledLookup
+from gateway.ports import StoredCandidate, TextEncoder, Verifier
 
 ROUNDS = 200
 ASKED = "how do I change the delivery address of an order that has not been shipped yet"
@@ -35,7 +35,8 @@ class Cost:
 def cost(verifier: Verifier, encoder: TextEncoder) -> Cost:
     vectors = [each.vector for each in encoder.encode([ASKED, *STORED])]
     near = [
-        Candidate(text, min(1.0, float(vectors[0] @ vector))) for text, vector in zip(STORED, vectors[1:], strict=True)
+        StoredCandidate(text, min(1.0, float(vectors[0] @ vector)))
+        for text, vector in zip(STORED, vectors[1:], strict=True)
     ]
     loop = asyncio.new_event_loop()
     first = verifier.opinions(ASKED, near)[0]
@@ -46,7 +47,7 @@ def cost(verifier: Verifier, encoder: TextEncoder) -> Cost:
     evidence, draw = Evidence(), np.random.default_rng(1)
     for _ in range(CAPACITY):
         vector = draw.normal(size=len(vectors[0])).astype(np.float32)
-        evidence.add(Labelled(vector / np.linalg.norm(vector), 0.5, 1.0))
+        evidence.add(LabelledLookup(vector / np.linalg.norm(vector), 0.5, 1.0))
     return Cost(opinions, None if closer is None else second, p50(lambda: evidence.shift(vectors[0])))
 
 

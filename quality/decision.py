@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.judgement import Near, Scorer
+from gateway.cache.judgement import CandidateScorer, Near
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.messages import Embedding, Vector
-from gateway.ports import Acceptance, Embedder, Judged, TextEncoder, Verifier
+from gateway.ports import Acceptance, Embedder, Judgement, TextEncoder, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Decision:
     """Of one route with one promise. `entries`: that the neighbours are the nearest of."""
 
     def __init__(self, verifier: Verifier, embedder: Embedder, control: RouteControl, max_wrong_hits: float) -> None:
-        self._scorer = Scorer(verifier, embedder, Acceptance(max_wrong_hits=max_wrong_hits), Counterexamples())
+        self._scorer = CandidateScorer(verifier, embedder, Acceptance(max_wrong_hits=max_wrong_hits), Counterexamples())
         self._control = control
         self.entries = 0
 
-    async def judge(self, question: str, vector: Vector, near: Sequence[tuple[Stored, float]]) -> Judged:
+    async def judge(self, question: str, vector: Vector, near: Sequence[tuple[Stored, float]]) -> Judgement:
         """`near`: stored questions with their similarity in [0, 1], most similar first; at least one."""
         embedding = Embedding(vector, 0, False)
         scores = self._scorer.of(question, "", embedding, cast(Sequence[Near], near), self._control, self.entries)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gateway.cache.judgement import MAX_CANDIDATES, observation_of
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.ports import Acceptance, Embedder, Judged
+from gateway.ports import Acceptance, Embedder, Judgement
 from quality.decision import Decision, Stored
 from quality.labels import Labels
 from quality.streams import order
@@ -116,17 +116,17 @@ class Replay:
         end = control.threshold(Acceptance(max_wrong_hits=budget))
         return Run(asked, stored, repeated, audited, int(cache.held.sum()), end)
 
-    async def _look_up(self, decision: Decision, request: int, cache: Cache) -> Judged | None:
+    async def _look_up(self, decision: Decision, request: int, cache: Cache) -> Judgement | None:
         near = cache.near(request, self.opinions.floor)
         if not near:
             return None
         return await decision.judge(self.world.stream.questions[request], self.world.vectors[request], near)
 
-    def _label(self, request: int, chosen: Judged) -> Label:
+    def _label(self, request: int, chosen: Judgement) -> Label:
         return Label.RIGHT if self.labels.same(request, int(chosen.entry.fingerprint)) else Label.WRONG
 
     def _served(
-        self, request: int, chosen: Judged, control: RouteControl, audit: float, draw: np.random.Generator
+        self, request: int, chosen: Judgement, control: RouteControl, audit: float, draw: np.random.Generator
     ) -> bool:
         """Whether the hit was audited."""
         control.hit()

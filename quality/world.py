@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.messages import Refusal
-from gateway.ports import Candidate, Opinion, TextEncoder, Verifier
+from gateway.ports import Opinion, StoredCandidate, TextEncoder, Verifier
 from quality.decision import Stored
 from quality.streams import Stream
 
@@ -28,13 +28,13 @@ class Plain:
     floor = 0.6
     prior = ((0.0, 0.0),)
 
-    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         return [Opinion(candidate.similarity, candidate.similarity) for candidate in candidates]
 
-    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         return None
 
-    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+    def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         return {}
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Opinions:
         if self._path is not None and self._path.exists():
             self._first, self._second = msgpack.unpackb(self._path.read_bytes(), use_list=False, strict_map_key=False)
 
-    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         keys = [_key(question, candidate) for candidate in candidates]
         new = [candidate for key, candidate in zip(keys, candidates, strict=True) if key not in self._first]
         if new:
@@ -80,7 +80,7 @@ class Opinions:
                 self._first[_key(question, candidate)] = _row(opinion)
         return [_opinion(self._first[key]) for key in keys]
 
-    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         key = _key(question, candidate)
         if key not in self._second:
             said = await self._verifier.second_opinion(question, candidate, first)
@@ -88,7 +88,7 @@ class Opinions:
         row = self._second[key]
         return None if row is None else _opinion(row)
 
-    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+    def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         return self._verifier.features(question, candidate)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Opinions:
             self.asked = 0
 
 
-def _key(question: str, candidate: Candidate) -> bytes:
+def _key(question: str, candidate: StoredCandidate) -> bytes:
     both = f"{question}\0{candidate.question}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(both, digest_size=12).digest()
 

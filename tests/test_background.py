@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.tasks import Pauses, begun_again, cancelled, run_within
+from gateway.tasks import Backoff, begun_again, cancelled, run_within
 from tests.fixtures.waiting import until
 
 
@@ -61,7 +61,7 @@ async def test_a_job_that_fails_is_begun_again_and_says_so(caplog: pytest.LogCap
         await asyncio.Event().wait()
 
     async with AsyncExitStack() as stack:
-        run_within(stack, begun_again(job, Pauses(0.001, 0.004, 60.0)))
+        run_within(stack, begun_again(job, Backoff(0.001, 0.004, 60.0)))
         await until(lambda: begun == 3)
     said = [record.__dict__["fields"] for record in caplog.records if record.name == "nearhit"]
     assert [fields["again_in_s"] for fields in said] == [0.001, 0.002]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gateway.cache import cluster_leases as leasings
 from gateway.cache import flight as flights
 from gateway.cache import stores
-from gateway.cache.admission import REMEMBERED_S, Unstorable
-from gateway.cache.cluster_leases import Leasing
+from gateway.cache.admission import REMEMBERED_S, HitForMiss
+from gateway.cache.cluster_leases import ClusterLeases
 from gateway.observability.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.fakes import MemoryLeases, MemoryStore
@@ -231,7 +231,7 @@ async def test_a_backend_that_gives_no_answer_at_all_is_not_stormed(served: Serv
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 8)), max_size=200))
 def test_what_is_remembered_is_bounded_in_number_and_in_time(steps: list[tuple[int, float]]) -> None:
     clock = FakeClock()
-    unstorable = Unstorable(clock, seconds=10.0, limit=8)
+    unstorable = HitForMiss(clock, seconds=10.0, limit=8)
     last: dict[str, float] = {}
     for name, pause in steps:
         clock.advance(pause)
@@ -393,10 +393,12 @@ def store(clock: FakeClock) -> MemoryStore:
 
 
 @pytest.fixture
-async def leasing(store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Leasing]:
+async def leasing(
+    store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ClusterLeases]:
     monkeypatch.setattr(leasings, "RENEW_S", 0.001)
     monkeypatch.setattr(leasings, "POLL_S", 0.001)
-    made = Leasing(MemoryLeases(store, clock, ttl_s=TTL_S), Telemetry(), draw=lambda: 0.5)
+    made = ClusterLeases(MemoryLeases(store, clock, ttl_s=TTL_S), Telemetry(), draw=lambda: 0.5)
     task = asyncio.create_task(made.run())
     yield made
     task.cancel()
@@ -404,7 +406,7 @@ async def leasing(store: MemoryStore, clock: FakeClock, monkeypatch: pytest.Monk
 
 
 async def test_a_lease_is_renewed_while_its_flight_is_in_the_air(
-    leasing: Leasing, store: MemoryStore, clock: FakeClock
+    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
     token = (await leasing.claim("a", None)).token
     for _ in range(5):
@@ -418,7 +420,7 @@ async def test_a_lease_is_renewed_while_its_flight_is_in_the_air(
 
 
 async def test_a_lost_lease_is_noticed_and_not_given_back_for_another(
-    leasing: Leasing, store: MemoryStore, clock: FakeClock
+    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
     token = (await leasing.claim("a", None)).token
     store.leases["a"] = (token + 1, clock.wall() + 60)
@@ -430,7 +432,7 @@ async def test_a_lost_lease_is_noticed_and_not_given_back_for_another(
 
 
 async def test_who_waits_is_told_when_the_holder_ends_or_changes(
-    leasing: Leasing, store: MemoryStore, clock: FakeClock
+    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
     store.leases |= {"a": (7, clock.wall() + 60), "b": (8, clock.wall() + 60)}
     ended, changed = (asyncio.create_task(leasing.over(name, holder, LONG_S)) for name, holder in (("a", 7), ("b", 8)))
@@ -444,7 +446,7 @@ async def test_who_waits_is_told_when_the_holder_ends_or_changes(
 
 
 async def test_who_waits_is_told_when_the_store_cannot_be_asked(
-    leasing: Leasing, store: MemoryStore, clock: FakeClock
+    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
     store.leases["a"] = (7, clock.wall() + 60)
     waiting = asyncio.create_task(leasing.over("a", 7, LONG_S))
@@ -457,7 +459,7 @@ async def test_who_waits_is_told_when_the_store_cannot_be_asked(
 
 
 async def test_waiting_is_bounded_in_time_and_number(
-    leasing: Leasing, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.leases["a"] = (7, clock.wall() + 60)
     assert not await leasing.over("a", 7, 0.01)

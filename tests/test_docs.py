@@ -16,7 +16,7 @@ from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, Trito
 from gateway.config.policy.schema import PolicyFile
 from gateway.messages import Admission, Bypass, Choice, Refusal, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.priority import Shed
+from gateway.priority import ShedReason
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
@@ -49,7 +49,7 @@ def test_every_setting_is_documented(model: type[BaseModel]) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("words", [Verdict, Bypass, Refusal, Admission, Choice, Shed])
+@pytest.mark.parametrize("words", [Verdict, Bypass, Refusal, Admission, Choice, ShedReason])
 def test_every_verdict_and_reason_is_documented(words: type[StrEnum]) -> None:
     missing = {word.value for word in words if f"`{word.value}`" not in OBSERVING}
     assert not missing

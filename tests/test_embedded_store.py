@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from gateway.adapters.redis import embedded_valkey
-from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, Reading, until_read
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LogLineReader, until_read
 from gateway.adapters.system.child_process import ChildFailed, ChildProcess
 
 
@@ -110,10 +110,10 @@ async def test_a_store_that_reads_its_file_is_waited_for_as_long_as_it_goes_on(
     try:
         with caplog.at_level(logging.INFO, "nearhit"):
             if step:
-                await until_read(child, Reading(path), 0.01)
+                await until_read(child, LogLineReader(path), 0.01)
             else:
                 with pytest.raises(ChildFailed, match=r"toy was not ready within 0\.01 s"):
-                    await until_read(child, Reading(path), 0.01)
+                    await until_read(child, LogLineReader(path), 0.01)
         assert loading.asked == asked
         assert [each.fields["percent"] for each in caplog.records if hasattr(each, "fields")] == [40.0, 80.0, 120.0][
             : asked if step else 0
@@ -126,7 +126,7 @@ async def test_a_store_that_reads_its_file_is_waited_for_as_long_as_it_goes_on(
 async def test_how_far_a_store_is_can_be_read_from_a_real_one(tmp_path: Path) -> None:
     server = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
     try:
-        reading = Reading(Path(server.url.removeprefix("unix://")))
+        reading = LogLineReader(Path(server.url.removeprefix("unix://")))
         assert await reading.over()
         assert await reading.goes_on(), "it is done"
     finally:

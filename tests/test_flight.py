@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 import pytest
 
 from gateway.cache import flight as flights
-from gateway.cache.flight import Flight
-from gateway.errors import BackendError, StreamBroken
-from gateway.messages import ByteStream, Event, EventStream, Response, Whole
-from gateway.streams import Guarded, close_body, close_stream
+from gateway.cache.flight import SharedCall
+from gateway.errors import BackendError, UpstreamStreamError
+from gateway.messages import ByteStream, Event, EventStream, FullBody, Response
+from gateway.streams import ClosingStream, close_body, close_stream
 
 
 class Source:
@@ -39,10 +39,10 @@ class Source:
             self.closed = True
             self.ended.set()
 
-        return EventStream(Guarded(self(), over))
+        return EventStream(ClosingStream(self(), over))
 
 
-async def landing(body: EventStream | ByteStream | Whole) -> Response:
+async def landing(body: EventStream | ByteStream | FullBody) -> Response:
     return Response(200, (("x-a", "b"),), body)
 
 
@@ -72,7 +72,7 @@ async def until_idle() -> None:
 
 async def test_every_reader_gets_the_whole_answer() -> None:
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     readers = [await flight.join() for _ in range(5)]
     source.push(*letters("abc"), None)
     assert await asyncio.gather(*map(all_of, readers)) == [[b"a", b"b", b"c"]] * 5
@@ -83,7 +83,7 @@ async def test_every_reader_gets_the_whole_answer() -> None:
 
 async def test_a_late_reader_gets_the_past_and_then_the_live_tail() -> None:
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     first = await flight.join()
     source.push(*letters("ab"))
     assert await take(first, 2) == [b"a", b"b"]
@@ -95,11 +95,11 @@ async def test_a_late_reader_gets_the_past_and_then_the_live_tail() -> None:
 
 async def test_a_whole_answer_is_handed_to_all() -> None:
     gate: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-    flight = Flight(gate)
+    flight = SharedCall(gate)
     readers = [asyncio.create_task(flight.join()) for _ in range(3)]
     await until_idle()
-    gate.set_result(Response(200, (), Whole(b"x")))
-    assert [response.body for response in await asyncio.gather(*readers)] == [Whole(b"x")] * 3
+    gate.set_result(Response(200, (), FullBody(b"x")))
+    assert [response.body for response in await asyncio.gather(*readers)] == [FullBody(b"x")] * 3
 
 
 async def test_bytes_are_shared_as_well_as_events() -> None:
@@ -107,7 +107,7 @@ async def test_bytes_are_shared_as_well_as_events() -> None:
         yield b"one"
         yield b"two"
 
-    flight = Flight(landing(ByteStream(chunks())))
+    flight = SharedCall(landing(ByteStream(chunks())))
     bodies = [(await flight.join()).body for _ in range(2)]
     assert [[chunk async for chunk in body.chunks] for body in bodies] == [[b"one", b"two"]] * 2
 
@@ -116,7 +116,7 @@ async def test_an_error_before_the_head_is_everybodys() -> None:
     async def fail() -> Response:
         raise BackendError("no")
 
-    flight = Flight(fail())
+    flight = SharedCall(fail())
     outcomes = await asyncio.gather(flight.join(), flight.join(), return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["no", "no"]
     assert not flight.open
@@ -124,12 +124,12 @@ async def test_an_error_before_the_head_is_everybodys() -> None:
 
 async def test_a_break_reaches_each_reader_after_what_came_before_it() -> None:
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     readers = [await flight.join() for _ in range(2)]
-    source.push(b"a", StreamBroken("broke off"))
+    source.push(b"a", UpstreamStreamError("broke off"))
     for reader in readers:
         assert await take(reader, 1) == [b"a"]
-        with pytest.raises(StreamBroken, match="broke off"):
+        with pytest.raises(UpstreamStreamError, match="broke off"):
             await take(reader, 1)
     assert not flight.open
     assert source.closed
@@ -137,7 +137,7 @@ async def test_a_break_reaches_each_reader_after_what_came_before_it() -> None:
 
 async def test_a_reader_that_leaves_takes_nothing_from_the_others() -> None:
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     leader, follower = await flight.join(), await flight.join()
     source.push(b"a")
     assert await take(leader, 1) == [b"a"]
@@ -148,7 +148,7 @@ async def test_a_reader_that_leaves_takes_nothing_from_the_others() -> None:
 
 async def test_the_last_reader_that_leaves_cancels_the_call() -> None:
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     readers = [await flight.join() for _ in range(2)]
     source.push(b"a")
     for reader in readers:
@@ -163,7 +163,7 @@ async def test_the_last_reader_that_leaves_cancels_the_call() -> None:
 async def test_a_reader_that_never_began_to_read_leaves_too() -> None:
     """A generator that was not started runs no `finally`: the place of such a reader must not be kept."""
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     reader = await flight.join()
     await close_stream(stream_of(reader))
     await source.ended.wait()
@@ -180,7 +180,7 @@ async def test_leaving_before_the_head_cancels_the_call_once_nobody_waits() -> N
             cancelled.set()
             raise
 
-    flight = Flight(call())
+    flight = SharedCall(call())
     leader, follower = asyncio.create_task(flight.join()), asyncio.create_task(flight.join())
     await called.wait()
     leader.cancel()
@@ -194,7 +194,7 @@ async def test_leaving_before_the_head_cancels_the_call_once_nobody_waits() -> N
 
 async def test_a_slow_reader_holds_nobody_up() -> None:
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     slow, fast = await flight.join(), await flight.join()
     source.push(*letters("abcdef"), None)
     assert await all_of(fast) == list(letters("abcdef"))
@@ -206,7 +206,7 @@ async def test_beyond_the_buffer_the_backend_is_read_no_faster_than_the_slowest_
 ) -> None:
     monkeypatch.setattr(flights, "MAX_BUFFER_BYTES", 4)
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     slow, fast = await flight.join(), await flight.join()
     source.push(*letters("abcdefghij"), None)
     assert await take(fast, 5) == list(letters("abcde"))
@@ -223,7 +223,7 @@ async def test_beyond_the_buffer_the_backend_is_read_no_faster_than_the_slowest_
 async def test_a_flight_that_has_let_go_of_its_beginning_takes_no_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "MAX_BUFFER_BYTES", 2)
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     reader = await flight.join()
     source.push(*letters("abcdef"))
     assert await take(reader, 6) == list(letters("abcdef"))
@@ -237,11 +237,11 @@ async def test_a_stalled_reader_is_cut_off_when_others_wait_for_it(monkeypatch: 
     monkeypatch.setattr(flights, "MAX_BUFFER_BYTES", 2)
     monkeypatch.setattr(flights, "MAX_STALL_S", 0)
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     stalled, lively = await flight.join(), await flight.join()
     source.push(*letters("abcdefgh"), None)
     assert await all_of(lively) == list(letters("abcdefgh"))
-    with pytest.raises(StreamBroken, match="too slowly"):
+    with pytest.raises(UpstreamStreamError, match="too slowly"):
         await all_of(stalled)
 
 
@@ -250,7 +250,7 @@ async def test_a_lone_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(flights, "MAX_BUFFER_BYTES", 2)
     monkeypatch.setattr(flights, "MAX_STALL_S", 0)
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     reader = await flight.join()
     source.push(*letters("abcdefgh"), None)
     assert await take(reader, 1) == [b"a"]
@@ -261,7 +261,7 @@ async def test_a_lone_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch
 async def test_when_every_reader_has_left_a_full_buffer_does_not_keep_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "MAX_BUFFER_BYTES", 2)
     source = Source()
-    flight = Flight(landing(source.body()))
+    flight = SharedCall(landing(source.body()))
     reader = await flight.join()
     source.push(*letters("abcdefgh"))
     await until_idle()

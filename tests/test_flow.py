@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import StreamBroken
-from gateway.streams import Flow, Guarded, Tap, flow_of, pour, told
+from gateway.errors import UpstreamStreamError
+from gateway.streams import ClosingStream, ObservedStream, StreamObserver, flow_of, pour, told
 
-BROKEN = StreamBroken("it broke off")
+BROKEN = UpstreamStreamError("it broke off")
 ROUNDS = 200  # of the loop: more than any case takes
 
 
@@ -71,8 +71,8 @@ class Noting:
     notes: list[str]
     saw: list[int] = field(default_factory=list)
 
-    def tap(self) -> Tap[int]:
-        return Tap(self._saw, self._ended, self._broke, lambda: self.notes.append(f"{self.name} closed"))
+    def tap(self) -> StreamObserver[int]:
+        return StreamObserver(self._saw, self._ended, self._broke, lambda: self.notes.append(f"{self.name} closed"))
 
     def _saw(self, items: Sequence[int]) -> Sequence[int]:
         self.saw += items
@@ -82,18 +82,18 @@ class Noting:
         await asyncio.sleep(0)
         self.notes.append(f"{self.name} ended")
 
-    def _broke(self, error: StreamBroken) -> Sequence[int] | None:
+    def _broke(self, error: UpstreamStreamError) -> Sequence[int] | None:
         self.notes.append(f"{self.name} broke")
         return self.says
 
-    async def generator(self, inner: Guarded[int]) -> AsyncGenerator[int, None]:
+    async def generator(self, inner: ClosingStream[int]) -> AsyncGenerator[int, None]:
         """The same, as the stages had it before there were taps."""
         try:
             async for item in inner:
                 self.saw.append(item)
                 if item not in self.hides:
                     yield item
-        except StreamBroken as error:
+        except UpstreamStreamError as error:
             for item in self._broke(error) or ():
                 yield item
             if self.says is None:
@@ -133,14 +133,14 @@ async def in_generators(case: Case) -> Seen:
             raise BROKEN
 
     notes: list[str] = []
-    taps, stream = case.noting(notes), Guarded(source())
+    taps, stream = case.noting(notes), ClosingStream(source())
     for tap in taps:
-        stream = Guarded(tap.generator(stream), lambda tap=tap: notes.append(f"{tap.name} closed"), source=stream)
+        stream = ClosingStream(tap.generator(stream), lambda tap=tap: notes.append(f"{tap.name} closed"), source=stream)
     came: list[int] = []
     try:
         async for item in stream:
             came.append(item)  # noqa: PERF401 - what came before a break counts
-    except StreamBroken:
+    except UpstreamStreamError:
         return came, True, [tap.saw for tap in taps], notes
     return came, False, [tap.saw for tap in taps], notes
 
@@ -150,7 +150,7 @@ async def in_a_flow(case: Case, how: str, room: list[bool]) -> Seen:
     notes: list[str] = []
     taps = case.noting(notes)
     source = Scripted([list(batch) for batch in case.batches], case.breaks, how == "the end with its last")
-    flow = Flow(source, *[tap.tap() for tap in taps]) if tells else flow_of(_drawn(case))
+    flow = ObservedStream(source, *[tap.tap() for tap in taps]) if tells else flow_of(_drawn(case))
     for tap in () if tells else taps:
         flow.tap(tap.tap())
     came: list[int] = []
@@ -179,7 +179,7 @@ async def in_a_flow(case: Case, how: str, room: list[bool]) -> Seen:
     assert driven.done(), "it was not told of all that came"
     try:
         await driven
-    except StreamBroken:
+    except UpstreamStreamError:
         return came, True, [tap.saw for tap in taps], notes
     finally:
         before = list(notes)
@@ -208,7 +208,7 @@ def test_a_stream_that_is_given_up_closes_each_tap_once_and_ends_none(case: Case
     async def given_up() -> list[str]:
         notes: list[str] = []
         source = Scripted([list(batch) for batch in case.batches] + [[1]] * 6)
-        flow = Flow(source, *[tap.tap() for tap in case.noting(notes)])
+        flow = ObservedStream(source, *[tap.tap() for tap in case.noting(notes)])
         driven = asyncio.create_task(pour(flow, bool, asyncio.Event().wait))
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -228,7 +228,7 @@ def test_a_stream_that_is_given_up_closes_each_tap_once_and_ends_none(case: Case
 
 async def test_what_came_together_goes_on_within_the_callback_that_brought_it() -> None:
     source, came = Scripted([[1, 2], [3]]), list[Sequence[int]]()
-    flow = Flow(source)
+    flow = ObservedStream(source)
     driven = asyncio.create_task(pour(flow, lambda items: came.append(items) or True, asyncio.Event().wait))
     await asyncio.sleep(0)
     source.step()
@@ -246,7 +246,7 @@ async def test_who_cannot_write_hears_of_it() -> None:
         raise ConnectionResetError("the client has left")
 
     closed: list[bool] = []
-    flow = Flow(source, Tap(closed=lambda: closed.append(True)))
+    flow = ObservedStream(source, StreamObserver(closed=lambda: closed.append(True)))
     driven = asyncio.create_task(pour(flow, write, asyncio.Event().wait))
     await asyncio.sleep(0)
     source.step()  # which raises nothing where the callback is called
@@ -263,9 +263,9 @@ async def test_a_tap_that_fails_at_the_end_leaves_none_unclosed() -> None:
 
     closed: list[int] = []
     taps = [
-        Tap(ended=fail, closed=lambda: closed.append(0)),
-        Tap(fail, fail, closed=lambda: closed.append(1)),
+        StreamObserver(ended=fail, closed=lambda: closed.append(0)),
+        StreamObserver(fail, fail, closed=lambda: closed.append(1)),
     ]
     with pytest.raises(ZeroDivisionError):
-        await Flow(Scripted([], over=True), *taps).more()
+        await ObservedStream(Scripted([], over=True), *taps).more()
     assert closed == [0, 1]

@@ -15,7 +15,7 @@ from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.change_log import CHANGES
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache import model_factory, recovery
-from gateway.cache.eviction import Evictions
+from gateway.cache.eviction import Evictor
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.recovery import Recovery
 from gateway.config import Config
@@ -144,11 +144,11 @@ async def test_what_is_deleted_behind_the_back_of_a_gateway_that_still_starts_is
 
     served_early: list[Recovery] = []
 
-    async def not_yet(self: Evictions) -> None:
+    async def not_yet(self: Evictor) -> None:
         return
 
     monkeypatch.setattr(Recovery, "reconcile", never)
-    monkeypatch.setattr(Evictions, "compare", not_yet)
+    monkeypatch.setattr(Evictor, "compare", not_yet)
     async with gateway_of(config) as served:
         await until(lambda: served_early)
         assert served.gateway.parts.space.index.size == 1

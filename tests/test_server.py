@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.messages import Bypass, Provenance, Verdict
 from gateway.response_headers import cache_status
 from tests.fixtures.clock import FakeClock
@@ -244,7 +244,7 @@ async def test_a_taken_port_is_one_sentence_and_leaves_nothing_running(
     before = children()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(StartFailed) as caught:
+        with pytest.raises(StartupError) as caught:
             async with gateway_of(config(tmp_path, upstream, **{key: address})):
                 pass
     assert str(caught.value) == f"cannot listen on {address} ({named}): the port is taken"

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from gateway.adapters.redis import client, durability, purge
-from gateway.adapters.redis.client import Access, connect
-from gateway.adapters.redis.purge import RedisRemovals
+from gateway.adapters.redis.client import StoreAccess, connect
+from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from gateway.cache.stores import access_of
 from gateway.cli.doctor import store as doctor_store
 from gateway.cli.doctor.store import store as look_at
-from gateway.config.store import Store
-from gateway.config.store_url import Kind, Target, target_of
-from gateway.errors import StartFailed
+from gateway.config.store import StoreConfig
+from gateway.config.store_url import StoreKind, StoreTarget, target_of
+from gateway.errors import StartupError
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.store_fleets import ENVIRON, PATIENCE_S, SECRET, SentinelFleet, sentinel_fleet
 from tests.fixtures.stores import outside_server
@@ -45,16 +45,19 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelFleet]:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("embedded", Target(Kind.EMBEDDED)),
-        ("redis+sentinel://a,b:7/m", Target(Kind.SENTINEL, "redis+sentinel", (("a", 26379), ("b", 7)), service="m")),
+        ("embedded", StoreTarget(StoreKind.EMBEDDED)),
+        (
+            "redis+sentinel://a,b:7/m",
+            StoreTarget(StoreKind.SENTINEL, "redis+sentinel", (("a", 26379), ("b", 7)), service="m"),
+        ),
         (
             "redis+sentinel://u:p%40@[::1]:5/m/3",
-            Target(Kind.SENTINEL, "redis+sentinel", (("::1", 5),), "u", "p@", "m", 3),
+            StoreTarget(StoreKind.SENTINEL, "redis+sentinel", (("::1", 5),), "u", "p@", "m", 3),
         ),
-        ("rediss://:p@h/2?x=1", Target(Kind.SERVER, "rediss", (("h", 6379),), None, "p")),
+        ("rediss://:p@h/2?x=1", StoreTarget(StoreKind.SERVER, "rediss", (("h", 6379),), None, "p")),
     ],
 )
-def test_a_url_says_where_the_store_is_and_who_asks(url: str, expected: Target) -> None:
+def test_a_url_says_where_the_store_is_and_who_asks(url: str, expected: StoreTarget) -> None:
     assert target_of(url) == expected
     assert "p@" not in expected.where
 
@@ -116,11 +119,11 @@ async def test_the_doctor_says_what_keeps_it_out(
 
 def test_a_gateway_does_not_start_with_files_that_are_no_certificates(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("no certificate")
-    section = Store.model_validate({"url": "rediss://h", "tls": {"ca": str(tmp_path / "ca.crt")}})
-    with pytest.raises(StartFailed, match=r"store\.tls: the files cannot be used"):
+    section = StoreConfig.model_validate({"url": "rediss://h", "tls": {"ca": str(tmp_path / "ca.crt")}})
+    with pytest.raises(StartupError, match=r"store\.tls: the files cannot be used"):
         access_of(section, {})
-    with pytest.raises(StartFailed, match="environment variable MISSING"):
-        access_of(Store.model_validate({"url": "redis://h", "password_env": "MISSING"}), {})
+    with pytest.raises(StartupError, match="environment variable MISSING"):
+        access_of(StoreConfig.model_validate({"url": "redis://h", "password_env": "MISSING"}), {})
 
 
 async def test_who_may_wait_for_a_reply_may_wait_for_the_connection(upstream: Upstream, tmp_path: Path) -> None:
@@ -144,9 +147,9 @@ async def test_a_removal_is_durable_where_every_replica_has_it(tmp_path: Path, m
         with outside_server(tmp_path / "replica", arguments=follow) as replica:
             await until(lambda: primary.client.info("replication").get("slave0", {}).get("state") == "online")
             url = f"redis://127.0.0.1:{port}"
-            client = connect(url, PATIENCE_S, access=Access(password="s3cret"))
+            client = connect(url, PATIENCE_S, access=StoreAccess(password="s3cret"))
             store = RedisStore(client, embedder="e1", timeout_s=5.0, clock=SystemClock())
-            removals = RedisRemovals(store)
+            removals = RedisPurges(store)
             with monkeypatch.context() as patient:
                 patient.setattr(durability, "REPLICAS_MS", int(PATIENCE_S * 1000))
                 assert await removals.write_bans({"a": b"1"}, []) is True

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from gateway import parts as space_factory
-from gateway.adapters.embedding.embedders import BatchingEmbedder, ImmediateEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedder
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache import embedding_migration as embedder_cutover
 from gateway.cache import model_factory
-from gateway.cache.embedding_spaces import Newcomers
+from gateway.cache.embedding_spaces import PendingEmbeddings
 from gateway.cache.recovery import Recovery
 from gateway.cache.threshold.route_control import Evidence
 from gateway.config import Config
@@ -267,7 +267,7 @@ async def test_the_former_model_and_its_index_are_let_go_of(start: Start, monkey
 async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
     start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_factory, "Newcomers", partial(Newcomers, 1))
+    monkeypatch.setattr(space_factory, "Newcomers", partial(PendingEmbeddings, 1))
     await fill(start(HASH))
     held = Held(monkeypatch)
     late = [LATE, "how many legs does a spider have", "what is the tallest tree in the forest"]
@@ -287,7 +287,7 @@ async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
 async def test_too_many_newcomers_at_the_very_end_hold_the_swap_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_factory, "Newcomers", partial(Newcomers, 1))
+    monkeypatch.setattr(space_factory, "Newcomers", partial(PendingEmbeddings, 1))
     await fill(start(HASH))
     reconcile, late, times = Recovery.reconcile, [LATE, "how many legs does a spider have"], 0
     started = asyncio.Event()
@@ -414,9 +414,9 @@ async def test_vectors_of_two_models_are_never_compared(
 
     for owner, name, replacement in (
         (BatchingEmbedder, "embed", noting(made, BatchingEmbedder.embed)),
-        (ImmediateEmbedder, "embed", noting(made, ImmediateEmbedder.embed)),
+        (InlineEmbedder, "embed", noting(made, InlineEmbedder.embed)),
         (BatchingEmbedder, "embed_nowait", noting_nowait(made, BatchingEmbedder.embed_nowait)),
-        (ImmediateEmbedder, "embed_nowait", noting_nowait(made, ImmediateEmbedder.embed_nowait)),
+        (InlineEmbedder, "embed_nowait", noting_nowait(made, InlineEmbedder.embed_nowait)),
         (FaissIndex, "search_nowait", searched_at_once),
         (FaissIndex, "add", added), (FaissIndex, "search", searched), (FaissIndex, "near", looked),
         (Evidence, "shift", shifted),

@@ -33,7 +33,7 @@ from gateway.routing.complexity import (
     Standard,
     Variant,
 )
-from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, Reading
+from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
 from training import gaps
 
 HERE = Path(__file__).parent
@@ -97,13 +97,13 @@ def graded(encoder: OnnxEncoder, rarity: Commonness) -> Graded:
     rows = [line.split(" ", 2) for line in lines if line and not line.startswith("#")]
     texts = [text.replace("\\n", "\n") for _, _, text in rows]
     share = np.array([int(tenths) / 10 for _, tenths, _ in rows])
-    features = np.array([Reading(text, rarity).features for text in texts])
+    features = np.array([PromptReading(text, rarity).features for text in texts])
     # 0 of ten and 10 of ten are guesses, too: never quite sure.
     return Graded(features, vectors_of(encoder, texts), np.log((share + 0.03) / (1.03 - share)))
 
 
 def outcomes(rows: Sequence[dict[str, Any]], encoder: OnnxEncoder, rarity: Commonness) -> Outcomes:
-    read = [Reading(row["prompt"], rarity) for row in rows]
+    read = [PromptReading(row["prompt"], rarity) for row in rows]
     none = np.zeros(len(OPTION_NAMES))
     return Outcomes(
         prompts=[row["prompt"] for row in rows],

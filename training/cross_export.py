@@ -23,7 +23,7 @@ from sklearn.metrics import roc_auc_score
 
 from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCrossEncoder, WordTable
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_manifest
-from gateway.adapters.onnx.tokenizer import PairReader, joined
+from gateway.adapters.onnx.tokenizer import PairTokenizer, joined
 from gateway.cache.features import FloatArray
 from gateway.tools.embedding_model import dequantize
 from training.cross_network import Network, batch
@@ -98,7 +98,7 @@ def write(
 
 def _served(graph: Path, model: Path) -> list[tuple[str, str, float]]:
     """What the float32 form of the graph, as a server runs it, makes of `RECOGNISED`."""
-    reader, found = PairReader(model / TOKENIZER_FILE), []
+    reader, found = PairTokenizer(model / TOKENIZER_FILE), []
     with tempfile.TemporaryDirectory() as scratch:
         exact = Path(scratch) / "float32.onnx"
         dequantize.write(graph, exact, model / MODEL_FILE)

@@ -21,11 +21,11 @@ from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import LearnedVerifier, load_weights
-from gateway.ports import Acceptance, Candidate, Opinion, PriorBands
+from gateway.ports import Acceptance, Opinion, PriorBands, StoredCandidate
 from training.encoder import Encoder
 from training.verifier import SEED
 
-Judge = Callable[[str, Sequence[Candidate]], list[Opinion]]
+Judge = Callable[[str, Sequence[StoredCandidate]], list[Opinion]]
 PROMISES = (0.01, 0.02, 0.05)
 NEIGHBOURS, FLOOR, AUDITED = 4, 0.6, 0.05
 
@@ -33,7 +33,7 @@ NEIGHBOURS, FLOOR, AUDITED = 4, 0.6, 0.05
 def judges() -> dict[str, tuple[Judge, PriorBands]]:
     checks, learned = ThresholdVerifier(), LearnedVerifier(load_weights())
 
-    def cosine(_: str, stored: Sequence[Candidate]) -> list[Opinion]:
+    def cosine(_: str, stored: Sequence[StoredCandidate]) -> list[Opinion]:
         return [Opinion(other.similarity, checks.probability(other.similarity)) for other in stored]
 
     return {
@@ -96,7 +96,7 @@ class Stream:
     def _best(self, at: int, held: np.ndarray, judge: Judge) -> tuple[Opinion, int] | None:
         near = np.where(held[:at], self._vectors[:at] @ self._vectors[at], -1.0)
         top = [int(i) for i in np.argsort(-near)[:NEIGHBOURS] if near[i] >= FLOOR]
-        found = judge(self._questions[at], [Candidate(self._questions[i], min(1.0, float(near[i]))) for i in top])
+        found = judge(self._questions[at], [StoredCandidate(self._questions[i], min(1.0, float(near[i]))) for i in top])
         free = [(opinion, i) for opinion, i in zip(found, top, strict=True) if opinion.veto is None]
         return max(free, key=lambda each: each[0].score, default=None)
 
@@ -123,7 +123,7 @@ def pairs(tools: Any, metrics: Any, encoder: Encoder, name: str, judge: Judge) -
 
 def _score(judge: Judge, encoder: Encoder, asked: str, stored: str) -> float:
     similarity = min(1.0, float(encoder(asked) @ encoder(stored)))
-    (opinion,) = judge(asked, [Candidate(stored, similarity)])
+    (opinion,) = judge(asked, [StoredCandidate(stored, similarity)])
     return opinion.score - (opinion.veto is not None)
 
 

@@ -25,11 +25,11 @@ from sklearn.linear_model import LogisticRegression
 
 from gateway.cache.features import FloatArray
 from gateway.cache.threshold.ledger import BANDS, band_of
-from gateway.cache.threshold.route_control import Evidence, Labelled
+from gateway.cache.threshold.route_control import Evidence, LabelledLookup
 from gateway.cache.threshold.wrong_hits import falling
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import ABOUT_FILE, WEIGHTS, LearnedVerifier, weights_from
-from gateway.ports import Candidate, Opinion, PriorBands, Verifier
+from gateway.ports import Opinion, PriorBands, StoredCandidate, Verifier
 from training import wordings
 from training.encoder import Encoder
 from training.verifier import SEED, is_held_out
@@ -48,7 +48,7 @@ class Met:
 
     question: str
     vector: FloatArray
-    candidates: list[Candidate]
+    candidates: list[StoredCandidate]
     right: list[bool]
 
 
@@ -77,7 +77,7 @@ def met(requests: Sequence[tuple[str, str]], encoder: Encoder, floor: float) -> 
     for at, (question, asks) in enumerate(requests):
         near = matrix[:at] @ matrix[at]
         best = [int(i) for i in np.argsort(-near)[:NEIGHBOURS] if near[i] >= floor]
-        candidates = [Candidate(requests[i][0], min(1.0, float(near[i]))) for i in best]
+        candidates = [StoredCandidate(requests[i][0], min(1.0, float(near[i]))) for i in best]
         found.append(Met(question, matrix[at], candidates, [requests[i][1] == asks for i in best]))
     return found
 
@@ -105,7 +105,7 @@ def bands(verifier: Verifier, requests: Sequence[Sequence[Met]]) -> PriorBands:
             labels[band] += 1
             wrong[band] += not right
             rates[band] += 1
-            evidence.add(Labelled(each.vector, opinion.probability, float(right)))
+            evidence.add(LabelledLookup(each.vector, opinion.probability, float(right)))
     pools = falling(wrong.tolist(), labels.tolist())
     ends = [pool.first for pool in pools[1:]] + [BANDS]
     shares = [pool.rate for pool, end in zip(pools, ends, strict=True) for _ in range(pool.first, end)]

@@ -10,14 +10,14 @@ from typing import Any
 from aiohttp import web
 
 from gateway.admin.responses import json_answer
-from gateway.routing.rate_limiter import MAX_SEEN, Quotas
-from gateway.upstream.backend import Pool
-from gateway.upstream.latency import CONFIDENCE, Asked
-from gateway.upstream.upstream import Lane
+from gateway.routing.rate_limiter import MAX_SEEN, RateLimiter
+from gateway.upstream.backend import UpstreamPool
+from gateway.upstream.latency import CONFIDENCE, CallFeatures
+from gateway.upstream.upstream import Upstream
 
 
 # How backends and their upstreams fare: what `GET /admin/backends` and the dashboard show.
-def shown(pools: Mapping[str, Pool], now: float) -> dict[str, Any]:
+def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, Any]:
     """`now`: monotonic clock. Latencies are milliseconds; null where nothing recent is known."""
     return {
         name: {
@@ -31,9 +31,9 @@ def shown(pools: Mapping[str, Pool], now: float) -> dict[str, Any]:
     }
 
 
-def _upstream(lane: Lane, now: float) -> dict[str, Any]:
+def _upstream(lane: Upstream, now: float) -> dict[str, Any]:
     crowd, hosted = lane.backend.crowd, lane.upstream.hosted
-    whole, streamed = (lane.predict(Asked(stream=stream), now, CONFIDENCE) for stream in (False, True))
+    whole, streamed = (lane.predict(CallFeatures(stream=stream), now, CONFIDENCE) for stream in (False, True))
     return {
         "address": lane.upstream.address,
         "weight": lane.upstream.weight,
@@ -61,7 +61,7 @@ SHOWN = 50
 
 
 class LimitsHandler:
-    def __init__(self, quotas: Quotas) -> None:
+    def __init__(self, quotas: RateLimiter) -> None:
         self._quotas = quotas
 
     def routes(self) -> Sequence[web.RouteDef]:

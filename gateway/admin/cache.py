@@ -13,21 +13,21 @@ from aiohttp import web
 from pydantic import BeforeValidator, Field
 
 from gateway.admin.audit import note
-from gateway.admin.keys import Keychain
+from gateway.admin.keys import KeyAdmin
 from gateway.admin.responses import NO_STORE, answered, asked_number, json_answer, object_of, section_of
-from gateway.cache.export_import import ImportIncomplete, Portability
-from gateway.cache.purge import Incomplete, Outcome, Removal, Wanted
+from gateway.cache.export_import import ExportImport, ImportIncomplete
+from gateway.cache.purge import Purge, PurgeIncomplete, PurgeRequest, PurgeResult
 from gateway.config.errors import show
 from gateway.config.policy.model import Policy
 from gateway.config.units import PositiveDuration
 from gateway.config.validation import NOT_EMPTY, Section
-from gateway.errors import BadRequest, Overloaded, Refused, RequestTimeout, StoreUnavailable
+from gateway.errors import BadRequest, GatewayError, Overloaded, RequestTimeout, StoreUnavailable
 
 # Whether what a removal names is known. It is no fault where it is not: the store may have answers of before.
 LISTED = 20
 
 
-class Names:
+class PurgeValidation:
     """`policy` returns the one in force. `tenants`: those of the configuration's keys, `keychain` has others;
     None: they have no names, as backends judge their credentials."""
 
@@ -36,14 +36,14 @@ class Names:
         policy: Callable[[], Policy],
         backends: Collection[str],
         tenants: Collection[str] | None,
-        keychain: Keychain,
+        keychain: KeyAdmin,
     ) -> None:
         self._policy = policy
         self._backends = backends
         self._tenants = tenants
         self._keychain = keychain
 
-    async def unknown(self, wanted: Wanted) -> list[str]:
+    async def unknown(self, wanted: PurgeRequest) -> list[str]:
         """A sentence for each name that nothing has."""
         said = [
             unknown_name("route of the policy in force", wanted.route, [each.name for each in self._policy().routes]),
@@ -105,9 +105,9 @@ class PurgeBody(Section):
     all: bool = False
     dry_run: bool = False
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> PurgeRequest:
         """Raises `BadRequest` where nothing says what is meant."""
-        wanted = Wanted(
+        wanted = PurgeRequest(
             tags=self.tags or (),
             tenant=self.tenant,
             route=self.route,
@@ -128,7 +128,7 @@ class PurgeBody(Section):
 
 
 class CacheAdmin:
-    def __init__(self, removal: Removal, portability: Portability, names: Names) -> None:
+    def __init__(self, removal: Purge, portability: ExportImport, names: PurgeValidation) -> None:
         self._removal = removal
         self._names = names
         self._portability = portability
@@ -148,13 +148,13 @@ class CacheAdmin:
         note(request, look=body.dry_run, conditions=wanted.described())
         try:
             outcome = await self._removal.purge(wanted, dry_run=body.dry_run)
-        except Incomplete as error:
+        except PurgeIncomplete as error:
             await self._noted(request, wanted, error.outcome)
             raise
         await self._noted(request, wanted, outcome)
         return json_answer(outcome.as_json())
 
-    async def _noted(self, request: web.Request, wanted: Wanted, outcome: Outcome) -> None:
+    async def _noted(self, request: web.Request, wanted: PurgeRequest, outcome: PurgeResult) -> None:
         """Names are looked up once it is done: nothing that waits comes before a removal."""
         note(request, matched=outcome.matched, removed=outcome.removed, recorded=outcome.recorded)
         outcome.notes += await self._names.unknown(wanted)
@@ -235,7 +235,7 @@ async def _chunk(request: web.Request) -> bytes:
         raise RequestTimeout(f"nothing came for {STALL_S:g} s: expected the rest of the lines") from None
 
 
-def _done(error: Refused) -> dict[str, Any]:
-    if isinstance(error, Incomplete):
+def _done(error: GatewayError) -> dict[str, Any]:
+    if isinstance(error, PurgeIncomplete):
         return {**error.outcome.as_json(), "recorded": error.outcome.recorded}
     return error.done.as_json() if isinstance(error, ImportIncomplete) else {}

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from gateway.admin.responses import answered, asked_number, json_answer
 from gateway.cache.bans import SHOWN_DIGITS
-from gateway.cache.eviction import Evictions
+from gateway.cache.eviction import Evictor
 from gateway.cache.export_import import call_of
-from gateway.cache.memory_cache import FrontStore
+from gateway.cache.memory_cache import TieredStore
 from gateway.config.policy.model import Policy
 from gateway.dialects.known import DIALECTS
 from gateway.errors import NotFound
@@ -30,7 +30,7 @@ class EntriesHandler:
     """`front` and `policy` give those in force. Hits are counted by this gateway, since its start."""
 
     def __init__(
-        self, front: Callable[[], FrontStore], evictions: Evictions, policy: Callable[[], Policy], clock: Clock
+        self, front: Callable[[], TieredStore], evictions: Evictor, policy: Callable[[], Policy], clock: Clock
     ) -> None:
         self._front = front
         self._evictions = evictions

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from gateway.admin.responses import NO_STORE, answered
-from gateway.observability.live_events import Decision, Decisions, Watch
+from gateway.observability.live_events import Decision, LiveEvents, Subscription
 
 LOOK_S = 1.0  # how soon it is noticed that a reader has left
 BEATS = 15  # of them between comments that keep the connection open
@@ -20,7 +20,7 @@ FILTERS = ("route", "verdict", "tenant", "backend")
 
 
 class LiveHandler:
-    def __init__(self, decisions: Decisions) -> None:
+    def __init__(self, decisions: LiveEvents) -> None:
         self._decisions = decisions
 
     def routes(self) -> list[web.RouteDef]:
@@ -41,7 +41,9 @@ class LiveHandler:
             return web.Response()
 
 
-async def _told(request: web.Request, response: web.StreamResponse, watch: Watch, wanted: Mapping[str, str]) -> None:
+async def _told(
+    request: web.Request, response: web.StreamResponse, watch: Subscription, wanted: Mapping[str, str]
+) -> None:
     silent = 0
     while not watch.over and request.transport is not None and not request.transport.is_closing():
         taken = await watch.take(LOOK_S)

@@ -12,17 +12,17 @@ from aiohttp import web
 
 from gateway.admin.responses import json_answer
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.explanation import ExplainedPair, Look, explained
+from gateway.cache.explanation import ExplainedPair, LookupDetails, explained
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.judgement import Scorer, floor_of
+from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Policy, Semantic
-from gateway.errors import BadRequest, EmbedderUnavailable, StartFailed
+from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.messages import Embedding, Entry
-from gateway.ports import Candidate, Embedder, Opinion, Verifier
+from gateway.ports import Embedder, Opinion, StoredCandidate, Verifier
 
 # POST /admin/cache/explain: what a route makes of two prompts, with all that it has learnt. Nothing is changed by it,
 # and the prompts are neither logged nor kept.
@@ -32,7 +32,7 @@ EXPECTED = 'expected {"stored": "...", "asked": "...", "route": "..."}, the rout
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairRequest:
     """A question whose answer is stored, and one that is asked. `route` None: the policy's last one."""
 
     stored: str
@@ -40,7 +40,7 @@ class Pair:
     route: str | None = None
 
 
-def pair_from(body: bytes) -> Pair:
+def pair_from(body: bytes) -> PairRequest:
     """Raises `BadRequest`, without a word of the prompts in it."""
     try:
         value = orjson.loads(body)
@@ -56,7 +56,7 @@ def pair_from(body: bytes) -> Pair:
             raise BadRequest(f"{name!r} is missing, empty or no text: {EXPECTED}")
     if not isinstance(value.get("route"), str | None):
         raise BadRequest(f"'route' is no text: {EXPECTED}")
-    return Pair(value["stored"], value["asked"], value.get("route"))
+    return PairRequest(value["stored"], value["asked"], value.get("route"))
 
 
 def route_of(policy: Policy, name: str | None) -> tuple[str, Semantic]:
@@ -71,14 +71,14 @@ def route_of(policy: Policy, name: str | None) -> tuple[str, Semantic]:
 
 
 async def explain_pair(
-    pair: Pair, route: str, rule: Semantic, control: RouteControl, embedder: Embedder, verifier: Verifier
+    pair: PairRequest, route: str, rule: Semantic, control: RouteControl, embedder: Embedder, verifier: Verifier
 ) -> ExplainedPair:
     """As the semantic lookup would judge it, were `pair.stored` all that is stored: counterexamples belong to an entry,
     and frames of fewer words show by what else is stored. Raises `EmbedderUnavailable`."""
     # One after the other, as lookups do: texts of one batch of the quantised model move each other in the third digit.
     asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
     entry, similarity = _entry(pair), _similarity(asked, stored)
-    look = Look(
+    look = LookupDetails(
         route=route,
         acceptance=rule.acceptance,
         verifier=verifier.basis,
@@ -87,11 +87,11 @@ async def explain_pair(
         labels=control.labels,
         partial=asked.why_partial or stored.why_partial,
     )
-    near, scorer = [(entry, similarity)], Scorer(verifier, embedder, rule.acceptance, Counterexamples())
+    near, scorer = [(entry, similarity)], CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples())
     if look.partial is not None:  # bounds what the verifier reads, too
         first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
         return explained(first, first, look)
-    look = replace(look, features=verifier.features(pair.asked, Candidate(pair.stored, similarity)))
+    look = replace(look, features=verifier.features(pair.asked, StoredCandidate(pair.stored, similarity)))
     scores = scorer.of(pair.asked, "", asked, near, control, 0)
     first = scores.chosen
     if similarity >= look.floor and scorer.closer_look_is_due(scores):
@@ -103,7 +103,7 @@ def _similarity(a: Embedding, b: Embedding) -> float:
     return min(1.0, max(0.0, float(a.vector @ b.vector)))
 
 
-def _entry(pair: Pair) -> Entry:
+def _entry(pair: PairRequest) -> Entry:
     """What a judgement is about; of an answer there is nothing."""
     return Entry(
         fingerprint="", scope="", tenant="", route="", model="", operation="", dialect="", question=pair.stored,
@@ -142,14 +142,14 @@ class ExplainHandler:
 WAIT_S = 30.0  # for a running gateway's answer
 
 
-def checked(pair: Pair) -> Pair:
+def checked(pair: PairRequest) -> PairRequest:
     """The rules of the admin port for what comes from a command line. Raises `BadRequest`."""
     return pair_from(_body(pair))
 
 
-async def explain_offline(pair: Pair, config_path: Path, environ: Mapping[str, str]) -> ExplainedPair:
+async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping[str, str]) -> ExplainedPair:
     """With what the configuration names and the verifier's calibration: nothing is learnt yet. Raises `BadRequest`,
-    `StartFailed`, and whatever the reading of the configuration and the model's loading raise."""
+    `StartupError`, and whatever the reading of the configuration and the model's loading raise."""
     config = load_config(config_path, environ)
     route, rule = route_of(load_policy(config.policies, config), pair.route)
     verifier = build_verifier(config.verifier, config.embedder)
@@ -158,13 +158,13 @@ async def explain_offline(pair: Pair, config_path: Path, environ: Mapping[str, s
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")
         return await explain_pair(pair, route, rule, control, embedder, verifier)
     except EmbedderUnavailable as error:
-        raise StartFailed(f"the embedding model gives no answer: {error}") from None
+        raise StartupError(f"the embedding model gives no answer: {error}") from None
     finally:
         embedder.close()
         verifier.close()
 
 
-async def explain_by(admin: str, token: str | None, pair: Pair) -> ExplainedPair:
+async def explain_by(admin: str, token: str | None, pair: PairRequest) -> ExplainedPair:
     """By the gateway whose admin port is at this URL. Raises `BadRequest` with its sentence, or one about it."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
@@ -195,7 +195,7 @@ def _read(admin: str, status: int, body: bytes) -> ExplainedPair:
         raise BadRequest(f"{admin} answers otherwise than this version expects: {error}") from None
 
 
-def _body(pair: Pair) -> bytes:
+def _body(pair: PairRequest) -> bytes:
     try:
         return orjson.dumps({"stored": pair.stored, "asked": pair.asked, "route": pair.route})
     except orjson.JSONEncodeError:

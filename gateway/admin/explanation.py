@@ -17,7 +17,7 @@ from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
 from gateway.dialects.known import dialect_of
 from gateway.errors import BadRequest, EmbedderUnavailable
-from gateway.latency_forecast import Outlook
+from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
 from gateway.messages import Call, Embedding
 from gateway.parts import Parts
@@ -27,7 +27,7 @@ from gateway.route_steps import deciding_of
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.parse_and_route import apply_route
-from gateway.streams import AtHand
+from gateway.streams import BufferedBody
 
 
 # What would become of a request, and how it is told: shared by `nearhit explain` and by the gateways that it asks.
@@ -63,7 +63,9 @@ class Explanation:
     limits: tuple[str, ...] = ()  # of the route; whether there is room within them is not asked
     if_late: str | None = None  # what becomes of the request where nobody is in time
     budgets: Mapping[str, Any] | None = None  # what is left of them, in seconds, as `Remaining`; None: no budget
-    outlook: Mapping[str, Any] | None = None  # as `Outlook.as_json`; latencies are known to a running gateway only
+    outlook: Mapping[str, Any] | None = (
+        None  # as `LatencyForecast.as_json`; latencies are known to a running gateway only
+    )
     steps: Sequence[tuple[str, str]] = ()  # name and reason of each, outermost first, as `pipeline.steps_of`
 
     def as_json(self) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def request_of(value: object, clock: Clock, where: str) -> tuple[RequestContext,
         path=str(wrapped.get("path", "/v1/chat/completions")),
         query="",
         headers=CIMultiDict({str(k): str(v) for k, v in headers.items()}),
-        body_source=AtHand(),
+        body_source=BufferedBody(),
         clock=clock,
         tenant=str(wrapped.get("tenant", ANONYMOUS)),
     )
@@ -177,7 +179,7 @@ def explanation_of(
     call: Call,
     route: Route,
     decision: Decision,
-    outlook: Outlook | None,
+    outlook: LatencyForecast | None,
     steps: Sequence[tuple[str, str]],
 ) -> Explanation:
     """`request`: filled in by its route and the decision. `outlook` None: no latencies are known. `steps`: of the

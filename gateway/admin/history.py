@@ -25,7 +25,7 @@ from gateway.observability.timeline import (
     UP,
     Resolution,
     Timeline,
-    Window,
+    TimelineWindow,
     is_level,
     levels,
     since,
@@ -48,7 +48,7 @@ SPANS: Mapping[str, tuple[Resolution, int]] = {
 }
 
 
-class Chronicle:
+class HistoryRecorder:
     """To be told regularly by `record`; `run` keeps it in step with the store, `close` says the last of it."""
 
     def __init__(self, telemetry: Telemetry, store: TimelineStore, clock: Clock) -> None:
@@ -129,7 +129,7 @@ class Chronicle:
         return web.Response(body=body, content_type="application/json", headers=NO_STORE)
 
 
-def _written(about: Mapping[str, Any], window: Window) -> bytes:
+def _written(about: Mapping[str, Any], window: TimelineWindow) -> bytes:
     return orjson.dumps({**about, **told(window)}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

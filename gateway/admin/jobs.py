@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway.admin.responses import json_answer
 from gateway.errors import StoreUnavailable
-from gateway.job_records import Standing, shown
+from gateway.job_records import JobState, shown
 from gateway.job_store import JobStore
 
 STATES = ("active", "dead", "finished")
@@ -90,6 +90,6 @@ def _named(job: Any) -> Sequence[str]:
     return [job] if isinstance(job, str) and JOB.fullmatch(job) else []
 
 
-def _row(standing: Standing) -> dict[str, Any]:
+def _row(standing: JobState) -> dict[str, Any]:
     whose = standing.tenant[:DIGITS] if len(standing.tenant) == 64 else standing.tenant
     return shown(standing, response=False) | {"tenant": whose, "dead": standing.dead}

@@ -15,12 +15,12 @@ from gateway.admin.audit import note
 from gateway.admin.middleware import actor_of
 from gateway.admin.responses import answered, json_answer, object_of, section_of, whole_body
 from gateway.api_keys import (
-    Key,
+    ApiKey,
     KeyChange,
+    KeySecret,
     KeyStore,
     KeyUnreadable,
-    Outdated,
-    Secret,
+    VersionConflict,
     decode,
     digest_of,
     encode,
@@ -34,7 +34,7 @@ from gateway.config.validation import Problem, Section, one_of
 from gateway.errors import BadRequest, NotFound, Overloaded
 from gateway.ports import Clock
 from gateway.principal import Role
-from gateway.steps.key_cache import Keyring
+from gateway.steps.key_cache import KeyCache
 
 # What operators may say of keys, and what becomes of a key by it. Pure.
 MAX_SECRETS = 4
@@ -61,7 +61,7 @@ class _Terms(Section):
                 yield Problem("limits", "per: a key's limits are its own, expected none")
 
 
-class Wanted(_Terms):
+class KeySpec(_Terms):
     """`POST /admin/keys`."""
 
     name: Name = Field(examples=["ci"])
@@ -69,22 +69,22 @@ class Wanted(_Terms):
     role: RoleName = "use"
 
 
-class Change(_Terms):
+class KeyUpdate(_Terms):
     """`POST /admin/keys/{id}`: what is given becomes so; an empty list of models or limits means all and none."""
 
     name: Name | None = None
 
 
-class Rotation(Section):
+class KeyRotation(Section):
     """`POST /admin/keys/{id}/rotate`: for how long the former secret is good, too."""
 
     overlap: Duration = OVERLAP_S
 
 
-def made(wanted: Wanted, given: Mapping[str, Any], by: str, now: float) -> tuple[Key, str]:
+def made(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) -> tuple[ApiKey, str]:
     """The key and its text, which is kept nowhere. `given`: what was written, which is what is kept of the limits."""
     secret, text = _secret(now)
-    key = Key(
+    key = ApiKey(
         id=f"key_{secrets.token_hex(8)}",
         name=wanted.name,
         tenant=wanted.tenant,
@@ -99,7 +99,7 @@ def made(wanted: Wanted, given: Mapping[str, Any], by: str, now: float) -> tuple
     return key, text
 
 
-def changed(key: Key, change: Change, given: Mapping[str, Any], now: float) -> Key:
+def changed(key: ApiKey, change: KeyUpdate, given: Mapping[str, Any], now: float) -> ApiKey:
     """Raises `BadRequest`."""
     _active(key, now, but="expired")
     if change.name is not None:
@@ -113,7 +113,7 @@ def changed(key: Key, change: Change, given: Mapping[str, Any], now: float) -> K
     return key
 
 
-def rotated(key: Key, rotation: Rotation, now: float) -> tuple[Key, str]:
+def rotated(key: ApiKey, rotation: KeyRotation, now: float) -> tuple[ApiKey, str]:
     """Another text beside those that are good, which end within the overlap. Raises `BadRequest`."""
     _active(key, now)
     ends = now + rotation.overlap
@@ -127,22 +127,22 @@ def rotated(key: Key, rotation: Rotation, now: float) -> tuple[Key, str]:
     return replace(key, secrets=(*former, secret)), text
 
 
-def revoked(key: Key, now: float) -> Key:
+def revoked(key: ApiKey, now: float) -> ApiKey:
     """At once and for good. Raises `BadRequest` where it is already."""
     if key.revoked is not None:
         raise BadRequest("the key is revoked already")
     return replace(key, revoked=now)
 
 
-def _active(key: Key, now: float, but: str = "active") -> None:
+def _active(key: ApiKey, now: float, but: str = "active") -> None:
     state = key.state(now)
     if state not in ("active", but):
         raise BadRequest(f"the key is {state}: make a new one")
 
 
-def _secret(now: float) -> tuple[Secret, str]:
+def _secret(now: float) -> tuple[KeySecret, str]:
     text = new_key()
-    return Secret(digest_of(text), text[-4:], now), text
+    return KeySecret(digest_of(text), text[-4:], now), text
 
 
 def _written(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
@@ -158,15 +158,15 @@ FORGOTTEN_S = 90 * 86_400.0  # after its end a key is only of use to tell that i
 ATTEMPTS = 5
 
 
-class Keychain:
+class KeyAdmin:
     """Every method raises `StoreUnavailable`, where nothing was done, or `Refused`."""
 
-    def __init__(self, store: KeyStore, keyring: Keyring, clock: Clock) -> None:
+    def __init__(self, store: KeyStore, keyring: KeyCache, clock: Clock) -> None:
         self._store = store
         self._keyring = keyring
         self._clock = clock
 
-    async def listed(self) -> Sequence[Key]:
+    async def listed(self) -> Sequence[ApiKey]:
         """The youngest first."""
         found = []
         for data in await self._store.listed():
@@ -176,10 +176,10 @@ class Keychain:
                 continue
         return sorted(found, key=lambda key: (-key.created, key.id))
 
-    async def one(self, identity: str) -> Key:
+    async def one(self, identity: str) -> ApiKey:
         return _read(await self._store.by_id(identity))
 
-    async def create(self, wanted: Wanted, given: Mapping[str, Any], by: str) -> tuple[Key, str]:
+    async def create(self, wanted: KeySpec, given: Mapping[str, Any], by: str) -> tuple[ApiKey, str]:
         """The key and its text, which nobody can be told again."""
         now = self._clock.wall()
         await self._make_room(now)
@@ -187,14 +187,14 @@ class Keychain:
         await self._swap(None, key)
         return key, text
 
-    async def change(self, identity: str, change: Change, given: Mapping[str, Any]) -> Key:
+    async def change(self, identity: str, change: KeyUpdate, given: Mapping[str, Any]) -> ApiKey:
         key, _ = await self._changed(identity, lambda key, now: changed(key, change, given, now))
         return key
 
-    async def rotate(self, identity: str, rotation: Rotation) -> tuple[Key, str]:
+    async def rotate(self, identity: str, rotation: KeyRotation) -> tuple[ApiKey, str]:
         texts: list[str] = []
 
-        def become(key: Key, now: float) -> Key:
+        def become(key: ApiKey, now: float) -> ApiKey:
             key, text = rotated(key, rotation, now)
             texts.append(text)
             return key
@@ -202,13 +202,13 @@ class Keychain:
         key, _ = await self._changed(identity, become)
         return key, texts[-1]
 
-    async def revoke(self, identity: str) -> tuple[Key, bool]:
+    async def revoke(self, identity: str) -> tuple[ApiKey, bool]:
         """The key, and whether its end is known to have reached the store's disk."""
         return await self._changed(identity, revoked, synced=True)
 
     async def _changed(
-        self, identity: str, become: Callable[[Key, float], Key], *, synced: bool = False
-    ) -> tuple[Key, bool]:
+        self, identity: str, become: Callable[[ApiKey, float], ApiKey], *, synced: bool = False
+    ) -> tuple[ApiKey, bool]:
         for _ in range(ATTEMPTS):
             data = await self._store.by_id(identity)
             before = _read(data)
@@ -216,12 +216,12 @@ class Keychain:
             key = become(before.without_old_secrets(now), now)
             try:
                 return key, await self._swap(before, key, data, synced=synced)
-            except Outdated:  # somebody else has changed it meanwhile
+            except VersionConflict:  # somebody else has changed it meanwhile
                 continue
         raise Overloaded("others are changing this key, nothing was done: try again", retry_after_s=1)
 
     async def _swap(
-        self, before: Key | None, key: Key | None, data: bytes | None = None, *, synced: bool = False
+        self, before: ApiKey | None, key: ApiKey | None, data: bytes | None = None, *, synced: bool = False
     ) -> bool:
         former, digests = _digests(before), _digests(key)
         some = key or before
@@ -245,7 +245,7 @@ class Keychain:
             raise BadRequest(f"there are {MAX_KEYS} keys: those that ended 90 days ago make room, and none has")
 
 
-def _read(data: bytes | None) -> Key:
+def _read(data: bytes | None) -> ApiKey:
     if data is None:
         raise NotFound("there is no such key")
     try:
@@ -254,7 +254,7 @@ def _read(data: bytes | None) -> Key:
         raise BadRequest(f"the key cannot be read by this gateway: {error}") from None
 
 
-def _digests(key: Key | None) -> set[str]:
+def _digests(key: ApiKey | None) -> set[str]:
     return set() if key is None else {secret.digest for secret in key.secrets}
 
 
@@ -269,7 +269,7 @@ NOT_ASKED = "auth.mode is passthrough: the data port asks for no keys, this one 
 class KeysHandler:
     """`asked_for`: whether the data port wants keys."""
 
-    def __init__(self, keychain: Keychain, clock: Clock, *, asked_for: bool) -> None:
+    def __init__(self, keychain: KeyAdmin, clock: Clock, *, asked_for: bool) -> None:
         self._keychain = keychain
         self._clock = clock
         self._asked_for = asked_for
@@ -297,7 +297,7 @@ class KeysHandler:
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         given = object_of(await whole_body(request), 'a key, such as {"name": "ci", "tenant": "acme"}')
-        key, text = await self._keychain.create(section_of(Wanted, given), given, actor_of(request).name)
+        key, text = await self._keychain.create(section_of(KeySpec, given), given, actor_of(request).name)
         _note(request, key)
         warning = {} if self._asked_for else {"warning": NOT_ASKED}
         return self._told(key, **warning, key=text)
@@ -306,13 +306,13 @@ class KeysHandler:
         given = object_of(await whole_body(request), 'changes, such as {"expires": "30d"}')
         if not given:
             raise BadRequest("nothing is to change: expected name, models, limits or expires")
-        key = await self._keychain.change(_identity(request), section_of(Change, given), given)
+        key = await self._keychain.change(_identity(request), section_of(KeyUpdate, given), given)
         _note(request, key, changed=sorted(given))
         return self._told(key)
 
     async def _rotate(self, request: web.Request) -> web.StreamResponse:
         body = await whole_body(request)
-        rotation = section_of(Rotation, object_of(body, 'terms, such as {"overlap": "24h"}') if body.strip() else {})
+        rotation = section_of(KeyRotation, object_of(body, 'terms, such as {"overlap": "24h"}') if body.strip() else {})
         key, text = await self._keychain.rotate(_identity(request), rotation)
         _note(request, key, overlap_s=rotation.overlap)
         return self._told(key, key=text)
@@ -322,7 +322,7 @@ class KeysHandler:
         _note(request, key)
         return self._told(key, durable=durable)
 
-    def _told(self, key: Key, /, **more: Any) -> web.Response:
+    def _told(self, key: ApiKey, /, **more: Any) -> web.Response:
         return json_answer({**more, **shown(key, self._clock.wall())})
 
 
@@ -334,5 +334,5 @@ def _identity(request: web.Request) -> str:
     return identity
 
 
-def _note(request: web.Request, key: Key, **more: Any) -> None:
+def _note(request: web.Request, key: ApiKey, **more: Any) -> None:
     note(request, key=key.id, name=key.name, tenant=key.tenant, granted=key.role, **more)

@@ -11,13 +11,13 @@ from aiohttp import web
 
 from gateway.admin.responses import json_answer
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.learned_state import Learning
+from gateway.cache.learned_state import StateKeeper
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Policy, Semantic, Target
 from gateway.errors import StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.routing.tier_learning import Escalations
+from gateway.routing.tier_learning import TierLearning
 
 
 async def route_to_forget(request: web.Request, routes: Collection[str], wanted: str) -> str | web.Response:
@@ -37,7 +37,7 @@ async def route_to_forget(request: web.Request, routes: Collection[str], wanted:
     return route
 
 
-async def saved(learning: Learning, route: str) -> bool:
+async def saved(learning: StateKeeper, route: str) -> bool:
     """False: with the next change, or at the end; until then a restart would bring back what was forgotten."""
     try:
         await learning.save_one(route)
@@ -47,7 +47,7 @@ async def saved(learning: Learning, route: str) -> bool:
 
 
 # What is known of wrong hits, by route, and the way back: a route can be made to forget what it has learnt.
-class Quality:
+class QualityHandler:
     """`policy` is the one in force: routes that it no longer has keep what they know, and are not shown."""
 
     def __init__(self, spaces: Spaces, policy: Callable[[], Policy]) -> None:
@@ -108,13 +108,13 @@ def _interval(share: float, low: float, high: float) -> dict[str, float | None]:
 
 # How routes come to their large model: the rule, the threshold now, and what it keeps. And the way back: a route can
 # be made to forget what it has learnt.
-class Routing:
+class RoutingHandler:
     """`policy` is the one in force: routes that it no longer has keep what they know, and are not shown."""
 
     def __init__(
         self,
-        escalations: Escalations,
-        learning: Learning,
+        escalations: TierLearning,
+        learning: StateKeeper,
         policy: Callable[[], Policy],
         clock: Clock,
         telemetry: Telemetry,

@@ -14,11 +14,11 @@ from gateway.admin.responses import Handler, json_answer
 from gateway.admin.static_files import is_page
 from gateway.api_keys import PATTERN
 from gateway.config.units import Address
-from gateway.errors import Forbidden, Refused, TooManyFailures, Unauthorized
+from gateway.errors import Forbidden, GatewayError, TooManyAuthFailures, Unauthorized
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.principal import LOOPBACK, TOKEN, Actor, Role
-from gateway.steps.authenticate import Failures
+from gateway.steps.authenticate import AuthThrottle
 
 # Who may ask what of the admin port: the one table. What is not in it is nobody's (`gateway.admin.middleware`).
 USE, OPERATE, ADMIN = Role.USE, Role.OPERATE, Role.ADMIN
@@ -82,7 +82,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 ACTOR = web.RequestKey("actor", Actor)
 
 Check = Callable[[str], Awaitable[Actor | None]]
-"""Whose credentials these are; None: nobody's that it knows of. Raises `Refused`."""
+"""Whose credentials these are; None: nobody's that it knows of. Raises `GatewayError`."""
 
 
 def actor_of(request: web.Request) -> Actor:
@@ -90,12 +90,18 @@ def actor_of(request: web.Request) -> Actor:
     return request[ACTOR]
 
 
-class Entrance:
+class Authenticator:
     """`token`: the one of the configuration; `checks`: who else may come in. `unlocked`: whoever reaches the port may
     use it, which is why the configuration then demands loopback."""
 
     def __init__(
-        self, token: str | None, checks: Sequence[Check], failures: Failures, telemetry: Telemetry, *, unlocked: bool
+        self,
+        token: str | None,
+        checks: Sequence[Check],
+        failures: AuthThrottle,
+        telemetry: Telemetry,
+        *,
+        unlocked: bool,
     ) -> None:
         self._token = token
         self._checks = checks
@@ -104,7 +110,7 @@ class Entrance:
         self._unlocked = unlocked
 
     async def who(self, request: web.Request) -> Actor:
-        """Raises `Unauthorized`, `TooManyFailures`, or what a check raises."""
+        """Raises `Unauthorized`, `TooManyAuthFailures`, or what a check raises."""
         if self._unlocked:
             return LOOPBACK
         presented, peer = _presented(request), request.remote or ""
@@ -113,7 +119,7 @@ class Entrance:
         wait_s = self._failures.wait_s(peer)
         if wait_s is not None:  # before anything is compared: a right guess does not count either
             self._telemetry.auth_failures.add("admin", "too-many")
-            raise TooManyFailures(retry_after_s=wait_s)
+            raise TooManyAuthFailures(retry_after_s=wait_s)
         try:
             return await self._known(presented)
         except Unauthorized:
@@ -132,11 +138,11 @@ class Entrance:
         raise Unauthorized("these credentials are not known here: expected a bearer token")
 
 
-class Guard:
+class AccessMiddleware:
     """`address`: where the port listens; `hosts`: names beside its own address that it may be called by."""
 
     def __init__(
-        self, address: Address, hosts: Sequence[str], entrance: Entrance, trail: AuditTrail, clock: Clock
+        self, address: Address, hosts: Sequence[str], entrance: Authenticator, trail: AuditTrail, clock: Clock
     ) -> None:
         self._address = address
         self._hosts = frozenset(hosts)
@@ -153,7 +159,7 @@ class Guard:
         endpoint = endpoint_of(request)
         try:
             actor = await self._entrance.who(request)
-        except Refused as error:
+        except GatewayError as error:
             if isinstance(error, Unauthorized | Forbidden) and _presented(request):
                 self._trail.write(self._entry(request, endpoint, None, error.status))
             return _refusal(error)
@@ -252,7 +258,7 @@ def _outcome(status: int) -> str:
     return "done" if status < 400 else "failed"
 
 
-def _refusal(error: Refused) -> web.Response:
+def _refusal(error: GatewayError) -> web.Response:
     answer = json_answer({"error": error.message}, error.status)
     if error.status == 401:
         answer.headers["WWW-Authenticate"] = 'Basic realm="nearhit admin", charset="UTF-8"'

@@ -24,8 +24,8 @@ from jwt.exceptions import (
 
 from gateway.adapters.system.jwks import Jwks, JwksFailed
 from gateway.admin.middleware import Check
-from gateway.config.auth import Oidc
-from gateway.errors import Forbidden, StartFailed, Unauthorized
+from gateway.config.auth import OidcConfig
+from gateway.errors import Forbidden, StartupError, Unauthorized
 from gateway.ports import Clock
 from gateway.principal import Actor, Role
 
@@ -59,10 +59,10 @@ class KeySource(Protocol):
         """The one of that name; None: there is none. Without a name: the only one. Raises `Overloaded`."""
 
 
-class Tokens:
+class OidcVerifier:
     """`check` is a check of the admin port's entrance."""
 
-    def __init__(self, rules: Oidc, keys: KeySource) -> None:
+    def __init__(self, rules: OidcConfig, keys: KeySource) -> None:
         self._rules = rules
         self._keys = keys
 
@@ -145,11 +145,11 @@ def _serves(key: PyJWK, algorithm: str) -> bool:
 
 # What checks the tokens of an OpenID Connect issuer. Imported where one is configured: signatures need OpenSSL's
 # bindings.
-def token_check(oidc: Oidc, clock: Clock) -> Check:
-    """Raises `StartFailed`."""
+def token_check(oidc: OidcConfig, clock: Clock) -> Check:
+    """Raises `StartupError`."""
     try:
         keys = Jwks(oidc.issuer, oidc.jwks_url, frozenset(oidc.private_hosts), clock)
     except JwksFailed as error:
         setting = "issuer" if oidc.jwks_url is None else "jwks_url"
-        raise StartFailed(f"auth.oidc.{setting}: {error}") from None
-    return Tokens(oidc, keys).check
+        raise StartupError(f"auth.oidc.{setting}: {error}") from None
+    return OidcVerifier(oidc, keys).check

@@ -12,16 +12,16 @@ from aiohttp import web
 
 from gateway.admin.audit import note
 from gateway.admin.middleware import actor_of
-from gateway.admin.policy_manager import PolicyLife, files_of
+from gateway.admin.policy_manager import PolicyManager, files_of
 from gateway.admin.responses import json_answer
-from gateway.admin.simulation_runner import Trial
+from gateway.admin.simulation_runner import SimulationRunner
 from gateway.admin.stats import Stats
 from gateway.config import Config
-from gateway.config.errors import ConfigInvalid, Fault
+from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.files import checked_name
 from gateway.config.policy.history import AUTHOR, COMMENT, MAX_VERSIONS, Author
 from gateway.config.policy.model import Policy
-from gateway.errors import BadRequest, Refused, TooLarge
+from gateway.errors import BadRequest, GatewayError, PayloadTooLarge
 from gateway.observability.metrics import LATENCY_BUCKETS
 from gateway.observability.telemetry import Telemetry
 from gateway.parts import Parts
@@ -30,7 +30,7 @@ from gateway.parts import Parts
 MIN_ANSWERS = 20  # of each backend: fewer may all have been slow by chance
 
 
-def unmet_budgets(policy: Policy, telemetry: Telemetry) -> Iterator[Fault]:
+def unmet_budgets(policy: Policy, telemetry: Telemetry) -> Iterator[ConfigError]:
     """Routes whose `latency_budget` every answer of each of their backends has exceeded."""
     for route in policy.routes:
         budget_s = route.latency_budget_s
@@ -42,7 +42,7 @@ def unmet_budgets(policy: Policy, telemetry: Telemetry) -> Iterator[Fault]:
                 f"route {route.name!r}: no answer of {', '.join(members)} has come within {budget_s:g} s since the "
                 "gateway started, expected a longer latency_budget or a faster backend"
             )
-            yield Fault(route.file, route.line, (), message)
+            yield ConfigError(route.file, route.line, (), message)
 
 
 def _never_kept(telemetry: Telemetry, backend: str, budget_s: float) -> bool:
@@ -62,11 +62,11 @@ class PolicyAdmin:
 
     def __init__(
         self,
-        life: PolicyLife,
+        life: PolicyManager,
         policy: Callable[[], Policy],
         described: Callable[[], dict[str, Any]],
-        doubts: Callable[[], Iterable[Fault]],
-        trial: Trial,
+        doubts: Callable[[], Iterable[ConfigError]],
+        trial: SimulationRunner,
     ) -> None:
         self._trial = trial
         self._life = life
@@ -175,7 +175,7 @@ async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise TooLarge("the body is larger than 1 MiB: expected one policy file") from None
+        raise PayloadTooLarge("the body is larger than 1 MiB: expected one policy file") from None
 
 
 def _answered(handler: Handler) -> Handler:
@@ -188,14 +188,14 @@ def _answered(handler: Handler) -> Handler:
             faults = [fault.as_json() for fault in invalid.faults]
             count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
             return json_answer({"ok": False, "error": f"the policy has {count}", "faults": faults}, 422)
-        except Refused as error:
+        except GatewayError as error:
             return json_answer({"ok": False, "error": error.message}, error.status)
 
     return answer
 
 
 def policy_admin_of(
-    config: Config, parts: Parts, life: PolicyLife, policy: Callable[[], Policy], stats: Stats
+    config: Config, parts: Parts, life: PolicyManager, policy: Callable[[], Policy], stats: Stats
 ) -> PolicyAdmin:
     """`policy` returns the one in force."""
     spaces, telemetry = parts.spaces, parts.telemetry  # the parts themselves would keep a former space in memory
@@ -204,5 +204,5 @@ def policy_admin_of(
         policy,
         lambda: stats.report()["policy"],
         lambda: unmet_budgets(policy(), telemetry),
-        Trial(config, parts.recorder.flush, lambda: spaces.serving.embedder.fingerprint, parts.clock.wall),
+        SimulationRunner(config, parts.recorder.flush, lambda: spaces.serving.embedder.fingerprint, parts.clock.wall),
     )

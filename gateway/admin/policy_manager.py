@@ -11,18 +11,18 @@ from typing import Any
 
 from gateway.admin.policy_tests import disappointments
 from gateway.config import Config
-from gateway.config.errors import ConfigInvalid, Fault
+from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.files import PolicyFolder
-from gateway.config.policy.history import BY_FILE, Author, Change, History, Version, difference
+from gateway.config.policy.history import BY_FILE, Author, History, PolicyChange, Version, difference
 from gateway.config.policy.load import LAST_FILE, hash_of, in_turn, policy_files, read_policy, read_texts
-from gateway.config.policy.model import Policy, Text
+from gateway.config.policy.model import Policy, TextOperations
 from gateway.config.policy.reloader import OnReload, PolicyHolder
-from gateway.errors import NotFound, Refused
+from gateway.errors import GatewayError, NotFound
 from gateway.ports import Published
 
 
 # From policy files to a policy that may be put in force: read, checked, and held against its own expectations.
-def staged(texts: Sequence[Text], config: Config) -> Policy:
+def staged(texts: Sequence[TextOperations], config: Config) -> Policy:
     """The policy of these files, in their order. Raises `ConfigInvalid` with every fault."""
     adapters = adapters_of(config)
     reading = read_policy(texts, config.backends, folder=config.policies, adapters=adapters)
@@ -64,14 +64,14 @@ def _nobody(*_: object) -> None:
     """Where no other gateway is."""
 
 
-class NoFiles(Refused):
+class NoFiles(GatewayError):
     """The gateway runs without policy files."""
 
     status = 409
     kind = "no_policy_files"
 
 
-class ChangedMeanwhile(Refused):
+class PolicyConflict(GatewayError):
     """The policy is not the one that the change was made for."""
 
     status = 412
@@ -79,7 +79,7 @@ class ChangedMeanwhile(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedPolicy:
     """A policy that may be put in force, beside the one that is."""
 
     policy: Policy
@@ -96,7 +96,7 @@ class Staged:
         }
 
 
-class PolicyLife:
+class PolicyManager:
     """`folder` None: there are no files, so nothing can be changed. `swap` puts a policy in force at once."""
 
     def __init__(
@@ -129,25 +129,27 @@ class PolicyLife:
         folder = self._files()
         await self._holder.watch(folder.path)
 
-    async def reload(self) -> tuple[Fault, ...]:
+    async def reload(self) -> tuple[ConfigError, ...]:
         """Reads the files anew."""
         return await self._holder.reload()
 
-    async def validate(self, file: str | None, content: bytes) -> Staged:
+    async def validate(self, file: str | None, content: bytes) -> StagedPolicy:
         """What this content of a file would make of the policy. Changes nothing. Raises `ConfigInvalid`."""
         current = self._holder.current
         policy = await asyncio.to_thread(lambda: staged(self._with(file, content), self._config))
-        return Staged(policy, difference(files_of(current.texts), files_of(policy.texts)), current.hash)
+        return StagedPolicy(policy, difference(files_of(current.texts), files_of(policy.texts)), current.hash)
 
-    async def apply(self, file: str | None, content: bytes, author: Author, match: str | None) -> tuple[Staged, bool]:
+    async def apply(
+        self, file: str | None, content: bytes, author: Author, match: str | None
+    ) -> tuple[StagedPolicy, bool]:
         """Puts it in force -> what it is, and whether anything has changed.
 
         `match`: hash of the policy that the change was made for; None: whatever is there. Raises `ConfigInvalid` with
-        every fault, `ChangedMeanwhile`, `NoFiles` or `NotWritable`; then what was in force stays."""
+        every fault, `PolicyConflict`, `NoFiles` or `NotWritable`; then what was in force stays."""
         self._files()
         return await self._change(lambda: self._with(file, content), author, match)
 
-    async def roll_back(self, key: str | None, author: Author, match: str | None) -> tuple[Staged, bool]:
+    async def roll_back(self, key: str | None, author: Author, match: str | None) -> tuple[StagedPolicy, bool]:
         """The files of a version again, as a new version. `key`: its number or hash; None: the one before the last.
         Raises what `apply` does, and `NotFound`."""
         folder = self._files()
@@ -179,14 +181,16 @@ class PolicyLife:
             raise NotFound("there is no version before the one in force")
         raise NotFound(f"no version is {key[:60]!r}: expected a number or a hash of GET /admin/policy/history")
 
-    async def _change(self, texts: Callable[[], list[Text]], author: Author, match: str | None) -> tuple[Staged, bool]:
-        made: list[Staged] = []
+    async def _change(
+        self, texts: Callable[[], list[TextOperations]], author: Author, match: str | None
+    ) -> tuple[StagedPolicy, bool]:
+        made: list[StagedPolicy] = []
 
         def stage(current: Policy) -> Policy:
             self._matched(current, match)
             policy = staged(texts(), self._config)
             diff = difference(files_of(current.texts), files_of(policy.texts))
-            made.append(Staged(policy, diff, current.hash))
+            made.append(StagedPolicy(policy, diff, current.hash))
             return policy
 
         changed = await self._holder.change(stage, lambda policy: self._write(policy, author), author)
@@ -201,9 +205,9 @@ class PolicyLife:
         if match is None:
             return
         if match != current.hash:
-            raise ChangedMeanwhile(f"the policy in force is {current.hash}, not {match[:60]!r}: expected its hash")
+            raise PolicyConflict(f"the policy in force is {current.hash}, not {match[:60]!r}: expected its hash")
         if self._hash_on_disk() != match:  # saved a moment ago, or faulty and therefore not in force
-            raise ChangedMeanwhile(f"the files have changed since policy {current.hash} was read from them")
+            raise PolicyConflict(f"the files have changed since policy {current.hash} was read from them")
 
     def _hash_on_disk(self) -> str | None:
         try:
@@ -215,18 +219,18 @@ class PolicyLife:
         folder = self._files()
         after = {text.name: text.content for text in policy.texts}
         before = _contents(folder)
-        self.history.announce(Change(policy.hash, author, before, files_of(policy.texts)))
+        self.history.announce(PolicyChange(policy.hash, author, before, files_of(policy.texts)))
         try:
             folder.write(after)
-        except Refused:
+        except GatewayError:
             self.history.settle()
             raise
 
-    def _with(self, file: str | None, content: bytes) -> list[Text]:
+    def _with(self, file: str | None, content: bytes) -> list[TextOperations]:
         """The files with this content in one of them; without a folder the content alone."""
         name = file or LAST_FILE
         if self._folder is None:
-            return [Text(name, content)]
+            return [TextOperations(name, content)]
         try:
             others = [text for text in self._folder.texts() if text.name != name]
         except ConfigInvalid as invalid:
@@ -246,7 +250,7 @@ class PolicyLife:
         return self._folder
 
 
-def files_of(texts: tuple[Text, ...]) -> Mapping[str, str]:
+def files_of(texts: tuple[TextOperations, ...]) -> Mapping[str, str]:
     """Name -> content."""
     return {text.name: text.content.decode(errors="replace") for text in texts}
 

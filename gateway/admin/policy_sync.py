@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Protocol
 
-from gateway.admin.policy_manager import PolicyLife, files_of
+from gateway.admin.policy_manager import PolicyManager, files_of
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.history import Author
 from gateway.config.policy.model import Policy
-from gateway.errors import Refused, StoreUnavailable
+from gateway.errors import GatewayError, StoreUnavailable
 from gateway.fleet import Fleet
 from gateway.ports import Lineage, Published
 from gateway.tasks import run_within
@@ -46,11 +46,11 @@ def takes_over(published: Published, lineage: Lineage, own: str, written_by_hand
     return written_by_hand_at is None or written_by_hand_at < published.at
 
 
-class CommonPolicy:
+class PolicySync:
     """Publishes what is put in force here by the admin port, follows what was elsewhere. `run` does both; nobody waits
     for it: a gateway whose store is away has its policy in force, and tells the others later."""
 
-    def __init__(self, store: PublishedPolicies, life: PolicyLife, tell: Callable[[str], None]) -> None:
+    def __init__(self, store: PublishedPolicies, life: PolicyManager, tell: Callable[[str], None]) -> None:
         """`tell`: the others the hash of what is there for them."""
         self._store = store
         self._life = life
@@ -98,7 +98,7 @@ class CommonPolicy:
     async def _follow(self) -> None:
         told, self._told = self._told, None
         if told is not None:
-            with suppress(Refused):  # there are no files
+            with suppress(GatewayError):  # there are no files
                 await self._life.reload()  # which may say it already: workers have one folder
         published, lineage = await self._store.read()
         own = self._life.current.hash
@@ -114,17 +114,17 @@ class CommonPolicy:
         except ConfigInvalid as invalid:
             fields = {"hash": published.hash, "faults": [str(fault) for fault in invalid.faults]}
             LOG.error("the policy of the other gateways does not fit this one", extra={"fields": fields})
-        except Refused as refused:
+        except GatewayError as refused:
             fields = {"hash": published.hash, "error": refused.message}
             LOG.error("the policy of the other gateways cannot be written here", extra={"fields": fields})
 
 
-def share_policy(stack: AsyncExitStack, life: PolicyLife, fleet: Fleet, store: PublishedPolicies | None) -> None:
+def share_policy(stack: AsyncExitStack, life: PolicyManager, fleet: Fleet, store: PublishedPolicies | None) -> None:
     """Begins to tell the others what the admin port puts in force, and to follow what theirs did. `store` None: no
     other gateway is there."""
     if store is None:
         return
-    common = CommonPolicy(store, life, fleet.teller("policy"))
+    common = PolicySync(store, life, fleet.teller("policy"))
     life.changed = common.changed
     fleet.on("policy", common.told)
     run_within(stack, common.run())

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from gateway.admin.explanation import request_of
-from gateway.config.errors import Fault
+from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.tests import Expectation
 from gateway.context import RequestContext
@@ -25,18 +25,18 @@ from gateway.latency_forecast import Prediction
 from gateway.messages import Bypass, Call
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import ComplexityScorer
-from gateway.routing.backend_choice import Deciding
+from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
-from gateway.routing.tier_learning import Escalations
+from gateway.routing.tier_learning import TierLearning
 from gateway.steps.parse_and_route import apply_route
-from gateway.upstream.latency import Asked
+from gateway.upstream.latency import CallFeatures
 
 MAX_S = 5.0  # of all expectations of a policy: a swap waits for them
 
 
-class Still:
+class FrozenClock:
     """A clock that stands: no budget runs out while a slow machine thinks."""
 
     def wall(self) -> float:
@@ -47,18 +47,18 @@ class Still:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle(AdapterTraits):
+class IdleBackend(AdapterTraits):
     """A backend of which nothing is known but its adapter."""
 
     def wait_s(self, request: RequestContext) -> float:
         return 0.0
 
-    def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None:
+    def predict(self, asked: CallFeatures, now: float, confidence: float) -> Prediction | None:
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FixedScore:
     """The complexity that the expectation states."""
 
     complexity: float
@@ -68,19 +68,19 @@ class Given:
         return self.complexity
 
 
-class Rehearsal:
+class PolicyTestRunner:
     """Of one policy. `adapters`: of each backend; one that is not there is taken to speak OpenAI's protocol."""
 
     def __init__(self, policy: Policy, adapters: Mapping[str, str]) -> None:
         self._policy = policy
         members = {name for route in policy.routes for name in route.target.members}
-        self._pools = {name: Idle(adapters.get(name, "openai")) for name in members}
+        self._pools = {name: IdleBackend(adapters.get(name, "openai")) for name in members}
 
     @cached_property
     def _by_text(self) -> ComplexityModel:
         return ComplexityModel(load_weights(), "none")
 
-    def faults(self, expectation: Expectation) -> Iterator[Fault]:
+    def faults(self, expectation: Expectation) -> Iterator[ConfigError]:
         """What is otherwise than expected."""
         try:
             found, score = self._outcome(expectation)
@@ -100,13 +100,15 @@ class Rehearsal:
             return self._passed_through(expectation), None
         given = {"path": expectation.path, "body": expectation.body, "headers": expectation.headers}
         wrapped = {**given, "tenant": expectation.tenant or ANONYMOUS}
-        request, call = request_of(wrapped, Still(), "the request")
+        request, call = request_of(wrapped, FrozenClock(), "the request")
         route = self._policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
-        scorer: ComplexityScorer = self._by_text if expectation.complexity is None else Given(expectation.complexity)
-        clock, telemetry = Still(), Telemetry()
-        promises, escalations = Promises(clock, telemetry), Escalations("", clock, telemetry)
-        decision = Deciding(route, self._pools, promises, escalations, clock, scorer, _first).decide(request)
+        scorer: ComplexityScorer = (
+            self._by_text if expectation.complexity is None else FixedScore(expectation.complexity)
+        )
+        clock, telemetry = FrozenClock(), Telemetry()
+        promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
+        decision = BackendChoice(route, self._pools, promises, escalations, clock, scorer, _first).decide(request)
         found = {
             "route": route.name,
             "backend": decision.backends[0],
@@ -127,9 +129,9 @@ class Rehearsal:
 
 def disappointments(
     policy: Policy, adapters: Mapping[str, str], clock: Callable[[], float] = time.monotonic
-) -> tuple[Fault, ...]:
+) -> tuple[ConfigError, ...]:
     """Every expectation that does not hold. `clock`: seconds; beyond `MAX_S` the rest is a fault of its own."""
-    rehearsal, faults, until = Rehearsal(policy, adapters), list[Fault](), clock() + MAX_S
+    rehearsal, faults, until = PolicyTestRunner(policy, adapters), list[ConfigError](), clock() + MAX_S
     for expectation in policy.expectations:
         if clock() > until:
             message = f"the tests take more than {MAX_S:g} s together, expected fewer or shorter ones"

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from gateway.config.validation import Section, complaints
-from gateway.errors import BadRequest, Refused, StoreUnavailable, TooLarge
+from gateway.errors import BadRequest, GatewayError, PayloadTooLarge, StoreUnavailable
 
 S = TypeVar("S", bound=Section)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,14 +50,14 @@ def section_of(kind: type[S], value: dict[str, Any]) -> S:
 
 
 async def whole_body(request: web.Request) -> bytes:
-    """Raises `TooLarge`."""
+    """Raises `PayloadTooLarge`."""
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise TooLarge("the body is larger than 1 MiB") from None
+        raise PayloadTooLarge("the body is larger than 1 MiB") from None
 
 
-def answered(handler: Handler, done: Callable[[Refused], dict[str, Any]] = lambda _: {}) -> Handler:
+def answered(handler: Handler, done: Callable[[GatewayError], dict[str, Any]] = lambda _: {}) -> Handler:
     """Refusals as JSON: one sentence, and what had been `done` before."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -66,7 +66,7 @@ def answered(handler: Handler, done: Callable[[Refused], dict[str, Any]] = lambd
         except StoreUnavailable as error:
             asked_only = request.method in ("GET", "HEAD")
             return json_answer({"error": str(error) if asked_only else f"{error}: nothing was done"}, 503)
-        except Refused as error:
+        except GatewayError as error:
             return json_answer({"error": error.message, **done(error)}, error.status)
 
     return answer

@@ -10,8 +10,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin.learning import Quality
-from gateway.admin.middleware import Guard, actor_of
+from gateway.admin.learning import QualityHandler
+from gateway.admin.middleware import AccessMiddleware, actor_of
 from gateway.admin.responses import json_answer
 from gateway.admin.static_files import PATH
 from gateway.admin.stats import Stats
@@ -26,10 +26,10 @@ class AdminPort:
     def __init__(
         self,
         address: Address,
-        guard: Guard,
+        guard: AccessMiddleware,
         telemetry: Telemetry,
         stats: Stats,
-        quality: Quality,
+        quality: QualityHandler,
         *,
         before_scrape: Callable[[], Awaitable[None]],
         before_stats: Callable[[], Awaitable[None]],

@@ -13,36 +13,36 @@ import orjson
 
 from gateway.config import Config
 from gateway.config.policy.model import Policy
-from gateway.errors import BadRequest, Refused
+from gateway.errors import BadRequest, GatewayError
 from gateway.steps.traffic_log.reader import TrafficUnreadable
-from gateway.tools.simulation.worker_process import Job, job_of
+from gateway.tools.simulation.worker_process import SimulationJob, job_of
 
 WINDOW = re.compile(r"last-\d{1,6}[smhd]", re.ASCII)
 DEFAULT_WINDOW = "last-24h"
 
 
-class TrialRunning(Refused):
+class SimulationRunning(GatewayError):
     """One at a time: it takes a core."""
 
     status = 503
     kind = "simulation_running"
 
 
-class TrialTooLong(Refused):
+class SimulationTimedOut(GatewayError):
     """It was ended."""
 
     status = 504
     kind = "simulation_too_long"
 
 
-class TrialFailed(Refused):
+class SimulationFailed(GatewayError):
     """The process ended without an answer."""
 
     status = 500
     kind = "simulation_failed"
 
 
-class Trial:
+class SimulationRunner:
     """`flush` has what was recorded so far written; `embedder` returns the fingerprint of the model in use."""
 
     def __init__(
@@ -59,13 +59,15 @@ class Trial:
         self._running = False
 
     async def of(self, present: Policy, new: Policy, window: str | None) -> dict[str, Any]:
-        """What `nearhit simulate --json` says. Raises `BadRequest`, `TrialRunning`, `TrialTooLong`, `TrialFailed`, or
+        """What `nearhit simulate --json` says. Raises `BadRequest`, `SimulationRunning`, `SimulationTimedOut`, `SimulationFailed`, or
         `TrafficUnreadable`."""
         wanted = DEFAULT_WINDOW if window is None else window
         if WINDOW.fullmatch(wanted) is None:
             raise BadRequest("traffic: expected a window such as last-24h, last-7d or last-90m")
         if self._running:
-            raise TrialRunning("a simulation is running already, expected one at a time: try again when it is over")
+            raise SimulationRunning(
+                "a simulation is running already, expected one at a time: try again when it is over"
+            )
         self._running = True
         try:
             await self._flush()
@@ -73,7 +75,7 @@ class Trial:
         finally:
             self._running = False
 
-    async def _said(self, job: Job) -> dict[str, Any]:
+    async def _said(self, job: SimulationJob) -> dict[str, Any]:
         limit_s = self._config.traffic.simulate_timeout
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -88,7 +90,7 @@ class Trial:
             async with asyncio.timeout(limit_s):
                 output, _ = await process.communicate(job.packed())
         except TimeoutError:
-            raise TrialTooLong(
+            raise SimulationTimedOut(
                 f"the simulation took longer than {limit_s:.0f} s (traffic.simulate_timeout), expected a shorter window"
             ) from None
         finally:
@@ -98,7 +100,7 @@ class Trial:
         try:
             said: dict[str, Any] = orjson.loads(output)
         except orjson.JSONDecodeError:
-            raise TrialFailed(f"the simulation ended without an answer (exit code {process.returncode})") from None
+            raise SimulationFailed(f"the simulation ended without an answer (exit code {process.returncode})") from None
         if not said["ok"]:
             raise TrafficUnreadable(said["error"])
         return said

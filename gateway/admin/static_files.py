@@ -29,7 +29,7 @@ HEADERS = {
 }
 
 
-class Page:
+class StaticFiles:
     def __init__(self) -> None:
         folder = resources.files("gateway.admin") / "dashboard"
         self._files = {**chart_files(), **_files(folder)}

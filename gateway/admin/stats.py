@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.memory_cache import FrontStore
+from gateway.cache.memory_cache import TieredStore
 from gateway.config.policy.model import Policy
 from gateway.errors import StoreUnavailable
 from gateway.messages import Verdict
 from gateway.observability.metrics import LATENCY_BUCKETS, Counter, Histogram, quantile_of
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.upstream.backend import Pool
+from gateway.upstream.backend import UpstreamPool
 
 
 # The gauges that nobody updates as things happen: read before a scrape and for the dashboard's history, or set when a
@@ -43,8 +43,8 @@ class Gauges:
     def __init__(
         self,
         telemetry: Telemetry,
-        pools: Mapping[str, Pool],
-        store: FrontStore,
+        pools: Mapping[str, UpstreamPool],
+        store: TieredStore,
         spaces: Spaces,
         clock: Clock,
         routing: Callable[[], None],
@@ -92,7 +92,7 @@ class Gauges:
         telemetry.cache_entries.set("store", value=stored.entries)
         telemetry.cache_bytes.set("store", value=stored.bytes)
 
-    def _sample_upstreams(self, pool: Pool, now: float) -> None:
+    def _sample_upstreams(self, pool: UpstreamPool, now: float) -> None:
         telemetry = self._telemetry
         for lane in pool.lanes:
             labels = pool.name, lane.upstream.address
@@ -120,7 +120,7 @@ class Gauges:
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 
-class Figures(Protocol):
+class StatsHandler(Protocol):
     """Of `gateways` gateways, the oldest of which has `started` then, seconds since 1970."""
 
     telemetry: Telemetry
@@ -131,7 +131,7 @@ class Figures(Protocol):
 class Stats:
     """`describe` adds what is no metric, and is of this gateway alone: policy, backends, cache sizes."""
 
-    def __init__(self, figures: Figures, clock: Clock, describe: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, figures: StatsHandler, clock: Clock, describe: Callable[[], dict[str, Any]]) -> None:
         self._figures = figures
         self._telemetry = figures.telemetry
         self._clock = clock

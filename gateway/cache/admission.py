@@ -67,7 +67,7 @@ REMEMBERED_S = 10.0
 MAX_REMEMBERED = 10_000  # fingerprints: 2 MB
 
 
-class Unstorable:
+class HitForMiss:
     """Hit-for-miss: fingerprints whose requests are neither made to follow each other nor held behind a lease."""
 
     def __init__(self, clock: Clock, *, seconds: float = REMEMBERED_S, limit: int = MAX_REMEMBERED) -> None:
@@ -107,7 +107,7 @@ WINDOW = 2**16  # questions a generation
 _MOST = 255
 
 
-class Frequency:
+class UseCounts:
     """What `add` says is never too low within the last `window` questions, and forgets everything after two of them.
     With the sizes above it is too high for one new question of 200 at worst: all four rows have to agree, and at most a
     quarter of the counters of each is in use in each generation."""

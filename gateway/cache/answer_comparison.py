@@ -27,7 +27,7 @@ from gateway.context import RequestContext
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Call, Entry, Vector
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Embedder, Judged
+from gateway.ports import Embedder, Judgement
 
 APART, ALIKE = 0.75, 0.90  # cosines of two answers: below the one they differ, from the other on they may be the same
 
@@ -133,12 +133,12 @@ MAX_WAITING, MAX_WAITING_BYTES = 256, 32 * 1024 * 1024  # pairs; the answers in 
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """A miss: what was found for it and not served, and what a backend then answered."""
 
     route: str
     call: Call
-    judged: Judged
+    judged: Judgement
     fresh: Entry
 
     @property
@@ -146,7 +146,7 @@ class Pair:
         return self.judged.entry.size + self.fresh.size
 
 
-class Comparisons:
+class AnswerComparer:
     """`run` works off what waits; beyond the bounds the oldest pairs are dropped: labels come by themselves."""
 
     def __init__(self, embedder: Embedder, labels: Labels, telemetry: Telemetry, limit: int = MAX_WAITING) -> None:
@@ -154,7 +154,7 @@ class Comparisons:
         self._labels = labels
         self._telemetry = telemetry
         self._limit = limit
-        self._waiting: deque[Pair] = deque()
+        self._waiting: deque[AnswerPair] = deque()
         self._bytes = 0
         self._some = asyncio.Event()
         self._one = asyncio.Lock()
@@ -171,7 +171,7 @@ class Comparisons:
         judged, call = request.judged, request.call
         if call is None or judged is None or judged.reason is None or judged.opinion.veto is not None:
             return
-        pair = Pair(request.route, call, judged, fresh)
+        pair = AnswerPair(request.route, call, judged, fresh)
         self._waiting.append(pair)
         self._bytes += pair.size
         while self._waiting and (len(self._waiting) > self._limit or self._bytes > MAX_WAITING_BYTES):
@@ -207,12 +207,12 @@ class Comparisons:
         read = partial(call.dialect.answer_text, call, entry.payload, entry.streamed)
         return read() if entry.size <= MAX_READ_AT_ONCE else await asyncio.to_thread(read)
 
-    def _take(self) -> Pair:
+    def _take(self) -> AnswerPair:
         pair = self._waiting.popleft()
         self._bytes -= pair.size
         return pair
 
-    async def _learn(self, pair: Pair) -> None:
+    async def _learn(self, pair: AnswerPair) -> None:
         label = await self.label(pair.call, pair.judged.entry, pair.fresh)
         if label is not None:
             self._labels.tell(pair.route, pair.judged, label, "miss")

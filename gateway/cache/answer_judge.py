@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import HeadMemo, RequestContext
 from gateway.dialects.openai import CHAT, OpenAI, chat_body
-from gateway.errors import Refused
-from gateway.messages import CacheDirectives, Entry, Price, Whole
+from gateway.errors import GatewayError
+from gateway.messages import CacheDirectives, Entry, FullBody, Price
 from gateway.streams import close_body
-from gateway.upstream.backend import Pool
+from gateway.upstream.backend import UpstreamPool
 
 # What a model is asked about two answers that the comparison could not tell apart, and how its word is read. Pure.
 #
@@ -66,13 +66,13 @@ Verdict = tuple[Label, float]
 NOTHING: Verdict = (Label.UNDECIDED, 0.0)
 
 
-class Judge:
+class AnswerJudge:
     """Every backend can be a judge: all of them answer chat completions. It is asked in the name of the client whose
     hit is audited, with that client's credentials where they are passed through."""
 
     def __init__(
         self,
-        pools: Mapping[str, Pool],
+        pools: Mapping[str, UpstreamPool],
         prices: Mapping[str, Price],
         mark: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
@@ -95,7 +95,7 @@ class Judge:
             return NOTHING
         try:
             return await self._send(name, own_request(request, prompt, call.model, MAX_TOKENS))
-        except Refused as error:
+        except GatewayError as error:
             LOG.warning("the judge did not answer", extra={"fields": {**request.log_fields, "error": error.message}})
             return NOTHING
 
@@ -103,7 +103,7 @@ class Judge:
         call = request.call
         assert call is not None
         response = await self._pools[name].call(request)
-        if response.status != 200 or not isinstance(response.body, Whole):
+        if response.status != 200 or not isinstance(response.body, FullBody):
             await close_body(response.body)
             return NOTHING
         payload = (response.body.data,)

@@ -6,35 +6,35 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.cache.answer_comparison import Comparisons
-from gateway.cache.answer_judge import Judge
-from gateway.cache.background_calls import ExtraCalls
+from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_judge import AnswerJudge
+from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.judgement import relation_between
 from gateway.cache.labels import Labels
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.config.policy.model import Audit
+from gateway.config.policy.model import AuditSettings
 from gateway.context import Handler, RequestContext, resolved
-from gateway.errors import Refused, StreamBroken
+from gateway.errors import GatewayError, UpstreamStreamError
 from gateway.messages import NO_CACHE, Bypass, Entry
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, Judged
+from gateway.ports import Clock, Judgement
 from gateway.streams import drain
 
 
-class AuditCalls(ExtraCalls):
+class AuditCalls(BackgroundCalls):
     """The calls of audits, and of the judge, out of the same bounds."""
 
-    def __init__(self, judge: Judge, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(self, judge: AnswerJudge, telemetry: Telemetry, clock: Clock) -> None:
         super().__init__(clock)
         self._judge = judge
         self._telemetry = telemetry
 
     async def label(
         self,
-        comparisons: Comparisons,
+        comparisons: AnswerComparer,
         request: RequestContext,
-        rule: Audit,
+        rule: AuditSettings,
         answers: tuple[Entry, Entry],
         expected: float,
     ) -> Label:
@@ -66,21 +66,21 @@ class _Chosen:
     """A served hit that is audited."""
 
     request: RequestContext
-    judged: Judged
-    rule: Audit
+    judged: Judgement
+    rule: AuditSettings
     chance: float  # with which it was chosen, in (0, 1]
     forward: Handler  # the steps below the caches' lookups
 
 
-class Audits:
+class HitAudits:
     """`draw` gives numbers in [0, 1)."""
 
     def __init__(
         self,
-        comparisons: Comparisons,
+        comparisons: AnswerComparer,
         labels: Labels,
         controls: Controls,
-        judge: Judge,
+        judge: AnswerJudge,
         telemetry: Telemetry,
         clock: Clock,
         draw: Callable[[], float],
@@ -96,7 +96,7 @@ class Audits:
         """How many wait or are under way."""
         return len(self._calls)
 
-    def consider(self, request: RequestContext, judged: Judged, rule: Audit, forward: Handler) -> None:
+    def consider(self, request: RequestContext, judged: Judgement, rule: AuditSettings, forward: Handler) -> None:
         """Audits this hit, by chance. Nothing is sent on behalf of a client that wants nothing stored, or no call."""
         if request.directives.no_store or request.directives.only_if_cached:
             return
@@ -136,7 +136,7 @@ class Audits:
         again.directives, again.bypass = NO_CACHE, Bypass.NO_CACHE
         try:
             await drain((await resolved(chosen.forward(again))).body)
-        except (Refused, StreamBroken) as error:
+        except (GatewayError, UpstreamStreamError) as error:
             LOG.warning("an audit failed", extra={"fields": {**again.log_fields, "error": str(error)}})
             return None
         return again.stored

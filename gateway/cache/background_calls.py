@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.config.policy.model import Audit
+from gateway.config.policy.model import AuditSettings
 from gateway.ports import Clock
 from gateway.tasks import Background
 
@@ -16,7 +16,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 @dataclass(slots=True)
-class Caps:
+class AuditCaps:
     """What has been spent in the current hour and day, each counted from its first call; anew with each start."""
 
     hour: float = float("-inf")  # monotonic seconds: when the current hour began
@@ -24,7 +24,7 @@ class Caps:
     day: float = float("-inf")
     dollars: float = 0.0
 
-    def take(self, rule: Audit, dollars: float, now: float) -> bool:
+    def take(self, rule: AuditSettings, dollars: float, now: float) -> bool:
         """Sets aside one call, to cost `dollars`; False where the rule leaves no room for it."""
         if now - self.hour >= HOUR_S:
             self.hour, self.calls = now, 0
@@ -54,7 +54,7 @@ MAX_AT_ONCE = 4  # a backend that is slow for these must stay quick for clients
 MAX_WAITING = 16  # behind them
 
 
-class ExtraCalls:
+class BackgroundCalls:
     """Whoever makes one holds one of `places` for as long as it takes. What is spent is kept by route: a reload of the
     policy forgets nothing."""
 
@@ -62,14 +62,14 @@ class ExtraCalls:
         self.places = asyncio.Semaphore(MAX_AT_ONCE)
         self._clock = clock
         self._background = Background(MAX_AT_ONCE + MAX_WAITING)
-        self._caps: dict[str, Caps] = {}
+        self._caps: dict[str, AuditCaps] = {}
 
     def __len__(self) -> int:
         """How many wait or are under way."""
         return len(self._background)
 
     def begin(
-        self, key: str, route: str, rule: Audit, expected: float, work: Callable[[], Coroutine[Any, Any, None]]
+        self, key: str, route: str, rule: AuditSettings, expected: float, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> str | None:
         """Why it has not begun: "skipped-cost", "skipped-busy", or that of this key is still under way; None: it has.
         `expected`: US dollars, set aside."""
@@ -80,9 +80,9 @@ class ExtraCalls:
             return "skipped-busy"
         return None
 
-    def take(self, route: str, rule: Audit, expected: float) -> bool:
+    def take(self, route: str, rule: AuditSettings, expected: float) -> bool:
         """Sets aside one call, to cost `expected` dollars; False where the rule leaves no room for it."""
-        return self._caps.setdefault(route, Caps()).take(rule, expected, self._clock.monotonic())
+        return self._caps.setdefault(route, AuditCaps()).take(rule, expected, self._clock.monotonic())
 
     def settle(self, route: str, expected: float, actual: float) -> None:
         """What a call really cost, once it is known."""

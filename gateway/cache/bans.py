@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from gateway.messages import Entry, Placed, Vector
+from gateway.messages import EmbeddedVector, Entry, Vector
 
 MAX_BANS = 64  # every read of an entry that is older than one of them looks through them
 MAX_NEAR = 5_000  # fingerprints a ban names: 0.3 MB
@@ -25,7 +25,7 @@ UNREADABLE = "unreadable"  # the id of a ban that is not known: it is never told
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare
-class Near:
+class SimilarityCondition:
     """Close to a question: by its vector where an answer comes with one of the same embedder, else by the fingerprints
     found so far."""
 
@@ -34,7 +34,7 @@ class Near:
     found: frozenset[str] = frozenset()
     embedder: str = ""  # the fingerprint of what made the vector
 
-    def holds(self, entry: Entry, placed: Placed | None) -> bool:
+    def holds(self, entry: Entry, placed: EmbeddedVector | None) -> bool:
         if entry.fingerprint in self.found:
             return True
         if placed is None or placed.embedder != self.embedder or placed.vector.shape != self.vector.shape:
@@ -44,13 +44,13 @@ class Near:
     def _reaches(self, vector: Vector) -> bool:
         return float(np.dot(vector, self.vector)) >= self.similarity
 
-    def covers(self, other: Near) -> bool:
+    def covers(self, other: SimilarityCondition) -> bool:
         same = self.embedder == other.embedder and np.array_equal(self.vector, other.vector)
         return same and self.similarity <= other.similarity and self.found >= other.found
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class BanConditions:
     """All that are given hold, of the tags at least one. None given: everything."""
 
     tags: frozenset[str] = frozenset()
@@ -59,10 +59,10 @@ class Conditions:
     model: str | None = None  # as the client named it
     before: float | None = None  # wall clock: the answer was made at or before it
     fingerprint: str | None = None
-    near: Near | None = None
+    near: SimilarityCondition | None = None
     backend: str | None = None  # that gave the answer
 
-    def hold(self, entry: Entry, placed: Placed | None = None) -> bool:
+    def hold(self, entry: Entry, placed: EmbeddedVector | None = None) -> bool:
         """`placed`: the entry's own vector, where it is known."""
         return (
             (not self.tags or not self.tags.isdisjoint(entry.tags))
@@ -75,7 +75,7 @@ class Conditions:
             and (self.near is None or self.near.holds(entry, placed))
         )
 
-    def cover(self, other: Conditions) -> bool:
+    def cover(self, other: BanConditions) -> bool:
         """Whether all that `other` means is meant by this too."""
         return (
             (not self.tags or (bool(other.tags) and other.tags <= self.tags))
@@ -94,7 +94,7 @@ class Conditions:
         )
 
 
-EVERYTHING = Conditions()
+EVERYTHING = BanConditions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +102,15 @@ class Ban:
     id: str
     at: float  # wall clock
     until: float  # wall clock: after which nothing that it covers can be left
-    conditions: Conditions
+    conditions: BanConditions
     made: float = field(default=NEVER, compare=False)  # monotonic clock of the process that made it, and knows it there
 
-    def covers(self, entry: Entry, placed: Placed | None = None, asked: float = LATER) -> bool:
+    def covers(self, entry: Entry, placed: EmbeddedVector | None = None, asked: float = LATER) -> bool:
         """`asked`: when its backend was, by the monotonic clock, where that was here: the wall clock may have been set
         since."""
         return (entry.asked <= self.at or asked <= self.made) and self.conditions.hold(entry, placed)
 
-    def sweeps(self, entry: Entry, placed: Placed | None, now: float) -> bool:
+    def sweeps(self, entry: Entry, placed: EmbeddedVector | None, now: float) -> bool:
         """Whether it is to be removed from a store that is looked through at `now`. What claims to come from the
         future was made before the removal, too: by a machine whose clock is ahead, or before ours was set back."""
         return self.conditions.hold(entry, placed) and (entry.asked <= self.at or entry.created > now)
@@ -164,7 +164,7 @@ class Bans:
     def __len__(self) -> int:
         return len(self.in_force)
 
-    def cover(self, entry: Entry, placed: Placed | None = None, asked: float = LATER) -> bool:
+    def cover(self, entry: Entry, placed: EmbeddedVector | None = None, asked: float = LATER) -> bool:
         """`asked`: see `Ban.covers`."""
         if entry.asked > self._latest and asked > self._made:
             return False
@@ -246,9 +246,9 @@ def decode(data: bytes, now: float) -> Ban:
         return Ban(UNREADABLE, now, now + UNREADABLE_S, EVERYTHING)
 
 
-def _conditions(fields: Mapping[str, Any]) -> Conditions:
+def _conditions(fields: Mapping[str, Any]) -> BanConditions:
     near = fields["near"]
-    return Conditions(
+    return BanConditions(
         tags=frozenset(fields["tags"]),
         tenant=fields["tenant"],
         route=fields["route"],
@@ -260,6 +260,8 @@ def _conditions(fields: Mapping[str, Any]) -> Conditions:
     )
 
 
-def _near(vector: bytes, similarity: float, found: list[str], embedder: str = "") -> Near:
+def _near(vector: bytes, similarity: float, found: list[str], embedder: str = "") -> SimilarityCondition:
     """Those of older gateways do not say which embedder it was: they mean what they found."""
-    return Near(np.frombuffer(vector, "<f4").astype(np.float32), float(similarity), frozenset(found), embedder)
+    return SimilarityCondition(
+        np.frombuffer(vector, "<f4").astype(np.float32), float(similarity), frozenset(found), embedder
+    )

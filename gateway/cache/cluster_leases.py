@@ -22,7 +22,7 @@ POLL_S = 0.05
 MAX_AWAITED = 1_000  # fingerprints; who comes beyond does not wait
 
 
-class Leasing:
+class ClusterLeases:
     """To be used from one event loop. `draw` gives numbers in [0, 1)."""
 
     def __init__(self, leases: Leases, telemetry: Telemetry, draw: Callable[[], float] = random.random) -> None:

@@ -35,7 +35,7 @@ AWAY = 5  # texts in a row that are not embedded: it is not them
 TRIES = 3  # of a text that the embedder does not answer, and of a pass in which there were some
 
 
-class Migration:
+class EmbeddingMigration:
     """To be run once the index holds what the store has for it, and removals are known."""
 
     def __init__(
@@ -210,14 +210,14 @@ def _fields(**fields: object) -> dict[str, object]:
 GRACE_S = 5.0
 
 
-class Succession:
+class EmbedderCutover:
     """`recovery` fills the index of the space that is coming; `swapped` is called once lookups are to go by it, and
     builds what requests pass on it; `former` ends the space before."""
 
     def __init__(
         self,
         spaces: Spaces,
-        migration: Migration,
+        migration: EmbeddingMigration,
         recovery: Recovery,
         swapped: Callable[[], None],
         former: AsyncExitStack,

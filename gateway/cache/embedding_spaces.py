@@ -11,20 +11,20 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.cache.answer_comparison import Comparisons
-from gateway.cache.audits import Audits
-from gateway.cache.index_checkpoints import Checkpoints
-from gateway.cache.inflight_questions import Aloft
+from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.audits import HitAudits
+from gateway.cache.index_checkpoints import IndexCheckpoints
+from gateway.cache.inflight_questions import InflightQuestions
 from gateway.cache.labels import Labels
-from gateway.cache.learned_state import Learning
-from gateway.cache.memory_cache import FrontStore
+from gateway.cache.learned_state import StateKeeper
+from gateway.cache.memory_cache import TieredStore
 from gateway.cache.threshold.route_control import Controls
 from gateway.ports import ComplexityScorer, Embedder, ResponseStore, VectorIndex, Verifier
 
 MAX_NEWCOMERS = 20_000  # fingerprints: 3 MB
 
 
-class Newcomers:
+class PendingEmbeddings:
     """What was stored under a model that is to be followed by another one, for that one to embed. Beyond its bound the
     store has to be gone through once more. To be used from one event loop."""
 
@@ -63,26 +63,26 @@ class Space:
 
     embedder: Embedder
     index: VectorIndex
-    checkpoints: Checkpoints | None
-    store: FrontStore
+    checkpoints: IndexCheckpoints | None
+    store: TieredStore
     behind: ResponseStore
     verifier: Verifier
     controls: Controls
     complexity: ComplexityScorer
     labels: Labels
-    comparisons: Comparisons
-    audits: Audits
-    learning: Learning
-    aloft: Aloft  # the questions in flight, with their vectors
+    comparisons: AnswerComparer
+    audits: HitAudits
+    learning: StateKeeper
+    aloft: InflightQuestions  # the questions in flight, with their vectors
 
 
 class Spaces:
     """Those that live: the one that lookups go by, and while it is being filled the one that follows."""
 
-    def __init__(self, serving: Space, coming: Space | None = None, newcomers: Newcomers | None = None) -> None:
+    def __init__(self, serving: Space, coming: Space | None = None, newcomers: PendingEmbeddings | None = None) -> None:
         self.serving = serving
         self.coming = coming
-        self.newcomers = Newcomers() if newcomers is None else newcomers
+        self.newcomers = PendingEmbeddings() if newcomers is None else newcomers
 
     @property
     def all(self) -> tuple[Space, ...]:

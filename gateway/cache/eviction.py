@@ -19,7 +19,7 @@ from gateway.cache.embedding_spaces import Space, Spaces
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, NearStore, WeighedStore
+from gateway.ports import Clock, NearbyStore, SizedStore
 
 # Which stored answers make room for others: those whose place saves least. Pure: no I/O, no clock.
 #
@@ -37,7 +37,7 @@ class _Place:
     cycle: int  # of the comparisons with the store: the last one that saw it
 
 
-class Ledger:
+class EvictionLedger:
     """Every entry of the store with its size in bytes. About 0.4 kB an entry."""
 
     def __init__(self) -> None:
@@ -158,14 +158,14 @@ SILENT = "the store does not answer: until it does, what is not in memory is a m
 RETRY_S = 2.0
 
 
-class Evictions:
+class Evictor:
     """`max_bytes` None: the server's own bound is the only one. `alone`: nobody else writes into the store, so that
     what the ledger does not know is not there."""
 
     def __init__(
         self,
-        front: NearStore,
-        store: WeighedStore,
+        front: NearbyStore,
+        store: SizedStore,
         spaces: Spaces,
         telemetry: Telemetry,
         clock: Clock,
@@ -186,7 +186,7 @@ class Evictions:
         self._lives = 1  # of the server
         self._wanted = asyncio.Event()
         self._unfinished: list[tuple[str, str]] = []  # taken out of the ledger, and not yet out of the store
-        self.ledger = Ledger()
+        self.ledger = EvictionLedger()
         self.used = self.ledger.used  # after a hit
         self.compared = 0  # comparisons that came to their end, with this life of the server
 

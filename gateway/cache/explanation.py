@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from gateway.messages import Bypass, Refusal
-from gateway.ports import Acceptance, Judged, Opinion
+from gateway.ports import Acceptance, Judgement, Opinion
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ExplainedPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookupDetails:
     """What was looked at for a judgement, beside the judgement itself."""
 
     route: str
@@ -103,7 +103,7 @@ class Look:
     partial: Bypass | None = None  # why one of the two cannot be embedded whole
 
 
-def explained(first: Judged, last: Judged, look: Look) -> ExplainedPair:
+def explained(first: Judgement, last: Judgement, look: LookupDetails) -> ExplainedPair:
     """`first`: by the verifier's first opinion; `last`: by all that followed it, or the same."""
     plain = look.acceptance.min_similarity is not None
     reason = _reason(last, look)
@@ -138,13 +138,13 @@ def promise_of(acceptance: Acceptance) -> str:
     return f"min_similarity {acceptance.min_similarity}"
 
 
-def _reason(judged: Judged, look: Look) -> str | None:
+def _reason(judged: Judgement, look: LookupDetails) -> str | None:
     if look.partial is not None:
         return look.partial
     return Refusal.SIMILARITY if judged.similarity < look.floor else judged.reason
 
 
-def _why(judged: Judged, look: Look, plain: bool) -> str:
+def _why(judged: Judgement, look: LookupDetails, plain: bool) -> str:
     if look.partial is Bypass.UNREADABLE:
         return "unreadable: one of the two has words that the embedding model cannot read"
     if look.partial is not None:

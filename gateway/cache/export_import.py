@@ -15,14 +15,14 @@ import numpy as np
 import orjson
 from pydantic import Field, ValidationError
 
-from gateway.cache.bans import Conditions
+from gateway.cache.bans import BanConditions
 from gateway.cache.embedding_spaces import Space, Spaces
-from gateway.cache.memory_cache import FrontStore
-from gateway.cache.purge import Removal
+from gateway.cache.memory_cache import TieredStore
+from gateway.cache.purge import Purge
 from gateway.config.units import parse_duration
 from gateway.config.validation import Section, complaints
-from gateway.errors import EmbedderUnavailable, Refused, StoreUnavailable
-from gateway.messages import Admission, Call, Decisive, Dialect, Entry, Placed, Vector
+from gateway.errors import EmbedderUnavailable, GatewayError, StoreUnavailable
+from gateway.messages import Admission, Call, Decisive, Dialect, EmbeddedVector, Entry, Vector
 from gateway.ports import Clock
 
 # Stored answers as lines of JSON: to keep, to move to another store, to train a light model with. Pure.
@@ -49,7 +49,7 @@ class LineInvalid(ValueError):
     """The message says what is wrong with a line, and what was expected."""
 
 
-class Line(Section):
+class ExportLine(Section):
     """One entry. `answer` and `age_s` are for people and programs that read it; what is served is the payload."""
 
     version: Annotated[int, Field(ge=VERSION, le=VERSION, examples=["1"])]
@@ -79,7 +79,7 @@ class Line(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ImportedEntry:
     """An entry with the vector that it was found by, and the fingerprint of the embedder that made it."""
 
     entry: Entry
@@ -102,7 +102,7 @@ def call_of(entry: Entry, dialect: Dialect) -> Call:
     )
 
 
-def line_of(carried: Carried, dialect: Dialect | None, now: float) -> bytes:
+def line_of(carried: ImportedEntry, dialect: Dialect | None, now: float) -> bytes:
     """With its line break. `dialect` None: one that this gateway does not know, whose answer stays unread."""
     entry, vector = carried.entry, carried.vector
     answer = None if dialect is None else dialect.answer_text(call_of(entry, dialect), entry.payload, entry.streamed)
@@ -146,7 +146,7 @@ def chat_line_of(entry: Entry, dialect: Dialect | None) -> bytes | None:
     return orjson.dumps({"messages": messages}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def read_line(data: bytes, now: float, max_entry: int) -> Carried:
+def read_line(data: bytes, now: float, max_entry: int) -> ImportedEntry:
     """`max_entry`: bytes of an answer that may be stored. Raises `LineInvalid`."""
     try:
         value = orjson.loads(data)
@@ -155,13 +155,13 @@ def read_line(data: bytes, now: float, max_entry: int) -> Carried:
     if not isinstance(value, dict):
         raise LineInvalid("expected a JSON object")
     try:
-        line = Line.model_validate(value)
+        line = ExportLine.model_validate(value)
     except ValidationError as error:
         path, sentence = complaints(error)[0]
         raise LineInvalid(f"{'.'.join(map(str, path))}: {sentence}" if path else sentence) from None
     entry = _entry(line, now)
     _check(entry, now, max_entry)
-    return Carried(entry, _vector(line.vector), line.embedder)
+    return ImportedEntry(entry, _vector(line.vector), line.embedder)
 
 
 def admitted(entry: Entry, dialect: Dialect) -> bool:
@@ -169,7 +169,7 @@ def admitted(entry: Entry, dialect: Dialect) -> bool:
     return dialect.inspect(call_of(entry, dialect), entry.payload, entry.streamed).admission is Admission.STORED
 
 
-def _entry(line: Line, now: float) -> Entry:
+def _entry(line: ExportLine, now: float) -> Entry:
     fields: dict[str, Any] = line.model_dump(exclude={"version", "answer", "age_s", "embedder", "vector", "payload"})
     return Entry(**{**fields, "payload": tuple(map(_read, line.payload)), "imported": now})
 
@@ -225,13 +225,13 @@ BATCH = 32  # lines at once: what the embedder takes in one forward pass
 MAX_FAULTS = 100  # lines that are named; all are counted
 
 
-class _Came(Enum):
+class _ImportCounts(Enum):
     NEW = "new"
     KNOWN = "known"  # a younger answer, or this one, is there
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportResult:
     """Counts what has been done so far."""
 
     imported: int = 0
@@ -256,24 +256,24 @@ class Imported:
         }
 
 
-class ImportIncomplete(Refused):
+class ImportIncomplete(GatewayError):
     status = 503
     kind = "store_unavailable"
 
-    def __init__(self, done: Imported, error: str) -> None:
+    def __init__(self, done: ImportResult, error: str) -> None:
         super().__init__(f"{error}; what was imported stays, the rest was not: ask again", retry_after_s=1)
         self.done = done
 
 
-class Portability:
+class ExportImport:
     """What is brought in goes to the store behind `front`: it is not hot, and pushes nothing out there. `stored` is
     told of it."""
 
     def __init__(
         self,
         *,
-        front: FrontStore,
-        removal: Removal,
+        front: TieredStore,
+        removal: Purge,
         spaces: Spaces,
         dialects: Sequence[Dialect],
         stored: Callable[[Entry, Vector | None], None],
@@ -295,24 +295,26 @@ class Portability:
 
     async def export(self, route: str | None, tag: str | None, *, chat: bool) -> AsyncGenerator[bytes, None]:
         """Line by line, at most a page of entries in memory. Raises `StoreUnavailable`."""
-        conditions = Conditions(tags=frozenset([tag] if tag else ()), route=route)
+        conditions = BanConditions(tags=frozenset([tag] if tag else ()), route=route)
         async with aclosing(self._removal.stored(conditions)) as entries:
             async for entry, placed in entries:
                 line = self._line(entry, placed, chat=chat)
                 if line is not None:
                     yield line
 
-    def _line(self, entry: Entry, placed: Placed | None, *, chat: bool) -> bytes | None:
+    def _line(self, entry: Entry, placed: EmbeddedVector | None, *, chat: bool) -> bytes | None:
         dialect = self._dialects.get(entry.dialect)
         if chat:
             return chat_line_of(entry, dialect)
-        carried = Carried(entry, None, "") if placed is None else Carried(entry, placed.vector, placed.embedder)
+        carried = (
+            ImportedEntry(entry, None, "") if placed is None else ImportedEntry(entry, placed.vector, placed.embedder)
+        )
         return line_of(carried, dialect, self._clock.wall())
 
-    async def take_in(self, lines: AsyncIterator[tuple[int, bytes | None]]) -> Imported:
+    async def take_in(self, lines: AsyncIterator[tuple[int, bytes | None]]) -> ImportResult:
         """`lines` with their numbers; None for one that is too long. Raises `ImportIncomplete`."""
-        done = Imported()
-        batch: list[tuple[int, Carried]] = []
+        done = ImportResult()
+        batch: list[tuple[int, ImportedEntry]] = []
         async for number, data in lines:
             try:
                 batch.append((number, self._checked(data)))
@@ -324,7 +326,7 @@ class Portability:
         await self._take(batch, done)
         return done
 
-    def _checked(self, data: bytes | None) -> Carried:
+    def _checked(self, data: bytes | None) -> ImportedEntry:
         if data is None:
             raise LineInvalid(f"expected a line of at most {self.max_line} bytes")
         carried = read_line(data, self._clock.wall(), self._max_entry)
@@ -335,7 +337,7 @@ class Portability:
             raise LineInvalid("payload: expected a complete, successful answer")
         return carried
 
-    async def _take(self, batch: Sequence[tuple[int, Carried]], done: Imported) -> None:
+    async def _take(self, batch: Sequence[tuple[int, ImportedEntry]], done: ImportResult) -> None:
         outcomes = await asyncio.gather(
             *(self._take_one(carried, done) for _, carried in batch), return_exceptions=True
         )
@@ -347,27 +349,27 @@ class Portability:
                 done.refuse(number, f"question: {outcome}")
             elif isinstance(outcome, BaseException):
                 raise outcome
-            elif outcome is _Came.NEW:
+            elif outcome is _ImportCounts.NEW:
                 done.imported += 1
             else:
                 done.unchanged += 1
         if failed is not None:
             raise ImportIncomplete(done, str(failed))
 
-    async def _take_one(self, carried: Carried, done: Imported) -> _Came:
+    async def _take_one(self, carried: ImportedEntry, done: ImportResult) -> _ImportCounts:
         entry, space = carried.entry, self._spaces.serving
         known = await space.behind.get(entry.fingerprint)
         if known is not None and known.created >= entry.created and not self._front.banned(known):
-            return _Came.KNOWN
+            return _ImportCounts.KNOWN
         vector = await self._vector(carried, space, done)
         await space.behind.put(entry, vector)
         self._front.forget(entry.fingerprint)
         if vector is not None:
             await space.index.add(entry.fingerprint, entry.scope, vector)
         self._stored(entry, vector)
-        return _Came.NEW
+        return _ImportCounts.NEW
 
-    async def _vector(self, carried: Carried, space: Space, done: Imported) -> Vector | None:
+    async def _vector(self, carried: ImportedEntry, space: Space, done: ImportResult) -> Vector | None:
         """What had none, as its route compares no questions, gets none."""
         if carried.vector is None or carried.entry.question is None:
             return None

@@ -14,7 +14,7 @@ import orjson
 
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import StoreUnavailable
-from gateway.ports import MAX_COUNTEREXAMPLES, Judged, Replies
+from gateway.ports import MAX_COUNTEREXAMPLES, Judgement, Replies
 from gateway.tasks import Background
 
 
@@ -68,9 +68,9 @@ MAX_SERVED = 5_000
 
 
 @dataclass(slots=True)
-class Served:
+class ServedHit:
     route: str
-    judged: Judged
+    judged: Judgement
     embedder: str = ""  # the fingerprint of what made the vectors that it was judged by
     told: bool = False  # a client has said what it thinks of it: that counts once
 
@@ -79,12 +79,12 @@ class ServedHits:
     """The last semantic hits by tenant and request id. A tenant can refer to its own alone."""
 
     def __init__(self, limit: int = MAX_SERVED) -> None:
-        self._hits: BoundedCache[tuple[str, str], Served] = BoundedCache(limit)
+        self._hits: BoundedCache[tuple[str, str], ServedHit] = BoundedCache(limit)
 
-    def add(self, tenant: str, request_id: str, served: Served) -> None:
+    def add(self, tenant: str, request_id: str, served: ServedHit) -> None:
         self._hits.put((tenant, request_id), served)
 
-    def get(self, tenant: str, request_id: str) -> Served | None:
+    def get(self, tenant: str, request_id: str) -> ServedHit | None:
         return self._hits.peek((tenant, request_id))
 
     def tell(self, tenant: str, request_id: str) -> None:
@@ -102,7 +102,7 @@ WAIT_S = 1.0  # for the others: they hear within a tenth of it
 AT_ONCE = 16  # questions of this gateway, and likewise of others that it looks up; beyond it nobody is asked
 
 
-class Elsewhere:
+class FeedbackForwarding:
     """`say` tells all others tenant, request id, verdict and the name of the reply; what they say of that is given to
     `asked`, which looks it up in `heed`."""
 

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gateway.errors import BackendError, Refused, StreamBroken
-from gateway.messages import ByteStream, Event, EventStream, Response, Tunnel, Whole
-from gateway.streams import Flow, Tap, close_body, flow_of, pour, told
+from gateway.errors import BackendError, GatewayError, UpstreamStreamError
+from gateway.messages import ByteStream, Event, EventStream, FullBody, Response, Tunnel
+from gateway.streams import ObservedStream, StreamObserver, close_body, flow_of, pour, told
 
 if TYPE_CHECKING:
-    from gateway.tracing import Traced
+    from gateway.tracing import TraceRecorder
 
 LOG = logging.getLogger("nearhit")
 # What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster
@@ -26,20 +26,20 @@ MAX_BATCH, BATCH_PART = 64, 128
 MAX_STALL_S = 20.0
 
 
-class Flight:
+class SharedCall:
     """The call runs in a task of its own: it goes on when the client that caused it leaves and others follow, and is
     cancelled, upstream too, when the last one has left. `origin`: of the request that caused it, if that is traced."""
 
-    def __init__(self, answer: Awaitable[Response], origin: Traced | None = None) -> None:
+    def __init__(self, answer: Awaitable[Response], origin: TraceRecorder | None = None) -> None:
         self.origin = origin
         self._items: list[Any] = []
         self._trimmed = 0  # how many items are no longer held
         self._size = 0
-        self._positions: dict[_Reader, int] = {}  # reader -> number of the item it takes next
+        self._positions: dict[_FlightReader, int] = {}  # reader -> number of the item it takes next
         self._over = False
         self._failure: Exception | None = None  # of the call, where there was no answer
         self._error: Exception | None = None  # which its readers meet at the end
-        self._wakes: dict[_Reader, Callable[[], None]] = {}  # of readers that are to be told of what comes next
+        self._wakes: dict[_FlightReader, Callable[[], None]] = {}  # of readers that are to be told of what comes next
         self._taken: asyncio.Event | None = None  # where the flight waits for room
         self._loop = asyncio.get_running_loop()
         self._head: Response | None = None
@@ -55,7 +55,7 @@ class Flight:
         """The answer for one client; ending or closing its body leaves the flight. Raises what the call raised."""
         if self._failure is not None:
             raise self._failure
-        reader, head = _Reader(self), self._head
+        reader, head = _FlightReader(self), self._head
         self._positions[reader] = 0
         if head is None:
             waiting: asyncio.Future[Response] = self._loop.create_future()
@@ -65,13 +65,13 @@ class Flight:
             except BaseException:
                 self._leave(reader)
                 raise
-        if isinstance(head.body, Whole):
+        if isinstance(head.body, FullBody):
             self._leave(reader)
             return head
-        items: Flow[Any] = Flow(reader, Tap(closed=lambda: self._leave(reader)))
+        items: ObservedStream[Any] = ObservedStream(reader, StreamObserver(closed=lambda: self._leave(reader)))
         return replace(head, body=EventStream(items) if isinstance(head.body, EventStream) else ByteStream(items))
 
-    def _leave(self, reader: _Reader) -> None:
+    def _leave(self, reader: _FlightReader) -> None:
         self._positions.pop(reader, None)
         if self._taken is not None:
             self._taken.set()
@@ -82,11 +82,11 @@ class Flight:
 
     # The reader's side
 
-    def next_of(self, reader: _Reader) -> Sequence[Any] | None:
+    def next_of(self, reader: _FlightReader) -> Sequence[Any] | None:
         """See `Source.take`."""
         position = self._positions.get(reader)
         if position is None:
-            raise StreamBroken("the client read too slowly while others waited for the same answer")
+            raise UpstreamStreamError("the client read too slowly while others waited for the same answer")
         at = position - self._trimmed
         items = self._items[at : at + MAX_BATCH]
         if items:
@@ -101,7 +101,7 @@ class Flight:
             raise self._error
         return () if self._over else None
 
-    def tell(self, reader: _Reader, wake: Callable[[], None] | None) -> None:
+    def tell(self, reader: _FlightReader, wake: Callable[[], None] | None) -> None:
         """See `Source.tell`."""
         if wake is None:
             self._wakes.pop(reader, None)
@@ -116,7 +116,7 @@ class Flight:
             for waiting in self._headless:
                 if not waiting.done():
                     waiting.set_result(response)
-            if not isinstance(response.body, Whole):
+            if not isinstance(response.body, FullBody):
                 await self._record(response.body)
         except Exception as error:
             self._fail(error)
@@ -130,7 +130,7 @@ class Flight:
     async def _record(self, body: EventStream | ByteStream | Tunnel) -> None:
         assert not isinstance(body, Tunnel)  # no dialect's call becomes one
         try:
-            flow: Flow[Any] = flow_of(body.events) if isinstance(body, EventStream) else flow_of(body.chunks)
+            flow: ObservedStream[Any] = flow_of(body.events) if isinstance(body, EventStream) else flow_of(body.chunks)
             await pour(flow, self._came, self._make_room)
         finally:
             await close_body(body)
@@ -150,11 +150,13 @@ class Flight:
                 if not waiting.done():
                     waiting.set_exception(error)
                     waiting.exception()  # seen: its client may be about to leave
-        elif not isinstance(error, StreamBroken | Refused):
+        elif not isinstance(error, UpstreamStreamError | GatewayError):
             LOG.error("internal error in a stream", exc_info=error)
-        known = isinstance(error, StreamBroken | Refused)
+        known = isinstance(error, UpstreamStreamError | GatewayError)
         self._error = (
-            error if isinstance(error, StreamBroken) else StreamBroken(str(error) if known else "internal error")
+            error
+            if isinstance(error, UpstreamStreamError)
+            else UpstreamStreamError(str(error) if known else "internal error")
         )
 
     def _wake(self) -> None:
@@ -189,13 +191,13 @@ class Flight:
             self._wake()
 
 
-class _Reader:
+class _FlightReader:
     """Implements `Source`."""
 
     __slots__ = ("_flight", "dry")
     tells = True
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: SharedCall) -> None:
         self._flight = flight
         self.dry = False
 

@@ -27,7 +27,7 @@ ALL_LEAVES = 2**MOST_LEAVES - 1
 _WORD = np.dtype("<u2")  # a tree's bits
 
 
-class Asked(NamedTuple):
+class FeatureTest(NamedTuple):
     """What the trees ask of a feature."""
 
     thresholds: Sequence[float]  # `x <= threshold` goes left; from low to high
@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    asked: Sequence[Asked]  # by feature
+    asked: Sequence[FeatureTest]  # by feature
     least: Sequence[float]  # threshold of each; infinite where nothing is asked
     ones: int  # the lowest bit of each tree
     values: FloatArray  # (trees * MOST_LEAVES,) log-odds
@@ -122,7 +122,7 @@ def from_arrays(arrays: Arrays, name: str, features: int) -> Forest:
     return Forest(asked, least, ones, values.ravel(), np.arange(len(leaves)) * MOST_LEAVES, base)
 
 
-def _asked(nodes: Sequence[_Node], trees: int) -> Asked:
+def _asked(nodes: Sequence[_Node], trees: int) -> FeatureTest:
     """By the nodes of one feature."""
     thresholds = sorted({node.threshold for node in nodes})
     left = [(1 << trees * MOST_LEAVES) - 1]  # nothing is ruled out
@@ -132,7 +132,7 @@ def _asked(nodes: Sequence[_Node], trees: int) -> Asked:
             if node.threshold == threshold:
                 word &= ~(node.passed << node.tree * MOST_LEAVES)
         left.append(word)
-    return Asked(thresholds, left)
+    return FeatureTest(thresholds, left)
 
 
 def _saved(arrays: Arrays, name: str, features: int) -> tuple[_Trees, float]:

@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 
 from gateway.errors import StoreUnavailable
-from gateway.ports import Change, ChangeKind, SpokenLog, number_of
+from gateway.ports import ChangeKind, GossipLog, StoreChange, number_of
 
 LOG = logging.getLogger("nearhit.replication")
 MAX_UNSAID = 2_000
@@ -30,10 +30,10 @@ NEWS_S = 30.0  # after which what is no knowledge is none for who hears it
 Hearer = Callable[..., None]
 
 
-class Sharing:
+class Gossip:
     """`gateway` names this one: what it says itself it need not hear."""
 
-    def __init__(self, log: SpokenLog, gateway: str) -> None:
+    def __init__(self, log: GossipLog, gateway: str) -> None:
         self._log = log
         self._gateway = gateway
         self._unsaid: deque[str] = deque(maxlen=MAX_UNSAID)
@@ -56,7 +56,7 @@ class Sharing:
         self._hearers[topic] = hear
         self._since[topic] = since
 
-    async def apply(self, changes: Sequence[Change], now: float) -> None:
+    async def apply(self, changes: Sequence[StoreChange], now: float) -> None:
         """`now`: by the store's clock."""
         for change in changes:
             if change.kind is ChangeKind.SAID and change.by != self._gateway:
@@ -65,7 +65,7 @@ class Sharing:
                 except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
                     LOG.debug("not understood", extra={"fields": {"by": change.by, "error": type(error).__name__}})
 
-    def _hear(self, change: Change, now: float) -> None:
+    def _hear(self, change: StoreChange, now: float) -> None:
         topic, *words = msgpack.unpackb(base64.b64decode(change.value), use_list=False, strict_map_key=False)
         hear = self._hearers.get(topic)
         if hear is None:

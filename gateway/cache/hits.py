@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.freshness import Freshness
-from gateway.config.policy.model import Replay
+from gateway.config.policy.model import ReplaySettings
 from gateway.context import RequestContext
-from gateway.messages import Call, Entry, Event, EventStream, Provenance, Response, Verdict, Whole
+from gateway.messages import Call, Entry, Event, EventStream, FullBody, Provenance, Response, Verdict
 from gateway.ports import Clock
-from gateway.streams import Ready
+from gateway.streams import BufferedStream
 
 
 # A stored entry as an answer. Pure.
@@ -21,9 +21,11 @@ def answer_from(
     """In the form in which it was stored; `Render` turns it into the one the client wants."""
     call = request.call
     if entry.streamed and call is not None:
-        body: Whole | EventStream = EventStream(Ready(tuple(call.dialect.event(call, data) for data in entry.payload)))
+        body: FullBody | EventStream = EventStream(
+            BufferedStream(tuple(call.dialect.event(call, data) for data in entry.payload))
+        )
     else:
-        body = Whole(entry.payload[0])
+        body = FullBody(entry.payload[0])
     headers = (("Content-Type", entry.content_type),)
     return Response(200, headers, body, provenance_of(entry, freshness, verdict, similarity))
 
@@ -52,7 +54,7 @@ LONGEST_S = 60.0  # a slow model's longest answer: who is served from a cache do
 USUAL_RATE = 50.0  # tokens a second where neither the policy nor the entry tells; a small model's on one GPU
 
 
-def lasts_s(rule: Replay, origin: Provenance, events: int, left_s: float | None) -> float:
+def lasts_s(rule: ReplaySettings, origin: Provenance, events: int, left_s: float | None) -> float:
     """How long the stream takes from its first event to its last; seconds in [0, `LONGEST_S`], and at most `left_s`,
     which is what the client's deadline leaves. The entry's own pace counts its time to the first token in."""
     tokens = origin.output_tokens or events
@@ -97,7 +99,7 @@ class SplitCache:
         )
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
-        """As `Dialect.events`. Raises `Malformed`."""
+        """As `Dialect.events`. Raises `MalformedResponse`."""
         key = call.dialect.name, call.operation, whole
         known = self._known.get(key)
         if known is not None:

@@ -9,8 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.adapters.faiss.checkpoint import CheckpointRefused, Kind, position_of, read_checkpoint, write_checkpoint
-from gateway.adapters.faiss.exclusive_executor import Closed
+from gateway.adapters.faiss.checkpoint import (
+    CheckpointRefused,
+    PartitionKind,
+    position_of,
+    read_checkpoint,
+    write_checkpoint,
+)
+from gateway.adapters.faiss.exclusive_executor import ExecutorClosed
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.config import Config
 
@@ -18,12 +24,12 @@ LOG = logging.getLogger("nearhit.index")
 FILE, FORMER = "checkpoint", "former"
 
 
-class Checkpoints:
+class IndexCheckpoints:
     """Nothing is written before `complete` is set: an index that is not yet filled must not replace a good copy.
     `position` says where the index stands in the log of changes, None where there is none: it is written beside it, and
     found again as `loaded_position`."""
 
-    def __init__(self, path: Path, index: FaissIndex, kind: Kind, *, max_entries: int, every_s: float) -> None:
+    def __init__(self, path: Path, index: FaissIndex, kind: PartitionKind, *, max_entries: int, every_s: float) -> None:
         self._path = path
         self._index = index
         self._kind = kind
@@ -70,7 +76,7 @@ class Checkpoints:
             changes, position, begun = self._index.changes, self.position(), time.perf_counter()
             try:
                 count = write_checkpoint(self._path, self._kind, self._index.pieces(), position)
-            except Closed:
+            except ExecutorClosed:
                 return
             except OSError as error:
                 LOG.warning("no checkpoint of the index was written", extra=_fields(error=str(error)))
@@ -80,13 +86,13 @@ class Checkpoints:
             LOG.info("a checkpoint of the index was written", extra=_fields(entries=count, seconds=took))
 
 
-def checkpoints_of(config: Config, index: FaissIndex, kind: Kind, file: str = FILE) -> Checkpoints | None:
+def checkpoints_of(config: Config, index: FaissIndex, kind: PartitionKind, file: str = FILE) -> IndexCheckpoints | None:
     """In the data directory, as the configuration wants it; None: off."""
     every_s = config.index.checkpoint
     if every_s is None:
         return None
     path = _folder(config) / file
-    return Checkpoints(path, index, kind, max_entries=config.index.max_entries, every_s=every_s)
+    return IndexCheckpoints(path, index, kind, max_entries=config.index.max_entries, every_s=every_s)
 
 
 def file_of_former(config: Config) -> str:

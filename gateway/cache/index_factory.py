@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gateway.adapters.faiss.checkpoint import Kind
+from gateway.adapters.faiss.checkpoint import PartitionKind
 from gateway.adapters.faiss.gpu_partition import CudaDevice, Device
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.cache.index_checkpoints import Checkpoints, checkpoints_of
+from gateway.cache.index_checkpoints import IndexCheckpoints, checkpoints_of
 from gateway.config import Config
 from gateway.config.environment import secret
 from gateway.config.fields import lite_file
-from gateway.errors import IndexUnavailable, StartFailed
+from gateway.errors import IndexUnavailable, StartupError
 from gateway.ports import Clock, Embedder, VectorIndex
 from gateway.tasks import run_within
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def open_index(
     life: AsyncExitStack, config: Config, environ: Mapping[str, str], embedder: Embedder, clock: Clock, file: str
-) -> tuple[VectorIndex, Checkpoints | None]:
+) -> tuple[VectorIndex, IndexCheckpoints | None]:
     """For the vectors of `embedder`, ended with `life`; `file`: that of its checkpoint, where it has one. Raises
-    `StartFailed`."""
+    `StartupError`."""
     if config.index.adapter == "milvus":
         outside = build_milvus(config, environ, embedder.fingerprint, embedder.dimension, clock)
         life.push_async_callback(outside.close)
@@ -37,21 +37,21 @@ def open_index(
         embedder.dimension, max_entries=config.index.max_entries, device=build_device(config.index.device)
     )
     life.callback(index.close)
-    checkpoints = checkpoints_of(config, index, Kind(embedder.fingerprint, embedder.dimension), file)
+    checkpoints = checkpoints_of(config, index, PartitionKind(embedder.fingerprint, embedder.dimension), file)
     if checkpoints is not None:
         life.push_async_callback(checkpoints.save)  # once nothing is added any more
     return index, checkpoints
 
 
 def build_device(name: str) -> Device | None:
-    """None: the CPU. Raises `StartFailed` where the GPU that is named cannot be used."""
+    """None: the CPU. Raises `StartupError` where the GPU that is named cannot be used."""
     return None if name == "cpu" else CudaDevice(name)
 
 
 def build_milvus(
     config: Config, environ: Mapping[str, str], embedder: str, dimension: int, clock: Clock
 ) -> MilvusIndex:
-    """`embedder`: the fingerprint of its vectors. Nothing is asked of the server yet. Raises `StartFailed`."""
+    """`embedder`: the fingerprint of its vectors. Nothing is asked of the server yet. Raises `StartupError`."""
     url, token = _place(config, environ)
     module = _imported("gateway.adapters.milvus.index", config)
     index: MilvusIndex = module.MilvusIndex(
@@ -66,19 +66,19 @@ def build_milvus(
 
 
 async def filled(index: VectorIndex) -> int:
-    """How many it holds after a filling. Raises `StartFailed`."""
+    """How many it holds after a filling. Raises `StartupError`."""
     if index.shared:
         outside = cast("MilvusIndex", index)
         try:
             await outside.flush()
             await outside.refresh()
         except IndexUnavailable as error:
-            raise StartFailed(f"everything was written, and could not be counted: {error}") from None
+            raise StartupError(f"everything was written, and could not be counted: {error}") from None
     return index.size
 
 
 def milvus_version(config: Config, environ: Mapping[str, str], timeout_s: float) -> str:
-    """What the server says of itself. A Lite file that is not there is not made. Raises `StartFailed`, and
+    """What the server says of itself. A Lite file that is not there is not made. Raises `StartupError`, and
     `IndexUnavailable` where it does not answer."""
     url, token = _place(config, environ)
     module = _imported("gateway.adapters.milvus.server", config)
@@ -97,7 +97,7 @@ def _place(config: Config, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _imported(module: str, config: Config) -> Any:
-    """An extra with pandas in it: imported only where it is asked for. Raises `StartFailed`."""
+    """An extra with pandas in it: imported only where it is asked for. Raises `StartupError`."""
     lite = lite_file(config.index.url or "")
     try:
         if lite:
@@ -105,6 +105,6 @@ def _imported(module: str, config: Config) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         extra = "milvus-lite" if lite else "milvus"
-        raise StartFailed(
+        raise StartupError(
             f"index.adapter milvus needs an extra that is not installed ({error}): pip install 'nearhit[{extra}]'"
         ) from None

@@ -15,7 +15,7 @@ MAX_SCOPES = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class InflightQuestion:
     """`entry` is what will be stored, but for its answer; `landed` is done once the flight is over, either way."""
 
     entry: Entry
@@ -23,20 +23,20 @@ class Question:
     landed: asyncio.Future[None]
 
 
-class Aloft:
+class InflightQuestions:
     """To be used from one event loop."""
 
     def __init__(self) -> None:
-        self._scopes: dict[str, list[Question]] = {}
+        self._scopes: dict[str, list[InflightQuestion]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._scopes.values()))
 
-    def within(self, scope: str) -> Sequence[Question]:
+    def within(self, scope: str) -> Sequence[InflightQuestion]:
         """Those that may be waited for; those of other scopes are nobody's business."""
         return tuple(self._scopes.get(scope, ()))
 
-    def add(self, request: RequestContext, vector: Vector) -> Question | None:
+    def add(self, request: RequestContext, vector: Vector) -> InflightQuestion | None:
         """None where there are too many already."""
         if request.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
             return None
@@ -44,11 +44,11 @@ class Aloft:
         if len(questions) >= MAX_IN_SCOPE:
             return None
         landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        question = Question(entry_of(request), vector, landed)
+        question = InflightQuestion(entry_of(request), vector, landed)
         questions.append(question)
         return question
 
-    def land(self, question: Question) -> None:
+    def land(self, question: InflightQuestion) -> None:
         """To be called once, when its answer has been stored or never will be."""
         questions = self._scopes[question.entry.scope]
         questions.remove(question)

@@ -11,7 +11,7 @@ from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Refusal
-from gateway.ports import VERBATIM, Acceptance, Candidate, Embedder, Held, Judged, Opinion, Verifier
+from gateway.ports import VERBATIM, Acceptance, Embedder, Evaluated, Judgement, Opinion, StoredCandidate, Verifier
 
 # What a lookup decided about the best stored answer, and why. Pure.
 
@@ -19,19 +19,19 @@ from gateway.ports import VERBATIM, Acceptance, Candidate, Embedder, Held, Judge
 MAX_CANDIDATES = 4
 
 
-def relation_between(judged: Judged) -> Relation:
+def relation_between(judged: Judgement) -> Relation:
     """The question that was asked and the stored answer, as feedback names them."""
     return relation_of(judged.entry.scope, judged.question, judged.entry.fingerprint)
 
 
-def observation_of(judged: Judged, label: Label) -> Observation:
+def observation_of(judged: Judgement, label: Label) -> Observation:
     return Observation(judged.vector, judged.score, judged.opinion.probability, label)
 
 
 def hold(
     similarity: float, opinion: Opinion, threshold: float, control: RouteControl | None, shift: float = 0.0
 ) -> tuple[float, float, Refusal | None]:
-    """Holds a candidate against its route's threshold -> score, probability and reason, as in `Held`. `control` None:
+    """Holds a candidate against its route's threshold -> score, probability and reason, as in `Evaluated`. `control` None:
     with `min_similarity`, its similarity and nothing else. `shift`: the control's of this question."""
     veto = opinion.veto
     if control is None:
@@ -43,7 +43,7 @@ def hold(
     return score, 0.0 if veto else control.probability(score), reason
 
 
-def best(judgements: Sequence[Held]) -> int:
+def best(judgements: Sequence[Evaluated]) -> int:
     """Which one to serve or to learn from: what no veto speaks against first, then the highest score."""
 
     def worth(at: int) -> tuple[bool, bool, float, int]:
@@ -70,7 +70,7 @@ async def of_what_varies(parts: Varying, whole: Opinion, embedder: Embedder, ver
         return replace(whole, veto=Refusal.TEMPLATE)
     asked, stored = await embedder.embed(parts.asked, owner), await embedder.embed(parts.stored, owner)
     similarity = min(1.0, max(0.0, float(asked.vector @ stored.vector)))
-    (inner,) = verifier.opinions(parts.asked, [Candidate(parts.stored, similarity)])
+    (inner,) = verifier.opinions(parts.asked, [StoredCandidate(parts.stored, similarity)])
     return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
 
 
@@ -81,7 +81,7 @@ Near = tuple[Entry, float]
 
 
 @dataclass(slots=True)
-class Scores:
+class CandidateScores:
     """Of the candidates for one question, the most similar first. `judged` is in their order; `best` is the index of
     the one to serve or to learn from. `entries`: that they are the nearest of; `shift`: what the route has learnt near
     the question; `owner`: as `Embedder.embed` has it."""
@@ -94,13 +94,13 @@ class Scores:
     entries: int
     threshold: float
     shift: float
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[Judgement] = field(default_factory=list)
     best: int = 0
     parts: Varying | None = None  # what sets the question and the best candidate apart, where both are of one frame
     second: Opinion | None = None  # what a dearer look has said; None: there was none, or it had nothing to say
 
     @property
-    def chosen(self) -> Judged:
+    def chosen(self) -> Judgement:
         return self.judged[self.best]
 
 
@@ -110,7 +110,7 @@ def floor_of(acceptance: Acceptance, verifier: Verifier) -> float:
     return verifier.floor if plain is None else plain
 
 
-class Scorer:
+class CandidateScorer:
     """By one policy's demands. `counterexamples`: what clients have called wrong."""
 
     def __init__(
@@ -131,11 +131,11 @@ class Scorer:
         control: RouteControl,
         entries: int,
         opinions: Sequence[Opinion] | None = None,
-    ) -> Scores:
+    ) -> CandidateScores:
         """`near`: at least one; `opinions` on them, None: the verifier's."""
         threshold = control.threshold(self._acceptance, entries)
         shift = 0.0 if self._plain else control.shift(embedding.vector)
-        scores = Scores(question, owner, embedding, near, control, entries, threshold, shift)
+        scores = CandidateScores(question, owner, embedding, near, control, entries, threshold, shift)
         if opinions is None:
             opinions = self._opinions(question, near)
         for (entry, similarity), opinion in zip(near, opinions, strict=True):
@@ -151,17 +151,17 @@ class Scorer:
             scores.parts = None if parts is None or parts.same else parts
         return scores
 
-    def closer_look_is_due(self, scores: Scores) -> bool:
+    def closer_look_is_due(self, scores: CandidateScores) -> bool:
         """Whether the best candidate is too near the threshold, or of one frame with the question."""
         return not self._plain and (scores.chosen.gray or scores.parts is not None)
 
-    async def look_closer(self, scores: Scores) -> None:
+    async def look_closer(self, scores: CandidateScores) -> None:
         """A dearer look at the best candidate, where one is due. Where the embedder is away, what is of one frame is
         refused."""
         chosen, closer = scores.chosen, None
         if chosen.gray:
             entry, similarity = scores.near[scores.best]
-            candidate = Candidate(entry.question or "", similarity)
+            candidate = StoredCandidate(entry.question or "", similarity)
             closer = scores.second = await self._verifier.second_opinion(scores.question, candidate, chosen.opinion)
         if scores.parts is not None:
             whole = closer or chosen.opinion
@@ -175,18 +175,18 @@ class Scorer:
     def _opinions(self, question: str, near: Sequence[Near]) -> Sequence[Opinion]:
         if self._plain:
             return [Opinion(similarity, similarity) for _, similarity in near]
-        candidates = [Candidate(entry.question or "", similarity) for entry, similarity in near]
+        candidates = [StoredCandidate(entry.question or "", similarity) for entry, similarity in near]
         return [
             VERBATIM if same_words(question, candidate.question) else opinion
             for candidate, opinion in zip(candidates, self._verifier.opinions(question, candidates), strict=True)
         ]
 
-    def _judged(self, scores: Scores, entry: Entry, similarity: float, opinion: Opinion) -> Judged:
+    def _judged(self, scores: CandidateScores, entry: Entry, similarity: float, opinion: Opinion) -> Judgement:
         """An opinion on a candidate, against the route's threshold."""
         if self._counterexamples.refute(entry.scope, scores.question, entry.fingerprint):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
         threshold, control = scores.threshold, None if self._plain else scores.control
         score, probability, reason = hold(similarity, opinion, threshold, control, scores.shift)
-        return Judged(
+        return Judgement(
             similarity, opinion, threshold, score, probability, reason, entry, scores.question, scores.embedding.vector
         )

@@ -31,7 +31,7 @@ def keys_of(owner: str, route: str, call: Call) -> tuple[str, str]:
     return frame_of(owner, route, call.dialect.name, call.operation).keys_of(call)
 
 
-class Frame:
+class KeyFrame:
     """What the keys of calls of one owner, on one route, in one dialect, for one operation have in common."""
 
     __slots__ = ("_exact", "_scope")
@@ -50,8 +50,8 @@ class Frame:
         )
 
 
-def frame_of(owner: str, route: str, dialect: str, operation: str) -> Frame:
-    return (kept if len(owner) <= LONGEST_KEPT else Frame)(owner, route, dialect, operation)
+def frame_of(owner: str, route: str, dialect: str, operation: str) -> KeyFrame:
+    return (kept if len(owner) <= LONGEST_KEPT else KeyFrame)(owner, route, dialect, operation)
 
 
-kept = lru_cache(maxsize=1024)(Frame)
+kept = lru_cache(maxsize=1024)(KeyFrame)

@@ -11,7 +11,7 @@ from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import StoreUnavailable
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import CounterexampleStore, Judged
+from gateway.ports import CounterexampleStore, Judgement
 
 LOG = logging.getLogger("nearhit.quality")
 
@@ -29,7 +29,7 @@ class Labels:
         counterexamples: Counterexamples,
         store: CounterexampleStore,
         telemetry: Telemetry,
-        recorded: Callable[[str, Judged, Label], None] = _unrecorded,
+        recorded: Callable[[str, Judgement, Label], None] = _unrecorded,
     ) -> None:
         self._recorded = recorded
         self._controls = controls
@@ -37,7 +37,7 @@ class Labels:
         self._store = store
         self._telemetry = telemetry
 
-    def tell(self, route: str, judged: Judged, label: Label, source: str) -> None:
+    def tell(self, route: str, judged: Judgement, label: Label, source: str) -> None:
         """Counts the label, and lets the route learn from it. `source`: miss, audit or feedback. The same words say
         nothing of how far wordings may differ."""
         self._telemetry.labels.add(route, source, label)

@@ -18,7 +18,7 @@ SAVE_EVERY_S = 60.0
 PLACED = "placed"  # what a snapshot with a position begins with
 
 
-class Learnt(Protocol):
+class LearnedState(Protocol):
     """What one route has learnt."""
 
     version: int  # counts what was learnt
@@ -36,12 +36,12 @@ class Learnt(Protocol):
 class Learners(Protocol):
     """By route."""
 
-    def of(self, route: str) -> Learnt: ...
+    def of(self, route: str) -> LearnedState: ...
 
-    def all(self) -> Iterator[tuple[str, Learnt]]: ...
+    def all(self) -> Iterator[tuple[str, LearnedState]]: ...
 
 
-class Shelf:
+class SnapshotStore:
     """Keeps what is learnt of something else under names of its own."""
 
     def __init__(self, store: LearningStore, kind: str) -> None:
@@ -59,7 +59,7 @@ async def _nowhere() -> str | None:
     return None
 
 
-class Learning:
+class StateKeeper:
     """Nothing is saved of a route before its last snapshot has been read: an empty one must not replace it.
 
     Gateways on one store tell each other what they learn (`gateway.cache.gossip`), so that each one's snapshot is
@@ -137,7 +137,7 @@ class Learning:
             await asyncio.sleep(self._every_s)
             await self.save()
 
-    async def _restore(self, route: str, control: Learnt) -> None:
+    async def _restore(self, route: str, control: LearnedState) -> None:
         kept = await self._store.learning(route)
         try:
             if kept is not None and control.version == 0:  # what it has learnt itself meanwhile is newer

@@ -26,7 +26,7 @@ _JOINS = frozenset("'_")
 
 
 @dataclass(slots=True)
-class Clues:
+class LexicalClues:
     """What a text of ASCII consists of. Of other texts there are none: their letters may stand for these, as the sign
     of kelvin does for a k where case is ignored."""
 
@@ -36,34 +36,34 @@ class Clues:
     joined: bool  # some run is part of a longer word, or of several words
 
 
-def clues_of(text: str, plain: str, words: frozenset[str]) -> Clues | None:
+def clues_of(text: str, plain: str, words: frozenset[str]) -> LexicalClues | None:
     """`words`: those that letters and digits make, in lower case, some of them joined by an apostrophe."""
     if not text.isascii():
         return None
     signs = frozenset(plain)
     joined = not _JOINS.isdisjoint(signs)
-    return Clues(frozenset(_RUN.findall(plain)) if joined else words, plain, signs, joined)
+    return LexicalClues(frozenset(_RUN.findall(plain)) if joined else words, plain, signs, joined)
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class PatternIndex:
     """`may`: whether a text with these clues may hold what the pattern matches."""
 
     pattern: re.Pattern[str]
-    may: Callable[[Clues], bool]
+    may: Callable[[LexicalClues], bool]
 
-    def found(self, text: str, clues: Clues | None) -> list[Any]:
+    def found(self, text: str, clues: LexicalClues | None) -> list[Any]:
         """What `findall` of the pattern would."""
         return self.pattern.findall(text) if clues is None or self.may(clues) else []
 
 
-def any_of(words: str) -> Callable[[Clues], bool]:
+def any_of(words: str) -> Callable[[LexicalClues], bool]:
     """Whether one of these stands by itself, between what is no part of a word."""
     needed = frozenset(words.split())
     return lambda clues: not needed.isdisjoint(clues.runs)
 
 
-def written_with(signs: str) -> Callable[[Clues], bool]:
+def written_with(signs: str) -> Callable[[LexicalClues], bool]:
     """Whether one of these signs is in it."""
     needed = frozenset(signs)
     return lambda clues: not needed.isdisjoint(clues.signs)
@@ -116,13 +116,13 @@ _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
 
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]++(?:'[A-Za-z]++)*+")  # the same of ASCII, in half the time
 
-_NUMBER = Sought(re.compile(r"\d+(?:[.,:/-]\d+)*%?"), digits)
+_NUMBER = PatternIndex(re.compile(r"\d+(?:[.,:/-]\d+)*%?"), digits)
 
 _NEGATIVE = "not no never without none nobody nothing neither nor cannot unable except nicht nie ohne sin nunca jamas"
 
 _NEGATES, _NEGATORS, _NEGATING = frozenset(_NEGATIVE.split()), any_of(f"{_NEGATIVE} t"), ("kein", "ningun")
 
-_NEGATED = Sought(
+_NEGATED = PatternIndex(
     re.compile(
         r"\b(?=[cejknosuw])(?:not|no|never|without|none|nobody|nothing|neither|nor|cannot|unable|except|"
         r"nicht|kein\w*|nie|ohne|sin|nunca|jam[a\u00e1]s|ning[u\u00fa]n\w*)\b|n['\u2019]t\b|\u4e0d|\u6ca1|\u672a",
@@ -133,19 +133,19 @@ _NEGATED = Sought(
 
 _QUOTES = written_with('"`')
 
-_DIRECTION = Sought(
+_DIRECTION = PatternIndex(
     re.compile(r"\b(?:from|de|von)\s(.{1,80}?)\s(?:to|into|a|nach|zu)\s([^?.!,;]{1,80})", re.IGNORECASE),
     any_of("from de von"),
 )
 
-_TO = Sought(
+_TO = PatternIndex(
     re.compile(
         r"\b([\w.]{1,40})\s{1,9}(?:to|into|vs|versus|over|than|before|after|minus)\s{1,9}([\w.]{1,40})", re.IGNORECASE
     ),
     any_of("to into vs versus over than before after minus"),
 )
 
-_THAN = Sought(
+_THAN = PatternIndex(
     re.compile(
         r"\b([\w.]{1,40})\s{1,9}(?:(?:more|less)\s{1,9})?\w{1,40}\s{1,9}than\s{1,9}(?:(?:an?|the)\s{1,9})?([\w.]{1,40})",
         re.IGNORECASE,
@@ -198,7 +198,7 @@ class Lexical:
     transforms: bool  # it asks for a text to be turned into another
     quoted: frozenset[str]  # what stands in quotes or is code
     plain: str  # the whole text, lower-cased, with single spaces
-    clues: Clues | None
+    clues: LexicalClues | None
 
 
 def read(text: str) -> Lexical:
@@ -225,7 +225,7 @@ def read(text: str) -> Lexical:
 kept = lru_cache(maxsize=1024)(read)
 
 
-def _negations(text: str, words: Sequence[str], clues: Clues | None) -> int:
+def _negations(text: str, words: Sequence[str], clues: LexicalClues | None) -> int:
     if clues is None or clues.joined:
         return len(_NEGATED.found(text, clues))
     count = 0 if _NEGATES.isdisjoint(clues.runs) else sum(map(_NEGATES.__contains__, words))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.bans import LATER, Bans
-from gateway.messages import Entry, Placed, Vector
+from gateway.messages import EmbeddedVector, Entry, Vector
 from gateway.ports import Clock, ResponseStore, StoredVector, StoreStats
 
 MAX_ITEMS = 2**31  # bytes bound it
@@ -39,7 +39,7 @@ def _size(resident: _Resident) -> int:
     return resident.size
 
 
-class FrontStore:
+class TieredStore:
     """Least recently used entries make room. What lies here longer than `max_age_s` is asked of the store again, so
     that another gateway's removal on a shared store takes effect here too; None where the store is ours alone.
     `embedder` is the fingerprint of the vectors that come by here."""
@@ -65,9 +65,9 @@ class FrontStore:
             BoundedCache(MAX_ITEMS, max_weight=max_bytes, weigh=_size) if residents is None else residents
         )
 
-    def seen_by(self, embedder: str, store: ResponseStore) -> FrontStore:
+    def seen_by(self, embedder: str, store: ResponseStore) -> TieredStore:
         """The same front and bans before `store`, for vectors of another embedder."""
-        return FrontStore(
+        return TieredStore(
             store,
             max_bytes=self._max_bytes,
             max_age_s=self._max_age_s,
@@ -113,7 +113,7 @@ class FrontStore:
         """Whether it has been removed since it was read, or while it was fetched."""
         if not self.bans.in_force:
             return False
-        return self.bans.cover(entry, None if vector is None else Placed(vector, self._embedder), asked)
+        return self.bans.cover(entry, None if vector is None else EmbeddedVector(vector, self._embedder), asked)
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         if self.banned(entry, vector):

@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from gateway.adapters.embedding.embedders import BatchingEmbedder, ImmediateEmbedder
+from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import TOGETHER, OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.system.clock import SystemClock
 from gateway.cache.threshold_verifier import ThresholdVerifier
-from gateway.cache.verifiers import WEIGHTS, CrossEncoder, LearnedVerifier, ThoroughVerifier, load_weights
-from gateway.config import Verifier as VerifierConfig
-from gateway.config.schema import CrossEncoder as CrossEncoderConfig
-from gateway.config.schema import EmbeddingModel
-from gateway.errors import StartFailed
+from gateway.cache.verifiers import WEIGHTS, CrossEncoder, LearnedVerifier, TwoStageVerifier, load_weights
+from gateway.config import VerifierConfig
+from gateway.config.schema import CrossEncoderConfig, EmbeddingModel
+from gateway.errors import StartupError
 from gateway.ports import TextEncoder, Verifier
 from gateway.weight_files import WeightsCorrupt
 
@@ -24,7 +23,7 @@ from gateway.weight_files import WeightsCorrupt
 def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextEncoder:
     """`data_dir`: where it is kept what a served model was, in case its server is away at a later start.
 
-    Raises `ModelMissing`, `ModelCorrupt` or `StartFailed`."""
+    Raises `ModelMissing`, `ModelCorrupt` or `StartupError`."""
     if config.adapter == "hash":
         return HashEncoder()
     if config.adapter == "onnx":
@@ -35,7 +34,7 @@ def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextE
         # An extra of several GB: imported only where it is asked for.
         module = importlib.import_module("gateway.adapters.embedding.sentence_transformers")
     except ImportError as error:
-        raise StartFailed(
+        raise StartupError(
             "embedder.adapter sentence-transformers needs an extra that is not installed "
             f"({error}): pip install 'nearhit[sentence-transformers]'"
         ) from None
@@ -44,7 +43,7 @@ def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextE
 
 
 def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncoder:
-    """Asks the server. Raises `ModelMissing` or `StartFailed`."""
+    """Asks the server. Raises `ModelMissing` or `StartupError`."""
     # gRPC and its messages are large: imported where they are needed.
     module = importlib.import_module("gateway.adapters.triton.encoder")
     tokenizer = (config.model_dir or default_model_dir()) / config.tokenizer / TOKENIZER_FILE
@@ -61,16 +60,16 @@ def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncode
 
 
 def build_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None = None) -> Verifier:
-    """Asks the server where the cross-encoder lies on one; `data_dir` as for `build_encoder`. Raises `StartFailed`
+    """Asks the server where the cross-encoder lies on one; `data_dir` as for `build_encoder`. Raises `StartupError`
     where the weights are not those that were trained, or that server has others, `ModelMissing` or `ModelCorrupt`."""
     try:
         if config.adapter == "checks":
             return ThresholdVerifier()
         learned = LearnedVerifier(load_weights())
         closer = _cross_encoder(config.cross_encoder, embedder, data_dir)
-        return learned if closer is None else ThoroughVerifier(learned, closer)
+        return learned if closer is None else TwoStageVerifier(learned, closer)
     except WeightsCorrupt as error:
-        raise StartFailed(str(error)) from None
+        raise StartupError(str(error)) from None
 
 
 def _cross_encoder(
@@ -103,11 +102,11 @@ def model_dir_of(config: EmbeddingModel) -> Path:
 
 def build_embedder(
     config: EmbeddingModel, data_dir: Path | None = None
-) -> tuple[TextEncoder, BatchingEmbedder | ImmediateEmbedder]:
+) -> tuple[TextEncoder, BatchingEmbedder | InlineEmbedder]:
     """As `build_encoder`."""
     if config.adapter == "hash":
         hashing = HashEncoder()
-        return hashing, ImmediateEmbedder(hashing)
+        return hashing, InlineEmbedder(hashing)
     encoder = build_encoder(config, data_dir)
     at_once = TOGETHER if config.adapter == "onnx" else None
     return encoder, BatchingEmbedder(encoder, at_once=at_once, timeout_s=config.timeout)

@@ -15,12 +15,21 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.cache.bans import MAX_NEAR, SHOWN_DIGITS, Ban, Conditions, Near, decode, encode, with_found
+from gateway.cache.bans import (
+    MAX_NEAR,
+    SHOWN_DIGITS,
+    Ban,
+    BanConditions,
+    SimilarityCondition,
+    decode,
+    encode,
+    with_found,
+)
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.flight import Flight
-from gateway.cache.memory_cache import FrontStore
-from gateway.errors import BadRequest, EmbedderUnavailable, Overloaded, Refused, StoreUnavailable
-from gateway.messages import Entry, Placed
+from gateway.cache.flight import SharedCall
+from gateway.cache.memory_cache import TieredStore
+from gateway.errors import BadRequest, EmbedderUnavailable, GatewayError, Overloaded, StoreUnavailable
+from gateway.messages import EmbeddedVector, Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, RemovalStore
 
@@ -29,7 +38,7 @@ SAMPLES, QUESTION_SHOWN = 10, 80
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PurgeRequest:
     """What is to be removed, as it was asked for. At least one is given."""
 
     tags: tuple[str, ...] = ()
@@ -61,7 +70,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PurgeResult:
     """Counts what has been done so far."""
 
     matched: int = 0
@@ -88,13 +97,13 @@ class Outcome:
         }
 
 
-class Incomplete(Refused):
+class PurgeIncomplete(GatewayError):
     """The store failed on the way; `outcome` says what has been done."""
 
     status = 503
     kind = "store_unavailable"
 
-    def __init__(self, outcome: Outcome, error: str) -> None:
+    def __init__(self, outcome: PurgeResult, error: str) -> None:
         where = (
             "the removal is in force in every gateway on this store, and what is left in it is not served"
             if outcome.recorded
@@ -134,16 +143,16 @@ UNKNOWN_S = 30 * 86400.0  # how long answers live in a store that does not say
 MAX_AT_ONCE = 4  # each looks through the whole store
 
 
-class Removal:
+class Purge:
     """`flights` are those in the air; `horizon_s` says for how long what is asked for now may live."""
 
     def __init__(
         self,
         *,
-        front: FrontStore,
+        front: TieredStore,
         store: RemovalStore,
         spaces: Spaces,
-        flights: dict[str, Flight],
+        flights: dict[str, SharedCall],
         clock: Clock,
         telemetry: Telemetry,
         horizon_s: Callable[[], float],
@@ -163,12 +172,12 @@ class Removal:
 
     # What is removed here
 
-    async def purge(self, wanted: Wanted, *, dry_run: bool) -> Outcome:
-        """Raises `Refused`: `BadRequest`, `Overloaded` (nothing was done), or `Incomplete`."""
+    async def purge(self, wanted: PurgeRequest, *, dry_run: bool) -> PurgeResult:
+        """Raises `GatewayError`: `BadRequest`, `Overloaded` (nothing was done), or `PurgeIncomplete`."""
         if self._under_way >= MAX_AT_ONCE:
             raise Overloaded(f"{MAX_AT_ONCE} removals are under way, nothing was done: ask again", retry_after_s=1)
         self._under_way += 1
-        outcome = Outcome()
+        outcome = PurgeResult()
         try:
             conditions = await self._conditions(wanted)
             if dry_run:
@@ -179,15 +188,15 @@ class Removal:
             self._telemetry.store_errors.add()
             if dry_run:
                 raise Overloaded(f"{error}: nothing was done", retry_after_s=1) from None
-            raise Incomplete(outcome, str(error)) from None
+            raise PurgeIncomplete(outcome, str(error)) from None
         finally:
             self._under_way -= 1
         return outcome
 
-    async def _conditions(self, wanted: Wanted) -> Conditions:
+    async def _conditions(self, wanted: PurgeRequest) -> BanConditions:
         before = None if wanted.older_than_s is None else self._clock.wall() - wanted.older_than_s
         near = None if wanted.like is None else await self._near(wanted.like, wanted.min_similarity)
-        return Conditions(
+        return BanConditions(
             frozenset(wanted.tags),
             wanted.tenant,
             wanted.route,
@@ -198,7 +207,7 @@ class Removal:
             wanted.backend,
         )
 
-    async def _near(self, text: str, similarity: float) -> Near:
+    async def _near(self, text: str, similarity: float) -> SimilarityCondition:
         space = self._spaces.serving
         try:
             embedding = await space.embedder.embed(text)
@@ -212,15 +221,15 @@ class Removal:
                 f"like: {len(found)} entries are that close, nothing was done: expected at most {MAX_NEAR}, "
                 "by a larger min_similarity, or a tag or a route instead"
             )
-        return Near(embedding.vector, similarity, frozenset(found), space.embedder.fingerprint)
+        return SimilarityCondition(embedding.vector, similarity, frozenset(found), space.embedder.fingerprint)
 
-    async def _count(self, conditions: Conditions, outcome: Outcome) -> None:
+    async def _count(self, conditions: BanConditions, outcome: PurgeResult) -> None:
         now = self._clock.wall()
         async for page in self._records(conditions):
             matched = [e for e, placed in page if conditions.hold(e, placed) and not self._bans.cover(e, placed)]
             outcome.match(matched, now)
 
-    async def _remove(self, conditions: Conditions, outcome: Outcome) -> None:
+    async def _remove(self, conditions: BanConditions, outcome: PurgeResult) -> None:
         ban = await self._ban(conditions)
         await self._enforce(ban)
         recording = asyncio.create_task(self._record_first(ban, outcome))
@@ -232,7 +241,7 @@ class Removal:
             self._bans.add(with_found(ban, sorted(outcome.late)[:MAX_NEAR]), ban.at)
             await self._record(ban.id)
 
-    async def _ban(self, conditions: Conditions) -> Ban:
+    async def _ban(self, conditions: BanConditions) -> Ban:
         """From now on, for as long as what it means may live: what is stored, and what is still asked for."""
         try:
             latest = await self._store.latest_expiry()
@@ -250,7 +259,7 @@ class Removal:
             await self._spaces.forget(sorted(near.found))
         await self._front.sweep(None if near is None else self._known(near))
 
-    def _known(self, near: Near) -> Callable[[str], bool]:
+    def _known(self, near: SimilarityCondition) -> Callable[[str], bool]:
         """Whether an entry was held against it: what memory alone has, as the store took no answers, is in no index."""
         space = self._spaces.of(near.embedder)
         return _nothing if space is None else space.index.holds
@@ -260,7 +269,7 @@ class Removal:
         self._flights.clear()
         self._telemetry.bans.set(value=len(self._bans))
 
-    async def _record_first(self, ban: Ban, outcome: Outcome) -> None:
+    async def _record_first(self, ban: Ban, outcome: PurgeResult) -> None:
         outcome.durable = await self._record(ban.id)
         outcome.recorded = True
 
@@ -276,7 +285,7 @@ class Removal:
         self._version = None  # looked at anew: a store that is killed now may come back without them, and as it was
         return durable
 
-    async def _sweep(self, ban: Ban, outcome: Outcome) -> None:
+    async def _sweep(self, ban: Ban, outcome: PurgeResult) -> None:
         near = ban.conditions.near
         async for page in self._records(ban.conditions):
             now = self._clock.wall()
@@ -285,7 +294,7 @@ class Removal:
                 continue
             names = [entry.fingerprint for entry in matched]
             outcome.match(matched, now)
-            await self._spaces.forget(names)  # first, as `Evictions` does it
+            await self._spaces.forget(names)  # first, as `Evictor` does it
             outcome.removed += await self._store.delete(names)
             for entry in matched:
                 self._front.forget(entry.fingerprint)  # read again since, from before a clock was set back
@@ -353,7 +362,7 @@ class Removal:
         close = await space.index.near(near.vector, near.similarity)
         for name in set(close) - near.found:
             entry = await self._front.get(name)
-            if entry is not None and ban.covers(entry, Placed(near.vector, near.embedder)):
+            if entry is not None and ban.covers(entry, EmbeddedVector(near.vector, near.embedder)):
                 await self._spaces.forget([name])
                 await self._front.delete([name])
 
@@ -371,7 +380,7 @@ class Removal:
     ) -> list[dict[str, Any]]:
         """Samples of what may be served and meets all that is given, in no order. Raises `StoreUnavailable`."""
         tags = frozenset([tag] if tag else ())
-        conditions = Conditions(tags, tenant, route, model, backend=backend)
+        conditions = BanConditions(tags, tenant, route, model, backend=backend)
         found: list[dict[str, Any]] = []
         async with aclosing(self.stored(conditions)) as entries:
             async for entry, _ in entries:
@@ -380,14 +389,14 @@ class Removal:
                     break
         return found
 
-    async def stored(self, conditions: Conditions) -> AsyncGenerator[tuple[Entry, Placed | None], None]:
+    async def stored(self, conditions: BanConditions) -> AsyncGenerator[tuple[Entry, EmbeddedVector | None], None]:
         """Every entry that meets them and has not been removed. Raises `StoreUnavailable`."""
         async for page in self._records(conditions):
             for entry, placed in page:
                 if conditions.hold(entry, placed) and not self._bans.cover(entry, placed):
                     yield entry, placed
 
-    def _records(self, conditions: Conditions) -> AsyncIterator[Sequence[tuple[Entry, Placed | None]]]:
+    def _records(self, conditions: BanConditions) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
         """With the vectors that the conditions can be held against."""
         near = conditions.near
         return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)

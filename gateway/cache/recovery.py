@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.index_checkpoints import Checkpoints
-from gateway.cache.learned_state import Learning
-from gateway.cache.purge import Removal
-from gateway.cache.stream_consumer import Tail
+from gateway.cache.index_checkpoints import IndexCheckpoints
+from gateway.cache.learned_state import StateKeeper
+from gateway.cache.purge import Purge
+from gateway.cache.stream_consumer import StreamConsumer
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, CounterexampleStore, ResponseStore, VectorIndex
 
@@ -33,10 +33,10 @@ class Recovery:
         index: VectorIndex,
         known: Counterexamples,
         clock: Clock,
-        checkpoints: Checkpoints | None = None,
-        learning: Learning | None = None,
-        removal: Removal | None = None,
-        tail: Tail | None = None,
+        checkpoints: IndexCheckpoints | None = None,
+        learning: StateKeeper | None = None,
+        removal: Purge | None = None,
+        tail: StreamConsumer | None = None,
     ) -> None:
         """`tail` follows what others on the store change: from the checkpoint's position on where that is possible, or
         from before the store is compared with the index."""
@@ -92,7 +92,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ReconcileResult:
     """Vectors that the index had and the store, too; that it lacked; that it had too much."""
 
     kept: int
@@ -102,7 +102,7 @@ class Compared:
 
 async def reconcile(
     store: ResponseStore, index: VectorIndex, clock: Clock, told: Callable[[int], None] = lambda _: None
-) -> Compared:
+) -> ReconcileResult:
     """Makes the index hold what the store holds. Only the vectors that the index lacks are read: with a checkpoint
     few, without one all. Until it is done, what the store no longer has is not served either: a lookup reads the
     record from the store. `told`: how many more entries of the store are done. Raises `StoreUnavailable`."""
@@ -125,7 +125,7 @@ async def reconcile(
     told(len(lacking))
     unlisted = [fingerprint for fingerprint, there in listed.items() if not there]
     removed = await _remove(store, index, unlisted)
-    return Compared(len(listed) - removed, added, removed)
+    return ReconcileResult(len(listed) - removed, added, removed)
 
 
 async def update(store: ResponseStore, index: VectorIndex, clock: Clock, fingerprints: Sequence[str]) -> set[str]:

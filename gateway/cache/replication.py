@@ -13,18 +13,18 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.memory_cache import FrontStore
+from gateway.cache.memory_cache import TieredStore
 from gateway.cache.recovery import BATCH, RETRY_S, reconcile, update
-from gateway.cache.stream_consumer import Lag, Tail
+from gateway.cache.stream_consumer import Lag, StreamConsumer
 from gateway.errors import StoreUnavailable
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Change, ChangeKind, ChangeLog, Clock
+from gateway.ports import ChangeKind, ChangeLog, Clock, StoreChange
 from gateway.tasks import Background
 
 LOG = logging.getLogger("nearhit.replication")
 
 
-class Following:
+class Replication:
     """`known` and `front` are those that lookups go by; `reread` reads anew what the store has beside entries, and
     raises `StoreUnavailable`; `removed` is told that there are new removals."""
 
@@ -32,7 +32,7 @@ class Following:
         self,
         log: ChangeLog,
         spaces: Spaces,
-        front: FrontStore,
+        front: TieredStore,
         known: Counterexamples,
         telemetry: Telemetry,
         clock: Clock,
@@ -51,7 +51,7 @@ class Following:
         self._removed = removed
         self._rebuilding = Background(1)
         self._again = False  # changes were missed while the last comparison was under way
-        self.tail = Tail(log, clock, apply=self._apply, missed=self._missed, told=self._lags)
+        self.tail = StreamConsumer(log, clock, apply=self._apply, missed=self._missed, told=self._lags)
 
     @property
     def position(self) -> str | None:
@@ -65,7 +65,7 @@ class Following:
         finally:
             await self._rebuilding.close()
 
-    async def _apply(self, changes: Sequence[Change], now: float) -> None:
+    async def _apply(self, changes: Sequence[StoreChange], now: float) -> None:
         """`now`: by the store's clock. Raises `StoreUnavailable`."""
         begun = self._clock.monotonic()
         names: dict[str, None] = {}
@@ -81,13 +81,13 @@ class Following:
                 self._metrics.delay_seconds.observe(max(0.0, now - change.at + took))
                 self._metrics.changes.add(change.kind or "unknown")
 
-    def _to_look_up(self, change: Change) -> Sequence[str]:
+    def _to_look_up(self, change: StoreChange) -> Sequence[str]:
         """Of what this gateway has put itself the index holds all, unless somebody else came between."""
         if change.by != self._gateway:
             return change.names
         return [name for name in change.names if not all(space.index.holds(name) for space in self._spaces.followed)]
 
-    def _heed(self, change: Change) -> None:
+    def _heed(self, change: StoreChange) -> None:
         """What takes no time."""
         if change.kind in (ChangeKind.VECTORS, ChangeKind.RECORDS):
             for name in change.names:

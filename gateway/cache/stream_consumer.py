@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.errors import StoreUnavailable
-from gateway.ports import Change, ChangeLog, Clock, Page
+from gateway.ports import ChangeLog, Clock, EntryPage, StoreChange
 
 LOG = logging.getLogger("nearhit.replication")
 # Between two readings while changes come: they gather into one, which costs as much as one of them. What it adds to the
@@ -25,7 +25,7 @@ class Lag:
     seconds: float  # age of the oldest change that may be unknown
 
 
-class Tail:
+class StreamConsumer:
     """`apply` is given changes in order; where it raises `StoreUnavailable` it is given them again. `missed` is told
     that some are gone, before what came after them is read. `told` hears how far it is."""
 
@@ -34,7 +34,7 @@ class Tail:
         log: ChangeLog,
         clock: Clock,
         *,
-        apply: Callable[[Sequence[Change], float], Awaitable[None]],
+        apply: Callable[[Sequence[StoreChange], float], Awaitable[None]],
         missed: Callable[[], None],
         told: Callable[[Lag], None],
     ) -> None:
@@ -93,12 +93,12 @@ class Tail:
         self._told(Lag(0, self._clock.monotonic() - self._known_at))
         await asyncio.sleep(seconds)
 
-    async def step(self) -> Page:
+    async def step(self) -> EntryPage:
         """Applies what comes next. Raises `StoreUnavailable`; then it comes again."""
         async with self._stepping:
             return await self._step()
 
-    async def _step(self) -> Page:
+    async def _step(self) -> EntryPage:
         assert self.position is not None
         page = await self._log.read(self.position)
         if page.missed:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.cache.lexical import difference, differences, kept, read
 from gateway.cache.verifiers import FLOOR, WEIGHTS, load_calibration
-from gateway.ports import Candidate, Opinion
+from gateway.ports import Opinion, StoredCandidate
 
 
 class ThresholdVerifier:
@@ -23,20 +23,20 @@ class ThresholdVerifier:
         self._calibration = load_calibration("checks", weights)
         self.prior = self._calibration.prior
 
-    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         asked = read(question)
         return [
             Opinion(c.similarity, self.probability(c.similarity), veto=difference(asked, kept(c.question)))
             for c in candidates
         ]
 
-    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         return None
 
     def close(self) -> None:
         pass
 
-    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+    def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         """The checks that speak against it, each 1."""
         return {str(found): 1.0 for found in differences(read(question), kept(candidate.question))}
 

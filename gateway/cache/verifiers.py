@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.cache import lexical
-from gateway.cache.features import LONGEST, NAMES, Reading, features, kept, read, word_features
+from gateway.cache.features import LONGEST, NAMES, QuestionReading, features, kept, read, word_features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.cache.threshold.ledger import BANDS
-from gateway.errors import ModelAway
+from gateway.errors import ModelUnavailable
 from gateway.messages import Refusal
-from gateway.ports import Candidate, Opinion, PriorBands
-from gateway.weight_files import Trained, WeightsCorrupt
+from gateway.ports import Opinion, PriorBands, StoredCandidate
+from gateway.weight_files import WeightFiles, WeightsCorrupt
 
 FLOOR = 0.6
 
@@ -72,14 +72,14 @@ def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
 # against .867 alone). `scale` sets how far scores lie apart beside what a route's own evidence moves them by. Which score
 # is enough, each route learns for itself.
 
-TRAINED = Trained("verifier", "the verifier's weights")
+TRAINED = WeightFiles("verifier", "the verifier's weights")
 
 # Differences that a rule names are not left to the trees: one of these, and the doubt is full.
 _NAMED = attrgetter("numbers_swapped", "negation", "opposites", "reversed")
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class VerifierWeights:
     digest: str  # hex SHA-256 of the arrays
     weight: float  # similarity that a sure refusal costs
     power: float  # above 1: half a doubt costs less than half of that
@@ -88,16 +88,16 @@ class Weights:
     calibration: Calibration
 
 
-def load_weights(directory: Path = WEIGHTS) -> Weights:
+def load_weights(directory: Path = WEIGHTS) -> VerifierWeights:
     """Reads `verifier.npz` and `verifier.json`. Raises `WeightsCorrupt`."""
     return TRAINED.load(directory, weights_from)
 
 
-def weights_from(about: bytes, arrays: bytes) -> Weights:
+def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     """Checks and unpacks. Raises ValueError, KeyError, TypeError or AttributeError."""
     unpacked = TRAINED.unpacked(about, arrays, NAMES)
     said, tables = unpacked.said, unpacked.tables
-    return Weights(
+    return VerifierWeights(
         digest=unpacked.digest,
         weight=float(said["weight"]),
         power=float(said["power"]),
@@ -112,12 +112,12 @@ class LearnedVerifier:
 
     floor = FLOOR
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: VerifierWeights) -> None:
         self._weights = weights
         self.basis = f"learned-{weights.digest[:8]}"
         self.prior = weights.calibration.prior
 
-    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         mine, stored = read(question), [candidate.question for candidate in candidates]
         readings = [kept(other) for other in stored]
         margins = self._margins(mine, question, readings, stored, [candidate.similarity for candidate in candidates])
@@ -138,13 +138,13 @@ class LearnedVerifier:
         """The opposite of `opinion`."""
         return 1.0 - (1.0 - opinion.score) / self._weights.scale
 
-    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         return None
 
     def close(self) -> None:
         pass
 
-    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+    def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         """Those that are not of the question beside itself."""
         found, equal = features(question, [candidate.question, question])
         return {name: float(value) for name, value, at in zip(NAMES, found, equal, strict=True) if value != at}
@@ -155,9 +155,9 @@ class LearnedVerifier:
 
     def _margins(
         self,
-        mine: Reading,
+        mine: QuestionReading,
         asked: str,
-        readings: Sequence[Reading],
+        readings: Sequence[QuestionReading],
         stored: Sequence[str],
         similarities: Sequence[float],
     ) -> list[float]:
@@ -209,10 +209,10 @@ class CrossEncoder(Protocol):
 
     def score(self, asked: str, stored: Sequence[str]) -> list[float]:
         """One logit for each stored question, in order, and the same whichever of the two is the asked one. Blocks.
-        Raises `ModelAway` where it lies elsewhere and gives no answer."""
+        Raises `ModelUnavailable` where it lies elsewhere and gives no answer."""
 
 
-class ThoroughVerifier:
+class TwoStageVerifier:
     """Implements `Verifier`. In process one thread owns the cross-encoder: 1.3 to 1.9 ms a pair of short questions."""
 
     def __init__(self, first: LearnedVerifier, cross_encoder: CrossEncoder) -> None:
@@ -224,10 +224,10 @@ class ThoroughVerifier:
         self.prior: PriorBands = first.prior
         self.floor = first.floor
 
-    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         return self._first.opinions(question, candidates)
 
-    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         if self._waiting >= MAX_WAITING:
             return None
         self._waiting += 1
@@ -235,7 +235,7 @@ class ThoroughVerifier:
             (logit,) = await asyncio.get_running_loop().run_in_executor(
                 self._owner, self._cross_encoder.score, question, [candidate.question]
             )
-        except ModelAway:  # it has said so in the log, once
+        except ModelUnavailable:  # it has said so in the log, once
             return None
         except Exception as error:  # the first opinion stands; the type alone: a message may quote the prompt
             LOG.error("the cross-encoder failed: %s", type(error).__name__)
@@ -248,7 +248,7 @@ class ThoroughVerifier:
         closer = self._first.opinion(softened - CROSS_WEIGHT * doubt)
         return replace(closer, veto=first.veto, doubt=first.doubt)
 
-    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+    def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         return self._first.features(question, candidate)
 
     def close(self) -> None:

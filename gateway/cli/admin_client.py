@@ -18,7 +18,7 @@ from gateway.cli.output import tell
 from gateway.config.environment import secret
 from gateway.config.load import load_config
 from gateway.config.units import Address
-from gateway.errors import Refused
+from gateway.errors import GatewayError
 
 T = TypeVar("T")
 CONNECT_S = 5.0
@@ -28,7 +28,7 @@ ANSWER_S = 900.0
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
 
 
-class CommandFailed(Refused):
+class CommandFailed(GatewayError):
     """One sentence for the operator."""
 
 
@@ -37,7 +37,7 @@ class WrongUsage(CommandFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AdminAddress:
     """Where a gateway's ports are, as URLs without a slash at their end. `wait_s`: how long one may take to listen."""
 
     admin: str
@@ -46,9 +46,9 @@ class Place:
     wait_s: float = 0.0
 
 
-def place_of(arguments: argparse.Namespace) -> Place:
+def place_of(arguments: argparse.Namespace) -> AdminAddress:
     """From the configuration; without one, where `nearhit serve --upstream` listens. --admin and --token-env go before
-    what it says. Raises `ConfigInvalid` or `StartFailed`."""
+    what it says. Raises `ConfigInvalid` or `StartupError`."""
     ports, data = Address("127.0.0.1", 9090), Address("127.0.0.1", 8080)
     variable = arguments.token_env
     if arguments.config.exists():
@@ -57,7 +57,7 @@ def place_of(arguments: argparse.Namespace) -> Place:
         variable = variable or settings.auth.admin_token_env
     token = secret(os.environ, variable, "--token-env" if arguments.token_env else "auth.admin_token_env")
     admin = (arguments.admin or url_of(ports)).rstrip("/")
-    return Place(admin, url_of(data), token, getattr(arguments, "wait", 0.0))
+    return AdminAddress(admin, url_of(data), token, getattr(arguments, "wait", 0.0))
 
 
 def url_of(address: Address) -> str:
@@ -68,13 +68,13 @@ def url_of(address: Address) -> str:
 class AdminClient:
     """Every method raises `CommandFailed`."""
 
-    def __init__(self, place: Place, session: aiohttp.ClientSession) -> None:
+    def __init__(self, place: AdminAddress, session: aiohttp.ClientSession) -> None:
         self._place = place
         self._session = session
         self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
 
     async def awaited(self) -> None:
-        """Returns when somebody answers there, or has not for `Place.wait_s`: who asks next says so."""
+        """Returns when somebody answers there, or has not for `AdminAddress.wait_s`: who asks next says so."""
         with suppress(TimeoutError, aiohttp.ClientError):
             async with asyncio.timeout(self._place.wait_s):
                 while True:
@@ -132,7 +132,7 @@ class AdminClient:
 
 
 @asynccontextmanager
-async def connected(place: Place) -> AsyncIterator[AdminClient]:
+async def connected(place: AdminAddress) -> AsyncIterator[AdminClient]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         client = AdminClient(place, session)

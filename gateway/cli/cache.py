@@ -17,7 +17,7 @@ from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, ask
 from gateway.cli.output import FAULT, GOOD, printable, several, tell, warn
 from gateway.cli.parser import Command, checked, whole
 from gateway.cli.progress import Advance, counted, waiting
-from gateway.cli.warming import Plan, Summary, count_prompts, parse_rate, warm
+from gateway.cli.warming import WarmingPlan, WarmingSummary, count_prompts, parse_rate, warm
 from gateway.config.environment import secret
 
 CONDITIONS = ("tag", "tenant", "route", "model", "backend", "older_than", "fingerprint", "like", "min_similarity")
@@ -194,7 +194,7 @@ def run_warm(arguments: argparse.Namespace) -> int:
     async def send() -> int:
         place = place_of(arguments)
         key = secret(os.environ, arguments.api_key_env, "--api-key-env")
-        plan = Plan(
+        plan = WarmingPlan(
             file=arguments.file,
             url=(arguments.url or place.data).rstrip("/"),
             model=arguments.model,
@@ -261,6 +261,6 @@ def stats_text(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, f"saved     {figures['tokens_saved']:.0f} tokens"])
 
 
-def warm_text(summary: Summary) -> str:
+def warm_text(summary: WarmingSummary) -> str:
     text = f"{summary.stored} stored, {summary.hits} hits, {summary.not_stored} not stored, {summary.failed} failed"
     return text if summary.first_failure is None else f"{text} (the first one: {summary.first_failure})"

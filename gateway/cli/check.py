@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gateway.admin.policy_manager import PolicyLife, staged_folder
+from gateway.admin.policy_manager import PolicyManager, staged_folder
 from gateway.admin.policy_tests import disappointments
 from gateway.cli.admin_client import AdminClient, ask_gateway
 from gateway.cli.output import FAULT, GOOD, several, tell
 from gateway.cli.parser import Command
-from gateway.config.errors import ConfigInvalid, Fault
+from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.load import load_config
 from gateway.config.policy.check import CheckResult, check
 from gateway.config.policy.model import Policy
@@ -42,10 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     return FAULT if result.faults else GOOD
 
 
-async def warnings_of(admin: AdminClient) -> list[Fault]:
+async def warnings_of(admin: AdminClient) -> list[ConfigError]:
     """What only the gateway there can warn of. Raises `CommandFailed`."""
     found = await admin.get("/admin/policy")
-    return [Fault(f["file"], f["line"], (), f["message"]) for f in found.get("unmet_budgets", ())]
+    return [ConfigError(f["file"], f["line"], (), f["message"]) for f in found.get("unmet_budgets", ())]
 
 
 def _text(result: CheckResult) -> str:
@@ -61,5 +61,5 @@ async def validate(config_path: Path, name: str, content: bytes) -> dict[str, An
         current = staged_folder(config.policies, config)
     except ConfigInvalid:  # the file may be what puts that right
         current = Policy((), "none")
-    life = PolicyLife(config, config.policies, current, lambda *_: None, time.time)
+    life = PolicyManager(config, config.policies, current, lambda *_: None, time.time)
     return {"ok": True, **(await life.validate(name, content)).as_json()}

@@ -20,7 +20,7 @@ from gateway.cli.serve import following, settled
 from gateway.cli.signals import until_signalled
 from gateway.config.load import load_config
 from gateway.config.units import Address
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.listening import allow_files
 from gateway.observability import json_logging
 from gateway.tools.demo.build import start_demo_models
@@ -47,7 +47,7 @@ SAMPLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedRequest:
     label: str
     question: str
     served: str  # exact | semantic | light | large
@@ -88,13 +88,13 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], 
 
 
 def require_free(key: str, address: Address) -> None:
-    """Asked before minutes are spent on building models. Raises `StartFailed`."""
+    """Asked before minutes are spent on building models. Raises `StartupError`."""
     with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address.host, address.port))
         except OSError as error:
-            raise StartFailed(f"cannot listen on {address} ({key}): {error.strerror}") from None
+            raise StartupError(f"cannot listen on {address} ({key}): {error.strerror}") from None
 
 
 def say(text: str) -> None:
@@ -107,7 +107,7 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-async def play(gateway: Gateway) -> list[Played]:
+async def play(gateway: Gateway) -> list[PlayedRequest]:
     """The sample, one request after the other."""
     host, port = gateway.data_address
     url = f"http://{host}:{port}/v1/chat/completions"
@@ -117,7 +117,7 @@ async def play(gateway: Gateway) -> list[Played]:
         return [await _ask(session, url, label, question) for label, question in SAMPLE]
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, label: str, question: str) -> Played:
+async def _ask(session: aiohttp.ClientSession, url: str, label: str, question: str) -> PlayedRequest:
     body = {"model": "demo", "messages": [{"role": "user", "content": question}]}
     started = time.perf_counter()
     async with session.post(url, json=body) as response:
@@ -126,7 +126,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, label: str, question: s
         headers, status = response.headers, response.headers.get("Cache-Status", "")
     detail = next((part.partition("=")[2] for part in status.split("; ") if part.startswith("detail=")), "")
     served = detail if "; hit" in status else headers.get("x-nearhit-backend", f"error {response.status}")
-    return Played(
+    return PlayedRequest(
         label,
         question,
         served,
@@ -136,7 +136,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, label: str, question: s
     )
 
 
-def table(rows: list[Played]) -> str:
+def table(rows: list[PlayedRequest]) -> str:
     """For a terminal: what was served from where."""
     lines = ["", f"{'':<24} {'served from':<12} {'similarity':>10} {'complexity':>10} {'ms':>8}  question"]
     for row in rows:

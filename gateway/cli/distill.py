@@ -11,7 +11,7 @@ from gateway.cli.output import tell
 from gateway.cli.parser import Command, build, number, whole
 from gateway.cli.progress import bar_console, steps
 from gateway.tools.distillation.data import DataInvalid
-from gateway.tools.distillation.options import Place, Training, Tuning, Wish
+from gateway.tools.distillation.options import DistillOptions, OutputDir, TrainingOptions, TuningOptions
 from gateway.tools.distillation.repository import NAME
 from gateway.tools.distillation.run import distil
 from gateway.tools.embedding_model.environment import FetchFailed
@@ -97,21 +97,21 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
 
-def place_of(arguments: argparse.Namespace) -> Place:
+def place_of(arguments: argparse.Namespace) -> OutputDir:
     work = arguments.work or Path("build/distill") / arguments.name
     models = arguments.model_dir or default_model_dir()
-    return build(Place, arguments, work=work, models=models, quiet=arguments.json)
+    return build(OutputDir, arguments, work=work, models=models, quiet=arguments.json)
 
 
-def wish_of(arguments: argparse.Namespace) -> Wish:
+def wish_of(arguments: argparse.Namespace) -> DistillOptions:
     if arguments.tensorrt and arguments.precision == "int8":
         raise WrongUsage("TensorRT has no use for an int8 graph of onnxruntime: expected --precision fp16 or fp32")
     if arguments.teacher_frozen > 5:
         raise WrongUsage("the teacher has 6 layers: with all of them frozen, expected --teacher-epochs 0")
     return build(
-        Wish,
+        DistillOptions,
         arguments,
         place=place_of(arguments),
-        training=build(Training, arguments),
-        tuning=build(Tuning, arguments, epochs=arguments.teacher_epochs, frozen=arguments.teacher_frozen),
+        training=build(TrainingOptions, arguments),
+        tuning=build(TuningOptions, arguments, epochs=arguments.teacher_epochs, frozen=arguments.teacher_frozen),
     )

@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.explain_pair import Pair, checked, explain_by, explain_offline
+from gateway.admin.explain_pair import PairRequest, checked, explain_by, explain_offline
 from gateway.admin.explanation import PATH, Explanation, explanation_of, request_of
 from gateway.cache.model_factory import build_embedder
-from gateway.cli.admin_client import CommandFailed, Place, WrongUsage, connected, place_of
+from gateway.cli.admin_client import AdminAddress, CommandFailed, WrongUsage, connected, place_of
 from gateway.cli.output import FAULT, GOOD, tell, warn
 from gateway.cli.parser import Command
 from gateway.config import Config
@@ -27,11 +27,11 @@ from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Call, Embedding
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Deployment, steps_of
-from gateway.routing.backend_choice import Deciding
+from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
-from gateway.routing.tier_learning import Escalations
+from gateway.routing.tier_learning import TierLearning
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.factory import build_pools
 
@@ -83,7 +83,7 @@ def _run_pair(arguments: argparse.Namespace) -> int:
         raise WrongUsage(
             "expected REQUEST.json [--expect BACKEND] [--steps], or --stored PROMPT --asked PROMPT [--route NAME]"
         )
-    pair = checked(Pair(arguments.stored, arguments.asked, arguments.route))
+    pair = checked(PairRequest(arguments.stored, arguments.asked, arguments.route))
     if arguments.admin is None:
         found = asyncio.run(explain_offline(pair, arguments.config, os.environ))
     else:
@@ -118,7 +118,7 @@ def read_request(path: Path) -> Any:
         raise BadRequest(f"{path}: not valid JSON: {error}") from None
 
 
-async def explain_by_gateway(place: Place, path: Path) -> Explanation:
+async def explain_by_gateway(place: AdminAddress, path: Path) -> Explanation:
     """By the gateway whose admin port is there: with the latencies that it predicts. Raises `BadRequest` and
     `CommandFailed`."""
     async with connected(place) as admin:
@@ -147,8 +147,8 @@ async def _decide(
     telemetry = Telemetry()
     pools = build_pools(config, environ, clock, telemetry)
     try:
-        promises, escalations = Promises(clock, telemetry), Escalations("", clock, telemetry)
-        return Deciding(route, pools, promises, escalations, clock, complexity).decide(request)
+        promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
+        return BackendChoice(route, pools, promises, escalations, clock, complexity).decide(request)
     finally:
         for pool in pools.values():
             await pool.close()

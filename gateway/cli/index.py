@@ -13,7 +13,7 @@ from gateway.adapters.system.clock import SystemClock
 from gateway.cache.index_checkpoints import FILE
 from gateway.cache.index_factory import filled, open_index
 from gateway.cache.model_factory import build_embedder
-from gateway.cache.recovery import RETRY_S, Compared, reconcile
+from gateway.cache.recovery import RETRY_S, ReconcileResult, reconcile
 from gateway.cache.stores import open_stores
 from gateway.cli.output import FAULT, tell
 from gateway.cli.parser import Command
@@ -21,7 +21,7 @@ from gateway.cli.progress import Advance, counted
 from gateway.config import Config
 from gateway.config.fields import lite_file
 from gateway.config.load import load_config
-from gateway.errors import StartFailed, StoreUnavailable
+from gateway.errors import StartupError, StoreUnavailable
 from gateway.listening import DataDirLock
 from gateway.ports import ResponseStore, VectorIndex
 
@@ -44,7 +44,7 @@ def register(command: Command) -> None:
 
 
 def run_migrate(arguments: argparse.Namespace) -> int:
-    """Raises `ConfigInvalid` or `StartFailed`."""
+    """Raises `ConfigInvalid` or `StartupError`."""
     config, begun = load_config(arguments.config, os.environ), time.perf_counter()
     compared, size = asyncio.run(_migrate(config, os.environ, quiet=arguments.json))
     expected = compared.kept + compared.added
@@ -66,7 +66,7 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     return FAULT
 
 
-async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -> tuple[Compared, int]:
+async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -> tuple[ReconcileResult, int]:
     clock = SystemClock()
     async with AsyncExitStack() as life:
         if _of_one_process(config):
@@ -82,7 +82,7 @@ async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -
         try:
             total = (await stores.redis.stats()).entries
         except StoreUnavailable as error:
-            raise StartFailed(f"the store cannot be read, nothing was migrated: {error}") from None
+            raise StartupError(f"the store cannot be read, nothing was migrated: {error}") from None
         with counted(f"into {config.index.adapter}", total, "entries", quiet=quiet) as advance:
             compared = await _compared(stores.redis, index, clock, advance)
         size = await filled(index)
@@ -97,7 +97,7 @@ def _of_one_process(config: Config) -> bool:
     return config.store.url == "embedded" or config.index.adapter == "faiss" or lite_file(config.index.url or "")
 
 
-async def _compared(store: ResponseStore, index: VectorIndex, clock: SystemClock, advance: Advance) -> Compared:
+async def _compared(store: ResponseStore, index: VectorIndex, clock: SystemClock, advance: Advance) -> ReconcileResult:
     """What is there already is not written again, so that each attempt goes on where the last one ended."""
     furthest = failures = 0
     while True:
@@ -116,7 +116,7 @@ async def _compared(store: ResponseStore, index: VectorIndex, clock: SystemClock
             failures = failures + 1 if furthest == before else 0
             if failures == ATTEMPTS:
                 why = f"stopped after {furthest} entries: {error}; run it again, it goes on there"
-                raise StartFailed(why) from None
+                raise StartupError(why) from None
             await asyncio.sleep(RETRY_S)
             continue
         return compared

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.adapters.system.memory import Collector, collected_briefly
+from gateway.adapters.system.memory import GarbageCollection, collected_briefly
 from gateway.admin.policy_manager import resume, staged_folder
 from gateway.app import Gateway, running
 from gateway.cli.output import GOOD, warn
@@ -27,7 +27,7 @@ from gateway.listening import allow_files
 from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
 from gateway.tasks import begun, cancelled
-from gateway.worker import Hired
+from gateway.worker import WorkerEnvironment
 
 
 def register(command: Command) -> None:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def serve(path: Path, environ: Mapping[str, str], log_level: str) -> None:
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
     json_logging.set_up(log_level)
-    config, hired = load_config(path, environ), Hired.of(environ)
+    config, hired = load_config(path, environ), WorkerEnvironment.of(environ)
     allow_files(config)
     if hired is not None:
         config = hired.applied(config)
@@ -84,7 +84,7 @@ async def serve(path: Path, environ: Mapping[str, str], log_level: str) -> None:
         logging.getLogger("nearhit").info("stopping")
 
 
-async def warm(gateway: Gateway, hired: Hired) -> None:
+async def warm(gateway: Gateway, hired: WorkerEnvironment) -> None:
     """Tells the supervisor once the index is complete."""
     await gateway.recovery.complete.wait()
     hired.say("warm")
@@ -129,7 +129,7 @@ def access_log(level: str) -> AccessLog | None:
 @contextmanager
 def settled(gateway: Gateway) -> Iterator[None]:
     """What start-up has made stays, and took long: neither the collector nor the watch of the loop looks at it."""
-    with collected_briefly(Collector()):
+    with collected_briefly(GarbageCollection()):
         gateway.parts.loop_watch.forgive()
         yield
 

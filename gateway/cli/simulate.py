@@ -18,7 +18,7 @@ from gateway.config.errors import ConfigInvalid
 from gateway.config.load import load_config
 from gateway.config.policy.load import read_texts
 from gateway.config.policy.model import Policy
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.tools.simulation.report import as_text
 from gateway.tools.simulation.worker_process import done, job_of
 
@@ -61,5 +61,5 @@ def _embedder(config: Config) -> str | None:
     """The fingerprint of the model in use; None where it is not on this machine, or its server is away."""
     try:
         return build_encoder(config.embedder).fingerprint
-    except (ModelMissing, StartFailed):
+    except (ModelMissing, StartupError):
         return None

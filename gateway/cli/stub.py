@@ -19,7 +19,7 @@ from gateway.cli.output import GOOD, warn
 from gateway.cli.parser import Command, address, duration
 from gateway.cli.signals import until_signalled
 from gateway.config.units import Address
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 
 LISTEN = Address("127.0.0.1", 9001)
 MAX_BODY = 10 * 2**20
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def serve(listen: Address, delay_s: float) -> None:
-    """Until a signal ends it. Raises `StartFailed`."""
+    """Until a signal ends it. Raises `StartupError`."""
     application = web.Application(client_max_size=MAX_BODY)
     application.add_routes(
         [
@@ -69,7 +69,7 @@ async def serve(listen: Address, delay_s: float) -> None:
         try:
             await site.start()
         except OSError as error:
-            raise StartFailed(f"cannot listen on {listen} (--listen): {error.strerror}") from None
+            raise StartupError(f"cannot listen on {listen} (--listen): {error.strerror}") from None
         host, port = runner.addresses[0][:2]
         warn(f"nearhit stub serves http://{Address(host, port)}/v1, and no model")
         await until_signalled()

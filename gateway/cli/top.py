@@ -20,7 +20,7 @@ from gateway.cli.admin_client import AdminClient, CommandFailed, ask_gateway, co
 from gateway.cli.output import GOOD, printable, several, tell
 from gateway.cli.parser import Command, number
 from gateway.cli.signals import told_to_stop
-from gateway.cli.top_figures import Figures, OfRoute, Report, figures
+from gateway.cli.top_figures import OfRoute, Report, TopFigures, figures
 
 STRETCH_S = 10.0  # that rates and latencies are about: shorter ones jump, longer ones hide what has just begun
 MOST_REPORTS = 128
@@ -58,35 +58,35 @@ async def _watch(arguments: argparse.Namespace) -> None:
     screen = Live(console=console, screen=True, auto_refresh=False)
     try:
         async for found in _follow(arguments):
-            shown = page(found) if isinstance(found, Figures) else Text(f"asking again: {found}")
+            shown = page(found) if isinstance(found, TopFigures) else Text(f"asking again: {found}")
             if console.is_interactive and not arguments.json:
                 screen.start()
                 console.size = _size()
                 screen.update(Fitted(shown), refresh=True)
-            elif isinstance(found, Figures) or not arguments.json:
-                value = found.as_json() if isinstance(found, Figures) else {}
+            elif isinstance(found, TopFigures) or not arguments.json:
+                value = found.as_json() if isinstance(found, TopFigures) else {}
                 tell(arguments, value, _text(console, shown) + "\n")
                 sys.stdout.flush()
     finally:
         screen.stop()
 
 
-class Window:
+class TopWindow:
     """The reports of the last `STRETCH_S`, of which the oldest is what the newest is compared with."""
 
     def __init__(self) -> None:
         self._reports: deque[Report] = deque(maxlen=MOST_REPORTS)
 
-    def add(self, report: Report) -> Figures:
+    def add(self, report: Report) -> TopFigures:
         self._reports.append(report)
         while len(self._reports) > 2 and report["now"] - self._reports[1]["now"] >= STRETCH_S:
             self._reports.popleft()
         return figures(report, self._reports[0] if len(self._reports) > 1 else None)
 
 
-async def _follow(arguments: argparse.Namespace) -> AsyncIterator[Figures | CommandFailed]:
+async def _follow(arguments: argparse.Namespace) -> AsyncIterator[TopFigures | CommandFailed]:
     """Until a signal. A gateway that is not there is an error at first, and later an interruption."""
-    window, place = Window(), place_of(arguments)
+    window, place = TopWindow(), place_of(arguments)
     with told_to_stop() as stop:
         async with connected(place) as admin:
             yield window.add(await _report(admin))
@@ -138,7 +138,7 @@ class Fitted:
             yield from line
 
 
-def page(found: Figures) -> Group:
+def page(found: TopFigures) -> Group:
     """Within 80 columns, whatever the names are."""
     more = f" and {found.gateways - 1} more" if found.gateways > 1 else ""
     stretch = "all of it" if found.since_start else f"the last {duration(found.seconds)}"
@@ -160,14 +160,14 @@ def page(found: Figures) -> Group:
     )
 
 
-def _verdicts(found: Figures) -> Table:
+def _verdicts(found: TopFigures) -> Table:
     table = _table("verdict", share=9, per_s=10, p50_ms=10, p95_ms=10)
     for verdict, of in found.verdicts.items():
         table.add_row(verdict, _percent(of.share), f"{of.per_s:.1f}", _number(of.p50_ms), _number(of.p95_ms))
     return table
 
 
-def _backends(found: Figures) -> Table:
+def _backends(found: TopFigures) -> Table:
     table = _table("backend", in_flight=9, limit=6, queued=6, upstreams=9)
     table.add_column("breaker", no_wrap=True)
     for name, of in found.backends.items():
@@ -179,7 +179,7 @@ def _backends(found: Figures) -> Table:
     return table
 
 
-def _routes(found: Figures) -> Table:
+def _routes(found: TopFigures) -> Table:
     table = _table("route", large_share=11)
     table.add_column("wrong of the hits served (95 % interval)", no_wrap=True)
     for name, route in found.routes.items():
@@ -196,7 +196,7 @@ def _table(name: str, **numbers: int) -> Table:
     return table
 
 
-def _trouble(found: Figures) -> Iterator[Text]:
+def _trouble(found: TopFigures) -> Iterator[Text]:
     if found.store_breaker != "closed":
         yield _line("the store has failed and is left alone for a moment: see `nearhit doctor`", BAD)
     if found.policy_faults:

@@ -45,7 +45,7 @@ class OfRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TopFigures:
     """`seconds`: how long the stretch is; `since_start`: that it is all of the gateway's life. What does not add up
     over time (backends, routes, saved) is as it is now, or in all."""
 
@@ -77,7 +77,7 @@ def _whose(report: Report) -> tuple[float, int]:
     return report["started"], report.get("gateways", 1)
 
 
-def figures(now: Report, before: Report | None) -> Figures:
+def figures(now: Report, before: Report | None) -> TopFigures:
     """`before`: an earlier report; None, or one of other gateways or of an earlier start: since the start."""
     if before is not None and (_whose(before) != _whose(now) or before["now"] >= now["now"]):
         before = None
@@ -86,7 +86,7 @@ def figures(now: Report, before: Report | None) -> Figures:
     requests = sum(counts.values())
     unrouted = max(0.0, now["unrouted"] - (0.0 if before is None else before["unrouted"]))
     asked = requests - counts[Verdict.BYPASS] - unrouted  # what was never looked up says nothing of the cache
-    return Figures(
+    return TopFigures(
         listen=now["listen"],
         policy=now["policy"]["hash"],
         policy_faults=len(now["policy"]["faults"]),

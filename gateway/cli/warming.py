@@ -23,7 +23,7 @@ _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WarmingPlan:
     """What is sent where. `rate`: requests a second."""
 
     file: Path
@@ -35,7 +35,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Summary:
+class WarmingSummary:
     stored: int = 0
     hits: int = 0
     not_stored: int = 0  # answered, and not to be stored: the policy's or the answer's doing
@@ -66,7 +66,7 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def count_prompts(plan: Plan) -> int:
+def count_prompts(plan: WarmingPlan) -> int:
     """How many there are. Raises `CommandFailed` with the lines that are none: nothing has been sent then."""
     count, faults = 0, []
     for number, line in _lines(plan.file):
@@ -82,9 +82,9 @@ def count_prompts(plan: Plan) -> int:
     return count
 
 
-async def warm(plan: Plan, total: int, progress: Advance) -> Summary:
+async def warm(plan: WarmingPlan, total: int, progress: Advance) -> WarmingSummary:
     """Raises `CommandFailed` where nobody listens."""
-    summary = Summary()
+    summary = WarmingSummary()
     places = asyncio.Semaphore(plan.concurrency)
     begun = time.monotonic()
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
@@ -112,7 +112,9 @@ async def warm(plan: Plan, total: int, progress: Advance) -> Summary:
 UNREACHABLE = "nobody listens"
 
 
-async def _send(session: aiohttp.ClientSession, plan: Plan, path: str, body: bytes, summary: Summary) -> None:
+async def _send(
+    session: aiohttp.ClientSession, plan: WarmingPlan, path: str, body: bytes, summary: WarmingSummary
+) -> None:
     headers = {"Content-Type": "application/json", **plan.headers}
     try:
         async with session.post(plan.url + path, data=body, headers=headers) as response:

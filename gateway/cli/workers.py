@@ -24,20 +24,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.redis.embedded_valkey import KeptValkey
+from gateway.adapters.redis.embedded_valkey import ValkeySupervisor
 from gateway.adapters.system.child_process import death_signal_prefix
 from gateway.cli.output import FAULT, GOOD, tell
 from gateway.cli.parser import Command
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.units import Address
-from gateway.errors import StartFailed
-from gateway.fleet_metrics import OwnFigures, figures_folder, fold
+from gateway.errors import StartupError
+from gateway.fleet_metrics import OwnMetrics, figures_folder, fold
 from gateway.listening import DataDirLock, listening
 from gateway.observability.aggregation import packed
 from gateway.observability.telemetry import Telemetry
-from gateway.tasks import Pauses, held
-from gateway.worker import VARIABLE, Hired
+from gateway.tasks import Backoff, held
+from gateway.worker import VARIABLE, WorkerEnvironment
 
 LOG = logging.getLogger("nearhit.workers")
 BACKLOG = 1024
@@ -93,7 +93,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SupervisorPaths:
     """What workers stand on."""
 
     command: tuple[str, ...]
@@ -103,9 +103,9 @@ class Ground:
     data: tuple[socket.socket, ...]  # one a worker
     admin: socket.socket
 
-    def hired(self, number: int, told: int) -> Hired:
+    def hired(self, number: int, told: int) -> WorkerEnvironment:
         admin = self.admin.fileno() if number == 0 else None
-        return Hired(number, len(self.data), self.data[number].fileno(), admin, told, self.store)
+        return WorkerEnvironment(number, len(self.data), self.data[number].fileno(), admin, told, self.store)
 
     @property
     def grace_s(self) -> float:
@@ -113,7 +113,7 @@ class Ground:
 
 
 class Supervisor:
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: SupervisorPaths) -> None:
         self._ground = ground
         self._workers: dict[int, Worker] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -133,13 +133,13 @@ class Supervisor:
         return address
 
     async def start(self) -> None:
-        """All of them, at once. Raises `StartFailed` where one does not come to listen."""
+        """All of them, at once. Raises `StartupError` where one does not come to listen."""
         workers = [await self._spawn(number) for number in range(len(self._ground.data))]
         self._workers = {worker.number: worker for worker in workers}
         ready = await asyncio.gather(*(worker.says("ready", START_S) for worker in workers))
         if not all(ready):
             await self.stop()
-            raise StartFailed("a worker has not come to listen; what it said of it is above")
+            raise StartupError("a worker has not come to listen; what it said of it is above")
         self._keepers = [asyncio.create_task(self._keep(number)) for number in self._workers]
         self._note()
 
@@ -174,7 +174,7 @@ class Supervisor:
 
     async def _keep(self, number: int) -> None:
         """Starts it again whenever it ends by itself."""
-        pauses = Pauses(FIRST_DELAY_S, LONGEST_DELAY_S, STEADY_S)
+        pauses = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, STEADY_S)
         while not self.stopping:
             worker = self._workers[number]
             code = await worker.process.wait()
@@ -253,12 +253,12 @@ class Supervisor:
 @asynccontextmanager
 async def supervising(config: Config, arguments: list[str], environ: Mapping[str, str]) -> AsyncIterator[Supervisor]:
     """Workers that listen, until the end of the block. `arguments`: of the command line, for them to have the same.
-    Raises `StartFailed` or `ChildFailed`."""
+    Raises `StartupError` or `ChildFailed`."""
     async with AsyncExitStack() as stack:
         try:
             lock = DataDirLock(config.data_dir)
-        except StartFailed as error:
-            raise StartFailed(f"{error}; nearhit restart makes one with workers start them anew") from None
+        except StartupError as error:
+            raise StartupError(f"{error}; nearhit restart makes one with workers start them anew") from None
         stack.callback(lock.release)
         stack.callback(lambda: note_of(config.data_dir).unlink(missing_ok=True))
         figures = figures_folder(config.data_dir)
@@ -269,20 +269,20 @@ async def supervising(config: Config, arguments: list[str], environ: Mapping[str
         (admin,) = await listening(_bound(stack, at.admin, 1), "server.admin", at.admin)
         store = config.store.url
         if store == "embedded":
-            server = await KeptValkey.start(
+            server = await ValkeySupervisor.start(
                 config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
             )
             stack.push_async_callback(server.stop)
-            server.told = partial(_restarted, Telemetry(), OwnFigures(figures))
+            server.told = partial(_restarted, Telemetry(), OwnMetrics(figures))
             store = server.url
         command = (sys.executable, "-m", "gateway", *arguments)
-        supervisor = Supervisor(Ground(command, environ, config, store, data, admin))
+        supervisor = Supervisor(SupervisorPaths(command, environ, config, store, data, admin))
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
         yield supervisor
 
 
-def _restarted(own: Telemetry, figures: OwnFigures) -> None:
+def _restarted(own: Telemetry, figures: OwnMetrics) -> None:
     """Counts it where the worker with the admin port looks: `own` are the figures of this process."""
     own.store_restarts.add()
     figures.write(packed(own))
@@ -325,7 +325,7 @@ def register(command: Command) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises `StartFailed` where there is nothing to restart."""
+    """Raises `StartupError` where there is nothing to restart."""
     done = restart(load_config(arguments.config, os.environ).data_dir)
     failed = int(done["failed"])
     text = f"a new worker did not come to listen, {failed} old ones stay: see the gateway's log"
@@ -343,7 +343,7 @@ def restart(data_dir: Path) -> Mapping[str, Any]:
         if now["generation"] > before["generation"]:
             return now
         time.sleep(POLL_S)
-    raise StartFailed(f"the gateway has not handed over within {TIMEOUT_S:g} s: see its log")
+    raise StartupError(f"the gateway has not handed over within {TIMEOUT_S:g} s: see its log")
 
 
 def _noted(data_dir: Path) -> dict[str, Any]:
@@ -352,7 +352,7 @@ def _noted(data_dir: Path) -> dict[str, Any]:
         note: dict[str, Any] = json.loads(path.read_text())
         os.kill(note["pid"], 0)
     except (OSError, ValueError, KeyError):
-        raise StartFailed(
+        raise StartupError(
             f"no gateway with workers runs on {data_dir}: expected one that was started with server.workers above 1"
         ) from None
     return note

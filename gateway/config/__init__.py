@@ -1,36 +1,36 @@
 """`config.yaml`: its schema, and how it is read."""
 
-from gateway.config.auth import Audit, Auth
+from gateway.config.auth import AuditTrailConfig, AuthConfig
 from gateway.config.backends import (
     BackendConfig,
     BackendSection,
     OnnxBackendConfig,
     OpenAIBackendConfig,
-    Price,
+    PriceConfig,
     Tensors,
     Timeouts,
     TritonBackendConfig,
 )
 from gateway.config.load import load_config
-from gateway.config.schema import Config, Embedder, Index, Server, Verifier
-from gateway.config.store import Store
+from gateway.config.schema import Config, EmbedderConfig, IndexConfig, ServerConfig, VerifierConfig
+from gateway.config.store import StoreConfig
 
 __all__ = [
-    "Audit",
-    "Auth",
+    "AuditTrailConfig",
+    "AuthConfig",
     "BackendConfig",
     "BackendSection",
     "Config",
-    "Embedder",
-    "Index",
+    "EmbedderConfig",
+    "IndexConfig",
     "OnnxBackendConfig",
     "OpenAIBackendConfig",
-    "Price",
-    "Server",
-    "Store",
+    "PriceConfig",
+    "ServerConfig",
+    "StoreConfig",
     "Tensors",
     "Timeouts",
     "TritonBackendConfig",
-    "Verifier",
+    "VerifierConfig",
     "load_config",
 ]

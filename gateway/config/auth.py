@@ -18,7 +18,7 @@ Algorithm = Annotated[
 Values = Annotated[tuple[Text, ...], Field(strict=False), NOT_EMPTY]
 
 
-class Roles(Section):
+class RoleMapping(Section):
     """Which values of a claim stand for which role."""
 
     admin: Values | None = None
@@ -34,7 +34,7 @@ class Roles(Section):
         return {"admin": self.admin or (), "operate": self.operate or (), "use": self.use or ()}
 
 
-class Oidc(Section):
+class OidcConfig(Section):
     """An OpenID Connect issuer whose tokens open the admin port."""
 
     issuer: ExactUrl = Field(examples=["https://id.example.com/realms/ops"])
@@ -42,20 +42,20 @@ class Oidc(Section):
     jwks_url: HttpUrl | None = None  # None: what the issuer's discovery document says
     algorithms: Annotated[tuple[Algorithm, ...], Field(strict=False), NOT_EMPTY] = ("RS256", "ES256")
     role_claim: Text = "groups"  # by its name, or a path such as realm_access.roles
-    roles: Roles = Field(examples=["{admin: [platform-team]}"])
+    roles: RoleMapping = Field(examples=["{admin: [platform-team]}"])
     name_claim: Text = "sub"
     leeway: Annotated[Duration, Field(le=300)] = 30.0  # clocks that differ
     private_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # that may be asked by plain http
 
 
-class Auth(Section):
+class AuthConfig(Section):
     """Who may ask, and who is who."""
 
     mode: Annotated[Literal["passthrough", "keys"], one_of("passthrough", "keys")] = "passthrough"
     keys: Mapping[Name, Annotated[tuple[KeyHash, ...], Field(strict=False), NOT_EMPTY]] = Field(default={})
     key_grace: Duration = 600.0  # how long keys of the store that are known are good where it does not answer
     admin_token_env: EnvironmentName | None = None
-    oidc: Oidc | None = None
+    oidc: OidcConfig | None = None
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -71,7 +71,7 @@ class Auth(Section):
                     yield Problem("keys", f"{owner!r} and {tenant!r} share a key, expected one tenant a key")
 
 
-class Audit(Section):
+class AuditTrailConfig(Section):
     """The trail of what was done on the admin port: `audit.jsonl` in `data_dir`."""
 
     max_size: Size = 16 * 2**20  # of one file

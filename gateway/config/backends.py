@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import closest, show
 from gateway.config.fields import EnvironmentName, Folder, GrpcUrl, HttpUrl, Text, grpc_url, http_url, switched
-from gateway.config.schema_types import Form
+from gateway.config.schema_types import ScalarForm
 from gateway.config.units import POSITIVE_SHARE, PositiveDuration, Share, Switch, parse_positive_share
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -18,7 +18,7 @@ MAX_UPSTREAMS = 256
 
 MOST_HEDGED = 0.2  # of the calls: beyond it the upstreams have no time left for the calls themselves
 
-_PERCENTILE = Form(r"p([5-9]\d(?:\.\d)?)", "a percentile from p50 to p99.9 such as p95")
+_PERCENTILE = ScalarForm(r"p([5-9]\d(?:\.\d)?)", "a percentile from p50 to p99.9 such as p95")
 
 _Weight = Annotated[float, Field(gt=0, le=1000)]
 
@@ -158,7 +158,7 @@ class Timeouts(Section):
     total: PositiveDuration = 600.0
 
 
-class Price(Section):
+class PriceConfig(Section):
     """US dollars for a million tokens: what the saved cost is reckoned with."""
 
     input_per_million: _Dollars = 0.0
@@ -191,7 +191,7 @@ class OpenAIBackendConfig(Section):
     hedge: HedgeOrOff = None
     batch: BatchRule | None = None
     timeouts: Timeouts = Field(default_factory=Timeouts)
-    price: Price = Field(default_factory=Price)
+    price: PriceConfig = Field(default_factory=PriceConfig)
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -223,7 +223,7 @@ class TritonBackendConfig(Section):
     batch: BatchRule | None = None
     reload: Switch = False  # of a model whose process has died: unload and load it
     timeouts: Timeouts = Field(default_factory=Timeouts)
-    price: Price = Field(default_factory=Price)
+    price: PriceConfig = Field(default_factory=PriceConfig)
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -258,7 +258,7 @@ class OnnxBackendConfig(Section):
     max_concurrency: _Concurrency = 4  # calls whose texts have their turns
     adaptive: Switch = True  # fewer at once than that where more would only slow each other down
     timeouts: Timeouts = Field(default_factory=Timeouts)
-    price: Price = Field(default_factory=Price)
+    price: PriceConfig = Field(default_factory=PriceConfig)
 
 
 class _Adapter(Section):

@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from typing import Any, get_origin
 
 from gateway.config.backends import section_of
-from gateway.config.errors import Fault, KeyPath, closest
+from gateway.config.errors import ConfigError, KeyPath, closest
 from gateway.config.schema import Config
 from gateway.config.validation import Section
 from gateway.config.yaml_values import ScalarInvalid, resolve_scalar
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 
 _PREFIX = "NEARHIT_"
 _TOP_LEVEL = ("data_dir", "policies")
 
 
 @dataclass(frozen=True, slots=True)
-class Overridden:
+class EnvironmentOverrides:
     """A document with the environment's settings in it."""
 
     value: dict[str, Any]
     origins: Mapping[KeyPath, str]  # which variable a value came from
-    faults: tuple[Fault, ...]
+    faults: tuple[ConfigError, ...]
 
 
-def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> Overridden:
+def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> EnvironmentOverrides:
     """Puts every setting of the environment into a copy of the document.
 
     Only names with `__` are settings, and those of `data_dir` and `policies`: Kubernetes sets NEARHIT_PORT and
@@ -37,7 +37,7 @@ def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> Overrid
     value = copy.deepcopy(dict(document))
     known = dict(_settings(value))
     origins: dict[KeyPath, str] = {}
-    faults: list[Fault] = []
+    faults: list[ConfigError] = []
     for name in sorted(environ):
         if not name.startswith(_PREFIX) or ("__" not in name and name not in known):
             continue
@@ -53,12 +53,12 @@ def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> Overrid
                 origins[path] = name
         except ScalarInvalid as invalid:
             faults.append(environment_fault(name, str(invalid)))
-    return Overridden(value, origins, tuple(faults))
+    return EnvironmentOverrides(value, origins, tuple(faults))
 
 
-def environment_fault(name: str, message: str) -> Fault:
+def environment_fault(name: str, message: str) -> ConfigError:
     """A fault of a variable; the environment has no lines."""
-    return Fault("environment", 0, (name,), message)
+    return ConfigError("environment", 0, (name,), message)
 
 
 def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
@@ -66,7 +66,7 @@ def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str 
         return None
     value = environ.get(variable, "")
     if not value:
-        raise StartFailed(f"{where} names the environment variable {variable}, which is not set")
+        raise StartupError(f"{where} names the environment variable {variable}, which is not set")
     return value
 
 

@@ -16,7 +16,7 @@ _SHOWN = 60  # characters of a wrong value that a sentence repeats
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ConfigError:
     """One thing that is wrong. `line` counts from 1; it is 0 where there are no lines (the environment)."""
 
     file: str
@@ -36,12 +36,12 @@ class Fault:
 class ConfigInvalid(Exception):
     """A configuration that cannot be used; carries every fault that was found, in reading order."""
 
-    def __init__(self, faults: Iterable[Fault]) -> None:
+    def __init__(self, faults: Iterable[ConfigError]) -> None:
         self.faults = in_order(faults)
         super().__init__("\n".join(map(str, self.faults)))
 
 
-def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+def in_order(faults: Iterable[ConfigError]) -> tuple[ConfigError, ...]:
     """The faults by file and line, each once."""
     return tuple(sorted(set(faults), key=lambda f: (f.file, f.line, render_path(f.path), f.message)))
 

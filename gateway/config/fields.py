@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import show
-from gateway.config.schema_types import Form
+from gateway.config.schema_types import ScalarForm
 from gateway.config.store_url import target_of
 from gateway.config.validation import Problem, Section
 
@@ -80,12 +80,12 @@ def exact_url(value: object) -> str:
     return str(value)
 
 
-_HTTP = WithJsonSchema(Form(r"[Hh][Tt][Tt][Pp][Ss]?://.+", "a URL such as https://api.openai.com/v1").schema)
+_HTTP = WithJsonSchema(ScalarForm(r"[Hh][Tt][Tt][Pp][Ss]?://.+", "a URL such as https://api.openai.com/v1").schema)
 
-_GRPC = WithJsonSchema(Form(r"[Gg][Rr][Pp][Cc][Ss]?://.+", "grpc://HOST:PORT or grpcs://HOST:PORT").schema)
+_GRPC = WithJsonSchema(ScalarForm(r"[Gg][Rr][Pp][Cc][Ss]?://.+", "grpc://HOST:PORT or grpcs://HOST:PORT").schema)
 
 _INDEX = WithJsonSchema(
-    Form(
+    ScalarForm(
         r"([Hh][Tt][Tt][Pp][Ss]?://[^@/]+(/.*)?|.+\.db)", "a URL such as http://127.0.0.1:19530, or a file *.db"
     ).schema
 )
@@ -103,16 +103,16 @@ StoreUrl = Annotated[str, BeforeValidator(store_url)]
 IndexUrl = Annotated[str, BeforeValidator(index_url), _INDEX]
 
 # Scalars that several sections of the configuration use. Each parser raises `ValueError` with the sentence.
-_NAME = Form(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a name of letters, digits, '.', '_' and '-', at most 64")
+_NAME = ScalarForm(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a name of letters, digits, '.', '_' and '-', at most 64")
 
-_ENVIRONMENT_NAME = Form(
+_ENVIRONMENT_NAME = ScalarForm(
     r"[A-Za-z_][A-Za-z0-9_]{0,127}",
     "the name of an environment variable such as OPENAI_API_KEY, not the secret itself",
 )
 
-_DEVICE = Form(r"cpu|cuda(:\d{1,2})?", "cpu, cuda or cuda:N")
+_DEVICE = ScalarForm(r"cpu|cuda(:\d{1,2})?", "cpu, cuda or cuda:N")
 
-_KEY_HASH = Form(r"[0-9a-fA-F]{64}", "the SHA-256 of an API key as 64 hex digits (printf %s KEY | sha256sum)")
+_KEY_HASH = ScalarForm(r"[0-9a-fA-F]{64}", "the SHA-256 of an API key as 64 hex digits (printf %s KEY | sha256sum)")
 
 
 def parse_name(value: object) -> str:

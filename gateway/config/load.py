@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from gateway.config.backends import BackendSection, OnnxBackendConfig, OpenAIBackendConfig
 from gateway.config.environment import environment_fault, override
-from gateway.config.errors import ConfigInvalid, Fault, KeyPath, in_order
-from gateway.config.schema import Config, EmbeddingModel, Server
-from gateway.config.store import Store
+from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, in_order
+from gateway.config.schema import Config, EmbeddingModel, ServerConfig
+from gateway.config.store import StoreConfig
 from gateway.config.validation import complaints
 from gateway.config.yaml_loader import load_yaml, read_file
 
@@ -23,14 +23,14 @@ Model = TypeVar("Model", bound=EmbeddingModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ConfigReader:
     """What a configuration says, as far as it can be read: its policies can be checked though it has faults."""
 
     config: Config | None  # None: there are faults
-    faults: tuple[Fault, ...]
+    faults: tuple[ConfigError, ...]
     backends: frozenset[str]
     policies: Path
-    warnings: tuple[Fault, ...] = ()  # what will run, though hardly as it was meant
+    warnings: tuple[ConfigError, ...] = ()  # what will run, though hardly as it was meant
     absent: tuple[str, ...] = ()  # environment variables that it names for secrets, and that are not set: faults, too
 
 
@@ -45,15 +45,15 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     return reading.config
 
 
-def read_config(path: Path, environ: Mapping[str, str]) -> Reading:
+def read_config(path: Path, environ: Mapping[str, str]) -> ConfigReader:
     """The same without an exception."""
     expected = "a configuration file; --config names another, --upstream URL starts without one"
     try:
         source = load_yaml(read_file(path, expected), str(path), environ)
     except ConfigInvalid as invalid:
-        return Reading(None, invalid.faults, frozenset(), path.parent / "policies")
+        return ConfigReader(None, invalid.faults, frozenset(), path.parent / "policies")
 
-    def fault_at(place: KeyPath, message: str) -> Fault | None:
+    def fault_at(place: KeyPath, message: str) -> ConfigError | None:
         return None if place in source.unreadable else source.fault(place, message)
 
     return build(source.value, source.faults, fault_at, path.parent, environ)
@@ -61,16 +61,16 @@ def read_config(path: Path, environ: Mapping[str, str]) -> Reading:
 
 def build(
     document: Mapping[str, Any],
-    faults: tuple[Fault, ...],
-    fault_at: Callable[[KeyPath, str], Fault | None],
+    faults: tuple[ConfigError, ...],
+    fault_at: Callable[[KeyPath, str], ConfigError | None],
     folder: Path,
     environ: Mapping[str, str],
-) -> Reading:
+) -> ConfigReader:
     """The configuration of a document. `fault_at` says where a path of it is, or None where that is known faulty."""
     overridden = override(document, environ)
-    found, warnings = [*faults, *overridden.faults], list[Fault]()
+    found, warnings = [*faults, *overridden.faults], list[ConfigError]()
 
-    def report(path: KeyPath, message: str, among: list[Fault] = found) -> None:
+    def report(path: KeyPath, message: str, among: list[ConfigError] = found) -> None:
         name = overridden.origins.get(path)
         fault = environment_fault(name, message) if name else fault_at(path, message)
         if fault:
@@ -93,7 +93,7 @@ def build(
             message = "names the model in use, expected the one before it, or none"
             report(("embedder", "migrate_from"), message, warnings)
     backends, policies = overridden.value.get("backends"), overridden.value.get("policies")
-    return Reading(
+    return ConfigReader(
         None if found or config is None else _resolved(config, folder),
         in_order(found),
         frozenset(backends if isinstance(backends, dict) else ()),
@@ -153,7 +153,7 @@ def _resolved(config: Config, folder: Path) -> Config:
     )
 
 
-def _with_tls(server: Server, folder: Path) -> Server:
+def _with_tls(server: ServerConfig, folder: Path) -> ServerConfig:
     tls = server.tls
     if tls is None:
         return server
@@ -162,7 +162,7 @@ def _with_tls(server: Server, folder: Path) -> Server:
     return server.model_copy(update={"tls": tls.model_copy(update=found)})
 
 
-def _with_store_tls(store: Store, folder: Path) -> Store:
+def _with_store_tls(store: StoreConfig, folder: Path) -> StoreConfig:
     if store.tls is None:
         return store
     found = {name: folder / file for name, file in store.tls if file is not None}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gateway.config.auth import Audit, Auth
+from gateway.config.auth import AuditTrailConfig, AuthConfig
 from gateway.config.backends import BackendConfig
 from gateway.config.fields import (
     EnvironmentName,
@@ -26,7 +26,7 @@ from gateway.config.fields import (
     lite_file,
     switched,
 )
-from gateway.config.store import Store
+from gateway.config.store import StoreConfig
 from gateway.config.units import (
     Address,
     Duration,
@@ -43,7 +43,7 @@ from gateway.messages import Verdict
 
 
 # Asynchronous inference: what `jobs` of `config.yaml` may say.
-class Jobs(Section):
+class JobsConfig(Section):
     """Requests that are accepted now and answered later."""
 
     enabled: Switch = True
@@ -84,7 +84,7 @@ class Traces(Section):
     service_name: Text = "nearhit"
 
 
-class AccessLog(Section):
+class AccessLogConfig(Section):
     """A line for each request."""
 
     sample: Mapping[str, Share] = Field(default={})  # by verdict, or class of status such as 4xx; else all
@@ -98,15 +98,15 @@ class AccessLog(Section):
                 yield Problem("sample", f"{str(word)[:64]!r} is no verdict, expected one of {', '.join(known)}")
 
 
-class Telemetry(Section):
+class TelemetryConfig(Section):
     """What is told of requests beside the metrics."""
 
     traces: Traces = Field(default_factory=Traces)
-    access_log: AccessLog = Field(default_factory=AccessLog)
+    access_log: AccessLogConfig = Field(default_factory=AccessLogConfig)
 
 
 # The traffic log: what `traffic` of `config.yaml` may say. Which routes are recorded, their policy says.
-class Traffic(Section):
+class TrafficConfig(Section):
     """Bounds of what routes with `record` leave under `data_dir/traffic`."""
 
     max_size: Size = 2**30  # of all segments; the oldest are removed
@@ -119,7 +119,7 @@ class Traffic(Section):
 
 
 # The section `verifier`.
-class CrossEncoder(Section):
+class CrossEncoderConfig(Section):
     """Where the closer look is taken."""
 
     adapter: Annotated[Literal["onnx", "triton"], one_of("onnx", "triton")] = "onnx"
@@ -132,17 +132,18 @@ class CrossEncoder(Section):
         return beside_triton(given, ("url", "model", "timeout"))
 
 
-_cross_encoder = switched(CrossEncoder, "{adapter: triton, url: grpc://127.0.0.1:8001}")
+_cross_encoder = switched(CrossEncoderConfig, "{adapter: triton, url: grpc://127.0.0.1:8001}")
 
 
-class Verifier(Section):
+class VerifierConfig(Section):
     """What decides whether a neighbour's answer may be served."""
 
     adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
     # A closer look at what lies near the threshold; learned. None: off.
     cross_encoder: Annotated[
-        CrossEncoder | None, BeforeValidator(_cross_encoder, json_schema_input_type=CrossEncoder | str | bool | None)
-    ] = CrossEncoder()
+        CrossEncoderConfig | None,
+        BeforeValidator(_cross_encoder, json_schema_input_type=CrossEncoderConfig | str | bool | None),
+    ] = CrossEncoderConfig()
 
 
 # What `config.yaml` may say. Field names are the keys of the file; durations are seconds, sizes bytes.
@@ -151,7 +152,7 @@ class Verifier(Section):
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.ASCII)
 
 
-class Cors(Section):
+class CorsConfig(Section):
     """Which web pages may ask from a browser."""
 
     origins: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # such as https://app.example; * for all
@@ -167,7 +168,7 @@ class Cors(Section):
                 )
 
 
-class Tls(Section):
+class TlsConfig(Section):
     """The certificate of the data and the gRPC port."""
 
     certificate: File  # PEM: its own first, then what leads to a root
@@ -175,13 +176,13 @@ class Tls(Section):
     client_ca: File | None = None  # PEM: only clients with a certificate of these may connect
 
 
-class Server(Section):
+class ServerConfig(Section):
     """The edge: where it listens and what it bears."""
 
     listen: Listen = Address("127.0.0.1", 8080)
     admin: Listen = Address("127.0.0.1", 9090)
     grpc: Listen | None = None  # KServe's version 2; None: no gRPC port
-    tls: Tls | None = None  # None: TLS ends before the gateway, or nowhere
+    tls: TlsConfig | None = None  # None: TLS ends before the gateway, or nowhere
     admin_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # further names the admin port is reached by
     workers: Annotated[int, Field(ge=1, le=64)] = 1  # processes that serve; above 1 beneath a supervisor
     max_body: Size = 10 * 2**20
@@ -192,7 +193,7 @@ class Server(Section):
     body_total: PositiveDuration = 900.0  # of a body that streams
     idle_timeout: PositiveDuration = 75.0
     drain_timeout: Duration = 30.0
-    cors: Cors = Field(default_factory=Cors)
+    cors: CorsConfig = Field(default_factory=CorsConfig)
     compress: bool = False  # whole answers, for clients that take gzip
     max_inflight: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
 
@@ -224,7 +225,7 @@ class EmbeddingModel(Section):
         return beside_triton(given, ("url", "tokenizer"))
 
 
-class Embedder(EmbeddingModel):
+class EmbedderConfig(EmbeddingModel):
     """The model in use, and the one before it while stored questions are embedded anew."""
 
     migrate_from: EmbeddingModel | None = None  # lookups go by it until then
@@ -242,7 +243,7 @@ class Embedder(EmbeddingModel):
         )
 
 
-class Index(Section):
+class IndexConfig(Section):
     """What finds the nearest questions."""
 
     adapter: Annotated[Literal["faiss", "milvus"], one_of("faiss", "milvus")] = "faiss"
@@ -270,17 +271,17 @@ class Config(Section):
     """The whole file. Paths are relative to its folder until `load_config` has resolved them."""
 
     version: Version = Field(examples=["1"])
-    server: Server = Field(default_factory=Server)
+    server: ServerConfig = Field(default_factory=ServerConfig)
     data_dir: Folder = Path("var")
-    store: Store = Field(default_factory=Store)
-    embedder: Embedder = Field(default_factory=Embedder)
-    index: Index = Field(default_factory=Index)
-    verifier: Verifier = Field(default_factory=Verifier)
-    auth: Auth = Field(default_factory=Auth)
-    audit: Audit = Field(default_factory=Audit)
-    jobs: Jobs = Field(default_factory=Jobs)
-    traffic: Traffic = Field(default_factory=Traffic)
-    telemetry: Telemetry = Field(default_factory=Telemetry)
+    store: StoreConfig = Field(default_factory=StoreConfig)
+    embedder: EmbedderConfig = Field(default_factory=EmbedderConfig)
+    index: IndexConfig = Field(default_factory=IndexConfig)
+    verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    auth: AuthConfig = Field(default_factory=AuthConfig)
+    audit: AuditTrailConfig = Field(default_factory=AuditTrailConfig)
+    jobs: JobsConfig = Field(default_factory=JobsConfig)
+    traffic: TrafficConfig = Field(default_factory=TrafficConfig)
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
     backends: Annotated[Mapping[Name, BackendConfig], NOT_EMPTY] = Field(
         examples=["{main: {adapter: openai, url: https://api.openai.com/v1}}"]
     )
@@ -296,7 +297,7 @@ class Config(Section):
         ):
             return
         try:
-            admin = parse_address(server.get("admin", Server.model_fields["admin"].default))
+            admin = parse_address(server.get("admin", ServerConfig.model_fields["admin"].default))
         except ValueError:
             return  # the field itself reports it
         if not admin.loopback:
@@ -313,7 +314,7 @@ def _of_one_port(server: object) -> Iterator[Problem]:
     had: dict[Address, str] = {}
     for name in ("listen", "admin", "grpc"):
         try:
-            address = parse_address(named.get(name, Server.model_fields[name].default))
+            address = parse_address(named.get(name, ServerConfig.model_fields[name].default))
         except ValueError:
             continue  # the field itself reports it, or there is none
         if address.port and address in had:

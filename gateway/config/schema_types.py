@@ -44,7 +44,7 @@ def any_of(*schemas: Schema) -> Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ScalarForm:
     """How text has to look: what reads it, and what editors check it by."""
 
     pattern: str  # of the whole text

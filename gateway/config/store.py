@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, File, StoreUrl, Text
-from gateway.config.store_url import Kind, Target, target_of
+from gateway.config.store_url import StoreKind, StoreTarget, target_of
 from gateway.config.units import PositiveDuration, Size
 from gateway.config.validation import Problem, Section
 
@@ -32,7 +32,7 @@ class StoreTls(Section):
                 yield Problem(key, f"is of no use alone, expected {other} beside it")
 
 
-class Store(Section):
+class StoreConfig(Section):
     """Where answers are kept."""
 
     url: StoreUrl = "embedded"
@@ -49,7 +49,7 @@ class Store(Section):
     max_memory: Size = 2**30  # of the embedded server: beyond it the least recently used entries make room
 
     @property
-    def target(self) -> Target:
+    def target(self) -> StoreTarget:
         return target_of(self.url)
 
     @classmethod
@@ -59,13 +59,13 @@ class Store(Section):
         except ValueError:
             return  # the field itself reports it
         named = [key for key in OUTSIDE if given.get(key) is not None]
-        if target.kind is Kind.EMBEDDED:
+        if target.kind is StoreKind.EMBEDDED:
             for key in named:
                 yield Problem(key, "is for an outside store, expected its address in store.url")
             return
         if "tls" in named and target.scheme == "redis":
             yield Problem("tls", f"is not for redis://, {SECURED}")
-        if "sentinel_password_env" in named and target.kind is not Kind.SENTINEL:
+        if "sentinel_password_env" in named and target.kind is not StoreKind.SENTINEL:
             yield Problem("sentinel_password_env", "is for sentinels, expected redis+sentinel:// in store.url")
         for key, said in (("username", target.username), ("password_env", target.password)):
             if key in named and said is not None:

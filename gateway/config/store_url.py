@@ -15,7 +15,7 @@ EXPECTED = (
 )
 
 
-class Kind(Enum):
+class StoreKind(Enum):
     EMBEDDED = "embedded"
     SERVER = "server"
     SENTINEL = "sentinel"
@@ -23,19 +23,19 @@ class Kind(Enum):
 
 
 SCHEMES = {
-    "redis": Kind.SERVER,
-    "rediss": Kind.SERVER,
-    "redis+sentinel": Kind.SENTINEL,
-    "redis+cluster": Kind.CLUSTER,
+    "redis": StoreKind.SERVER,
+    "rediss": StoreKind.SERVER,
+    "redis+sentinel": StoreKind.SENTINEL,
+    "redis+cluster": StoreKind.CLUSTER,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class StoreTarget:
     """`addresses`: of the server, of the sentinels, or of some nodes of the cluster. `service`: what the sentinels call
     the servers that they watch over."""
 
-    kind: Kind
+    kind: StoreKind
     scheme: str = ""
     addresses: tuple[tuple[str, int], ...] = ()
     username: str | None = None
@@ -46,16 +46,16 @@ class Target:
     @property
     def where(self) -> str:
         """Without credentials."""
-        if self.kind is Kind.EMBEDDED:
+        if self.kind is StoreKind.EMBEDDED:
             return "embedded"
         tail = f"/{self.service}" if self.service else ""
         return f"{self.scheme}://{','.join(f'{host}:{port}' for host, port in self.addresses)}{tail}"
 
 
-def target_of(value: object) -> Target:
+def target_of(value: object) -> StoreTarget:
     """Raises `ValueError` with the whole sentence. A URL may hold a password, so no sentence repeats it."""
     if value == "embedded":
-        return Target(Kind.EMBEDDED)
+        return StoreTarget(StoreKind.EMBEDDED)
     if not isinstance(value, str):
         raise ValueError(f"{EXPECTED}, got {show(value)}")
     # urlsplit drops line breaks silently: what was checked would not be what is used.
@@ -71,28 +71,28 @@ class _Unsaid(ValueError):
     """It is no such URL."""
 
 
-def _target(url: SplitResult) -> Target:
+def _target(url: SplitResult) -> StoreTarget:
     kind = SCHEMES.get(url.scheme)
     if kind is None:
         raise _Unsaid
     credentials, _, hosts = url.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
-    default = SENTINEL_PORT if kind is Kind.SENTINEL else SERVER_PORT
+    default = SENTINEL_PORT if kind is StoreKind.SENTINEL else SERVER_PORT
     addresses = tuple(_address(written, default) for written in hosts.split(","))
-    if kind is Kind.SERVER and len(addresses) > 1:
+    if kind is StoreKind.SERVER and len(addresses) > 1:
         raise ValueError("names several servers, expected one, or redis+cluster:// or redis+sentinel:// before them")
     service, database = _path(kind, url)
     said = (unquote(username) or None, unquote(password) or None)
-    return Target(kind, url.scheme, addresses, *said, service, database)
+    return StoreTarget(kind, url.scheme, addresses, *said, service, database)
 
 
-def _path(kind: Kind, url: SplitResult) -> tuple[str, int]:
+def _path(kind: StoreKind, url: SplitResult) -> tuple[str, int]:
     parts = [unquote(part) for part in url.path.strip("/").split("/") if part]
-    if kind is Kind.SERVER:  # the client reads it, with what follows it
+    if kind is StoreKind.SERVER:  # the client reads it, with what follows it
         return "", 0
     if url.query or url.fragment:
         raise ValueError(f"{url.scheme}:// takes no parameters, expected keys beside store.url")
-    if kind is Kind.CLUSTER:
+    if kind is StoreKind.CLUSTER:
         if parts not in ([], ["0"]):
             raise ValueError("a cluster has one database, expected nothing after the addresses")
         return "", 0

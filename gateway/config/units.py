@@ -12,21 +12,23 @@ from typing import Annotated, NamedTuple
 from pydantic import BeforeValidator, ByteSize, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import show
-from gateway.config.schema_types import OFF, SWITCH, Form, any_of
+from gateway.config.schema_types import OFF, SWITCH, ScalarForm, any_of
 
-_DURATION = Form(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", "a duration such as 250ms, 30s, 5m, 24h or 7d")
+_DURATION = ScalarForm(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", "a duration such as 250ms, 30s, 5m, 24h or 7d")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_S = 3650 * 86400.0  # sums with wall clocks stay exact, and nobody means more than ten years
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%", re.ASCII)
-_PERCENT = Form(r"(100(\.0{1,9})?|0?\d{1,2}(\.\d{1,9})?)%", "a share such as 1%")  # in [0, 1], for editors
+_PERCENT = ScalarForm(r"(100(\.0{1,9})?|0?\d{1,2}(\.\d{1,9})?)%", "a share such as 1%")  # in [0, 1], for editors
 
-_SIZE = Form(r"(\d{1,15})(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)", "a size such as 64MiB, 1GB or a number of bytes")
+_SIZE = ScalarForm(r"(\d{1,15})(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)", "a size such as 64MiB, 1GB or a number of bytes")
 _LARGEST_BYTES = 2**50
 
-_RATE = Form(r"(\d{1,6}(?:\.\d{1,6})?)/s", "a rate such as 50/s")
+_RATE = ScalarForm(r"(\d{1,6}(?:\.\d{1,6})?)/s", "a rate such as 50/s")
 
-_ADDRESS = Form(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(\d{1,5})", "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080")
+_ADDRESS = ScalarForm(
+    r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(\d{1,5})", "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080"
+)
 
 
 class Address(NamedTuple):
@@ -134,8 +136,8 @@ def parse_switch(value: object) -> bool:
     raise ValueError(f"expected on or off, got {show(value)}")
 
 
-_LONGER = Form("(?=.*[1-9])" + _DURATION.pattern, _DURATION.expected).schema
-_SOME = Form("(?=.*[1-9])" + _PERCENT.pattern, _PERCENT.expected).schema
+_LONGER = ScalarForm("(?=.*[1-9])" + _DURATION.pattern, _DURATION.expected).schema
+_SOME = ScalarForm("(?=.*[1-9])" + _PERCENT.pattern, _PERCENT.expected).schema
 SHARE = any_of(_PERCENT.schema, {"type": "number", "minimum": 0, "maximum": 1})
 POSITIVE_SHARE = any_of(_SOME, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
 

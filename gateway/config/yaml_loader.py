@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from gateway.config.errors import ConfigInvalid, Fault, KeyPath, show
-from gateway.config.yaml_values import Expansion
+from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, show
+from gateway.config.yaml_values import NodeReader
 
 MAX_BYTES = 2**20
 _MAX_VALUES = 20_000  # of one file with every anchor written out: a bomb of nine lines has billions
@@ -31,7 +31,7 @@ class Source:
     file: str
     value: dict[str, Any]
     marks: Mapping[KeyPath, tuple[int, int]]
-    faults: tuple[Fault, ...]
+    faults: tuple[ConfigError, ...]
     substituted: Mapping[KeyPath, str]  # the text as written where `${VAR}` was replaced
     unreadable: frozenset[KeyPath]  # where a fault left a stand-in: others there would only repeat it
 
@@ -41,11 +41,11 @@ class Source:
             path = path[:-1]
         return self.marks[path]
 
-    def fault(self, path: KeyPath, message: str) -> Fault:
+    def fault(self, path: KeyPath, message: str) -> ConfigError:
         """A fault of the value at `path`. What came out of a variable is not repeated: it may be a secret."""
         if (written := self.substituted.get(path)) is not None:
             message = message.replace(show(self._at(path)), show(written))
-        return Fault(self.file, self.locate(path)[0], path, message)
+        return ConfigError(self.file, self.locate(path)[0], path, message)
 
     def _at(self, path: KeyPath) -> object:
         value: Any = self.value
@@ -72,7 +72,7 @@ def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> S
     except yaml.reader.ReaderError as error:
         line = 1 + len(_LINE_BREAK.findall(text[: error.position].encode()))
         raise _fatal(file, line, f"character U+{error.character:04X} is not allowed, expected printable text") from None
-    expansion = Expansion(file, environ)
+    expansion = NodeReader(file, environ)
     try:
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
@@ -103,11 +103,11 @@ def read_file(path: Path, expected: str) -> bytes:
         problem = "does not exist"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
-    raise ConfigInvalid([Fault(str(path), 1, (), f"{problem}, expected {expected}")])
+    raise ConfigInvalid([ConfigError(str(path), 1, (), f"{problem}, expected {expected}")])
 
 
 def _fatal(file: str, line: int, message: str) -> ConfigInvalid:
-    return ConfigInvalid([Fault(file, line, (), message)])
+    return ConfigInvalid([ConfigError(file, line, (), message)])
 
 
 def _in_words(error: yaml.MarkedYAMLError) -> str:

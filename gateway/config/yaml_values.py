@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gateway.config.errors import Fault, KeyPath, show
+from gateway.config.errors import ConfigError, KeyPath, show
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -30,7 +30,7 @@ class ScalarInvalid(ValueError):
     """A scalar that is not what its tag or its looks say; the text is the whole sentence."""
 
 
-class Expansion:
+class NodeReader:
     """Turns the nodes of one document into values, noting where each is and what is wrong with it.
 
     No anchor of the document may contain itself.
@@ -38,7 +38,7 @@ class Expansion:
 
     def __init__(self, file: str, environ: Mapping[str, str] | None) -> None:
         self.marks: dict[KeyPath, tuple[int, int]] = {(): (1, 1)}
-        self.faults: list[Fault] = []
+        self.faults: list[ConfigError] = []
         self.substituted: dict[KeyPath, str] = {}  # the text as written where `${VAR}` was replaced
         self.unreadable: set[KeyPath] = set()  # where a fault left only a stand-in
         self._file = file
@@ -142,7 +142,7 @@ class Expansion:
             self._fault(node, path, f"the tag {show(_tag_name(node.tag))} is not supported, expected none")
 
     def _fault(self, node: yaml.Node, path: KeyPath, message: str) -> None:
-        self.faults.append(Fault(self._file, _place(node)[0], path, message))
+        self.faults.append(ConfigError(self._file, _place(node)[0], path, message))
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:

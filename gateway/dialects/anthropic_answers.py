@@ -14,7 +14,7 @@ from gateway.dialects.anthropic_errors import sentence_of
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.sse import named, written
 from gateway.dialects.turns import pieces_of
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
 # A whole Anthropic message taken apart into the events of a stream. Pure.
@@ -213,7 +213,7 @@ def _judge(body: Mapping[str, Any]) -> Admission:
 
 def text(whole: bytes) -> str | None:
     """What a whole body says, its texts joined (citations part them); None where it says anything in another way.
-    Thoughts are no part of it. Raises `Malformed`."""
+    Thoughts are no part of it. Raises `MalformedResponse`."""
     with reading():
         content = orjson.loads(whole)["content"]
         if any(block["type"] not in ("text", "thinking", "redacted_thinking") for block in content):
@@ -222,7 +222,7 @@ def text(whole: bytes) -> str | None:
 
 
 def assemble(payload: Iterable[bytes]) -> bytes:
-    """The events of a stream -> the body that the same request without `stream` gets. Raises `Malformed`."""
+    """The events of a stream -> the body that the same request without `stream` gets. Raises `MalformedResponse`."""
     with reading():
         body = assembled(payload)
         _check_error(body)
@@ -230,7 +230,7 @@ def assemble(payload: Iterable[bytes]) -> bytes:
 
 
 def split(whole: bytes) -> tuple[Event, ...]:
-    """A whole body -> the stream that the same request with `stream` gets. Raises `Malformed`."""
+    """A whole body -> the stream that the same request with `stream` gets. Raises `MalformedResponse`."""
     with reading():
         body = orjson.loads(whole)
         _check_error(body)
@@ -239,7 +239,7 @@ def split(whole: bytes) -> tuple[Event, ...]:
 
 def _check_error(body: Mapping[str, Any]) -> None:
     if body.get("type") == "error":
-        raise Malformed(f"the answer is an error: {sentence_of(body)}")
+        raise MalformedResponse(f"the answer is an error: {sentence_of(body)}")
 
 
 def renewed(data: bytes, answer_id: str) -> bytes:

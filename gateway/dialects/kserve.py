@@ -13,8 +13,8 @@ import orjson
 
 from gateway.dialects.json_body import parse_numbers, written
 from gateway.dialects.kserve_message import (
-    Answer,
-    Inference,
+    InferenceRequest,
+    InferenceResponse,
     answer_for,
     pack,
     read_answer,
@@ -24,8 +24,19 @@ from gateway.dialects.kserve_message import (
 )
 from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, packed, to_json
 from gateway.dialects.unstreamed import Unstreamed
-from gateway.errors import BadRequest, Malformed
-from gateway.messages import Admission, Bypass, Call, Decisive, Event, Formed, Inspection, Outgoing, TextAnswer, Token
+from gateway.errors import BadRequest, MalformedResponse
+from gateway.messages import (
+    Admission,
+    Bypass,
+    Call,
+    ClientForm,
+    Decisive,
+    Event,
+    Inspection,
+    Outgoing,
+    TextAnswer,
+    Token,
+)
 
 
 # Inference requests of equal form as one, along the first dimension, and the answer taken apart again. Pure.
@@ -34,14 +45,14 @@ def rows_of(call: Call) -> int | None:
     elsewhere or do not have the same first dimension."""
     if call.operation != "infer" or call.stream or call.uncached is not None:
         return None
-    inference: Inference = call.body["inference"]
+    inference: InferenceRequest = call.body["inference"]
     rows = {tensor.shape[0] if tensor.shape and tensor.data is not None else 0 for tensor in inference.inputs}
     return next(iter(rows)) if len(rows) == 1 and 0 not in rows else None
 
 
 def form_of(call: Call) -> bytes:
     """Equal for calls that may be one: all but ids and contents, the first dimension aside. `rows_of` is not None."""
-    inference: Inference = call.body["inference"]
+    inference: InferenceRequest = call.body["inference"]
     inputs = [
         [t.name, t.datatype, list(t.shape[1:]), dict(t.parameters), t.binary]
         for t in sorted(inference.inputs, key=lambda tensor: tensor.name)
@@ -52,7 +63,7 @@ def form_of(call: Call) -> bytes:
 
 def joined(calls: Sequence[Call]) -> Call:
     """One call for several of one form."""
-    inferences: list[Inference] = [call.body["inference"] for call in calls]
+    inferences: list[InferenceRequest] = [call.body["inference"] for call in calls]
     named = [{tensor.name: tensor for tensor in inference.inputs} for inference in inferences]
     inputs = []
     for first in inferences[0].inputs:
@@ -63,15 +74,15 @@ def joined(calls: Sequence[Call]) -> Call:
 
 
 def divided(data: bytes, rows: Sequence[int]) -> list[bytes]:
-    """A packed answer to `joined` calls -> one for each, `rows` of them in order. Raises `Malformed` where an output
+    """A packed answer to `joined` calls -> one for each, `rows` of them in order. Raises `MalformedResponse` where an output
     has not a row for each."""
     answer = unpack(data)
     total = sum(rows)
     for tensor in answer.outputs:
         if not tensor.shape or tensor.shape[0] != total or tensor.data is None:
-            raise Malformed(f"the output {tensor.name[:100]!r} has not a row for each of {total}")
+            raise MalformedResponse(f"the output {tensor.name[:100]!r} has not a row for each of {total}")
     parts = [_parts(tensor, rows) for tensor in answer.outputs]
-    return [pack(Answer(answer.head, tuple(each[at] for each in parts))) for at in range(len(rows))]
+    return [pack(InferenceResponse(answer.head, tuple(each[at] for each in parts))) for at in range(len(rows))]
 
 
 def _parts(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
@@ -123,7 +134,7 @@ class KServe(Unstreamed):
         inference = read_inference(body, _json_length(headers))
         return self._infer(model, version, inference, stream=STREAM in headers)
 
-    def _infer(self, model: str, version: str | None, inference: Inference, *, stream: bool) -> Call:
+    def _infer(self, model: str, version: str | None, inference: InferenceRequest, *, stream: bool) -> Call:
         question = _question(inference)
         canonical = (
             inference.decisive(model, version)
@@ -187,17 +198,17 @@ class KServe(Unstreamed):
         value = _object(data)
         return data if value is None or "id" not in value else written({k: v for k, v in value.items() if k != "id"})
 
-    def client_form(self, call: Call, data: bytes) -> Formed | None:
+    def client_form(self, call: Call, data: bytes) -> ClientForm | None:
         if call.operation != "infer":
             identity, value = call.body.get("id"), _object(data)
             if identity is None or value is None or call.stream:
                 return None
-            return Formed(written({"id": identity, **value}), (JSON,))
-        inference: Inference = call.body["inference"]
+            return ClientForm(written({"id": identity, **value}), (JSON,))
+        inference: InferenceRequest = call.body["inference"]
         if inference.raw is not None:
             return None
         body, length = answer_for(inference, data)
-        return Formed(body, (JSON,) if length is None else (OCTETS, (JSON_LENGTH, str(length))))
+        return ClientForm(body, (JSON,) if length is None else (OCTETS, (JSON_LENGTH, str(length))))
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         if not payload:
@@ -205,7 +216,7 @@ class KServe(Unstreamed):
         if call.operation == "infer":
             try:
                 answers = [unpack(data) for data in payload]
-            except Malformed:
+            except MalformedResponse:
                 return Inspection(Admission.MALFORMED, 0, 0)
             told = any(answer.outputs for answer in answers)
             return Inspection(Admission.STORED if told else Admission.INCOMPLETE, 0, 0)
@@ -221,10 +232,10 @@ class KServe(Unstreamed):
         if call.operation == "infer" and len(payload) == 1:
             return payload[0]
         if call.operation == "infer":
-            raise Malformed("the model answers more than once, which only a stream can take")
+            raise MalformedResponse("the model answers more than once, which only a stream can take")
         values = [value for data in payload if (value := _object(data)) is not None]
         if not values:
-            raise Malformed("the answer is empty")
+            raise MalformedResponse("the answer is empty")
         return written({**values[-1], TEXT_OUTPUT: "".join(str(value.get(TEXT_OUTPUT, "")) for value in values)})
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
@@ -279,7 +290,7 @@ def _json_length(headers: Mapping[str, str]) -> int | None:
     return int(given)
 
 
-def _uncached(inference: Inference) -> Bypass | None:
+def _uncached(inference: InferenceRequest) -> Bypass | None:
     """Why no answer to this is kept: its outcome depends on what is not in it, or goes where only a model writes."""
     if inference.raw is not None:
         return Bypass.RAW
@@ -290,7 +301,7 @@ def _uncached(inference: Inference) -> Bypass | None:
     return Bypass.SHARED_MEMORY if any("shared_memory_region" in each for each in parameters) else None
 
 
-def _question(inference: Inference) -> Tensor | None:
+def _question(inference: InferenceRequest) -> Tensor | None:
     """The only BYTES input, or of several the one named `text_input`; where it is one text."""
     texts = [tensor for tensor in inference.inputs if tensor.datatype == "BYTES"]
     if len(texts) > 1:
@@ -309,13 +320,13 @@ def _text(tensor: Tensor) -> str | None:
     return text if text.strip() and "".join(text.split()).isprintable() else None
 
 
-def _texts(inference: Inference) -> list[str]:
+def _texts(inference: InferenceRequest) -> list[str]:
     """What complexity is judged on where there is no one question."""
     found = [t.data for t in inference.inputs if t.datatype == "BYTES" and t.data is not None]
     return [text.decode(errors="replace") for data in found if len(data) <= MAX_QUESTION for text in elements(data)]
 
 
-def _max_tokens(inference: Inference) -> int | None:
+def _max_tokens(inference: InferenceRequest) -> int | None:
     for tensor in inference.inputs:
         if tensor.name == MAX_TOKENS and tensor.size == 1 and tensor.data is not None:
             try:
@@ -329,7 +340,7 @@ def _max_tokens(inference: Inference) -> int | None:
 def _answer_text(data: bytes) -> str | None:
     try:
         texts = [t for t in unpack(data).outputs if t.datatype == "BYTES" and t.size == 1 and t.data is not None]
-    except Malformed:
+    except MalformedResponse:
         return None
     return _text(texts[0]) if len(texts) == 1 else None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.dialects.json_body import ABSENT, parse_numbers, written, wrong
 from gateway.dialects.kserve_tensors import MAX_DIMENSIONS, Tensor, TensorInvalid, checked, from_json, to_json
-from gateway.errors import BadRequest, Malformed
+from gateway.errors import BadRequest, MalformedResponse
 
 BINARY_SIZE, BINARY, ALL_BINARY = "binary_data_size", "binary_data", "binary_data_output"
 MAX_TENSORS = 1024
@@ -20,7 +20,7 @@ _HEAD = 4  # bytes of the length that goes before a packed answer
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedOutput:
     """An output that is asked for; `binary` None: as the request says of all."""
 
     name: str
@@ -29,13 +29,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Inference:
+class InferenceRequest:
     """A request. `outputs` None: all that the model has. `binary`: how they are wanted where nothing is said of one."""
 
     id: str
     parameters: Mapping[str, Any]
     inputs: tuple[Tensor, ...]
-    outputs: tuple[Wanted, ...] | None
+    outputs: tuple[RequestedOutput, ...] | None
     binary: bool
     raw: bytes | None = None  # a body without any JSON, for a model with one input
 
@@ -53,17 +53,17 @@ class Inference:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InferenceResponse:
     """`head`: what else the answer says of itself, such as the model's name and version; not the request's id."""
 
     head: Mapping[str, Any]
     outputs: tuple[Tensor, ...]
 
 
-def read_inference(body: bytes, json_length: int | None) -> Inference:
+def read_inference(body: bytes, json_length: int | None) -> InferenceRequest:
     """`json_length`: of the header Inference-Header-Content-Length. Raises `BadRequest`."""
     if json_length == 0 and body:
-        return Inference("", {}, (), None, True, raw=body)
+        return InferenceRequest("", {}, (), None, True, raw=body)
     value, tail = _parts(body, json_length)
     given = value.get("inputs")
     if not isinstance(given, list) or not 0 < len(given) <= MAX_TENSORS:
@@ -75,7 +75,7 @@ def read_inference(body: bytes, json_length: int | None) -> Inference:
     identity = value.get("id", "")
     if not isinstance(identity, str):
         raise BadRequest("'id' is of the wrong type: expected a string")
-    return Inference(
+    return InferenceRequest(
         identity,
         {name: given for name, given in parameters.items() if name != ALL_BINARY},
         inputs,
@@ -84,7 +84,7 @@ def read_inference(body: bytes, json_length: int | None) -> Inference:
     )
 
 
-def write_inference(inference: Inference) -> tuple[bytes, int | None]:
+def write_inference(inference: InferenceRequest) -> tuple[bytes, int | None]:
     """-> (body, length of its JSON where there is a tail). Tensors go as they came and are wanted as the client wants
     them, so that nothing is asked of a server that it would not have been asked by this client."""
     if inference.raw is not None:
@@ -101,33 +101,33 @@ def write_inference(inference: Inference) -> tuple[bytes, int | None]:
     return b"".join((head, *tail)), len(head) if tail else None
 
 
-def read_answer(body: bytes, json_length: int | None) -> Answer:
-    """Raises `Malformed`."""
+def read_answer(body: bytes, json_length: int | None) -> InferenceResponse:
+    """Raises `MalformedResponse`."""
     try:
         value, tail = _parts(body, json_length)
         outputs = value.pop("outputs", None)
         if not isinstance(outputs, list):
-            raise Malformed("the answer has no outputs")
+            raise MalformedResponse("the answer has no outputs")
         found = tuple(_tensors(outputs, tail, "output"))
     except BadRequest as error:
-        raise Malformed(f"the answer cannot be read: {error.message}") from None
+        raise MalformedResponse(f"the answer cannot be read: {error.message}") from None
     value.pop("id", None)
-    return Answer(value, found)
+    return InferenceResponse(value, found)
 
 
-def pack(answer: Answer) -> bytes:
+def pack(answer: InferenceResponse) -> bytes:
     """The form in which answers are kept: the length of the JSON (4 bytes, big-endian), the JSON, the tail."""
     body, length = _answer(answer, "", [replace(t, binary=True) for t in answer.outputs])
     return (len(body) if length is None else length).to_bytes(_HEAD, "big") + body
 
 
-def unpack(data: bytes) -> Answer:
-    """Raises `Malformed`."""
+def unpack(data: bytes) -> InferenceResponse:
+    """Raises `MalformedResponse`."""
     return read_answer(data[_HEAD:], int.from_bytes(data[:_HEAD], "big"))
 
 
-def answer_for(inference: Inference, data: bytes) -> tuple[bytes, int | None]:
-    """A packed answer as this request wants it -> (body, length of its JSON where there is a tail). Raises `Malformed`,
+def answer_for(inference: InferenceRequest, data: bytes) -> tuple[bytes, int | None]:
+    """A packed answer as this request wants it -> (body, length of its JSON where there is a tail). Raises `MalformedResponse`,
     and `BadRequest` where JSON is wanted of what it cannot say."""
     if inference.binary and not inference.id and inference.outputs is None:
         return data[_HEAD:], int.from_bytes(data[:_HEAD], "big")  # as it is kept
@@ -141,7 +141,7 @@ def answer_for(inference: Inference, data: bytes) -> tuple[bytes, int | None]:
     return _answer(answer, inference.id, [tensor for _, tensor in sorted(outputs, key=lambda pair: pair[0])])
 
 
-def _answer(answer: Answer, identity: str, outputs: Sequence[Tensor]) -> tuple[bytes, int | None]:
+def _answer(answer: InferenceResponse, identity: str, outputs: Sequence[Tensor]) -> tuple[bytes, int | None]:
     tail: list[bytes] = []
     value: dict[str, Any] = {**answer.head}
     if identity:
@@ -223,12 +223,12 @@ def _written(tensor: Tensor, tail: list[bytes], kind: str) -> dict[str, Any]:
     return value
 
 
-def _asked(wanted: Wanted) -> dict[str, Any]:
+def _asked(wanted: RequestedOutput) -> dict[str, Any]:
     parameters = {**wanted.parameters, **({} if wanted.binary is None else {BINARY: wanted.binary})}
     return {"name": wanted.name, **({"parameters": parameters} if parameters else {})}
 
 
-def _wanted(given: Any) -> tuple[Wanted, ...] | None:
+def _wanted(given: Any) -> tuple[RequestedOutput, ...] | None:
     """No output named is all of them, as Triton takes it."""
     if given is None or given == []:
         return None
@@ -240,7 +240,7 @@ def _wanted(given: Any) -> tuple[Wanted, ...] | None:
             raise BadRequest("an output is no object with a name")
         parameters = dict(_parameters(each))
         binary = parameters.pop(BINARY, None)
-        wanted.append(Wanted(name, parameters, None if binary is None else binary is True))
+        wanted.append(RequestedOutput(name, parameters, None if binary is None else binary is True))
     return tuple(wanted)
 
 

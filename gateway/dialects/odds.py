@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.dialects.openai_answers import CHAT, DONE, assembled, reading
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Call
 
 
-class TokenOdds(Protocol):
+class TokenLogprobs(Protocol):
     """What a dialect has for the log probabilities of an answer's tokens."""
 
     def asked(self, call: Call) -> Call:
@@ -26,7 +26,7 @@ class TokenOdds(Protocol):
         """A whole body, or one event's data, as if they had not been asked for."""
 
 
-class OpenAIOdds:
+class OpenAILogprobs:
     """`logprobs`, of chat completions and of completions."""
 
     def asked(self, call: Call) -> Call:
@@ -43,7 +43,7 @@ class OpenAIOdds:
                 if call.operation != CHAT:
                     return [float(value) for value in told.get("token_logprobs") or () if value is not None]
                 return [float(token["logprob"]) for token in told.get("content") or ()]
-        except Malformed:
+        except MalformedResponse:
             return ()
 
     def hidden(self, call: Call, data: bytes) -> bytes:
@@ -60,9 +60,9 @@ class OpenAIOdds:
         return orjson.dumps({**body, "choices": shown})
 
 
-def odds_of(dialect: str) -> TokenOdds | None:
+def odds_of(dialect: str) -> TokenLogprobs | None:
     """None where a dialect has no place for them."""
-    return OpenAIOdds() if dialect == "openai" else None
+    return OpenAILogprobs() if dialect == "openai" else None
 
 
 def _with(call: Call, logprobs: Any) -> Call:

@@ -17,7 +17,7 @@ from gateway.dialects import openai_answers as answers
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, read_object, wrong
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.turns import Conversational, divided, transcript
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
 
 # The inputs of an OpenAI embeddings call, each of which is a call by itself. Pure.
@@ -42,7 +42,9 @@ class Inputs:
             body = orjson.loads(whole)
             found = {item["index"]: item for item in body["data"]}
             if sorted(found) != list(range(len(calls))):
-                raise Malformed(f"the answer has {len(body['data'])} embeddings, expected {len(calls)} in their order")
+                raise MalformedResponse(
+                    f"the answer has {len(body['data'])} embeddings, expected {len(calls)} in their order"
+                )
             tokens = _shares(calls, _tokens(body))
             return [
                 orjson.dumps({**body, "data": [{**found[i], "index": 0}], "usage": _usage(tokens[i])})

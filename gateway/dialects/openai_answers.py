@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from gateway.dialects.turns import pieces_of
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
 # The chunks of an OpenAI stream put together: what the same request without `stream` gets. Pure.
@@ -265,7 +265,7 @@ def _searched(message: Mapping[str, Any]) -> bool:
 
 def text(operation: str, whole: bytes) -> str | None:
     """What all choices of a whole body say, a blank line between them; None where any says it in another way (a tool
-    call, a refusal, audio). Raises `Malformed`."""
+    call, a refusal, audio). Raises `MalformedResponse`."""
     with reading():
         choices = orjson.loads(whole)["choices"]
         if operation == "completions":
@@ -288,12 +288,12 @@ def is_usage_chunk(data: bytes) -> bool:
 
 
 def assemble(operation: str, payload: Iterable[bytes]) -> bytes:
-    """The chunks of a stream -> the body that the same request without `stream` gets. Raises `Malformed`."""
+    """The chunks of a stream -> the body that the same request without `stream` gets. Raises `MalformedResponse`."""
     with reading():
         body = assembled(operation, payload)
         _check_error(body)
         if not body["choices"]:
-            raise Malformed("the answer is empty")
+            raise MalformedResponse("the answer is empty")
         return orjson.dumps(body)
 
 
@@ -303,19 +303,19 @@ def reading() -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # orjson's are ValueErrors
-        raise Malformed(f"the answer cannot be read ({type(error).__name__})") from None
+        raise MalformedResponse(f"the answer cannot be read ({type(error).__name__})") from None
 
 
 def _check_error(body: Mapping[str, Any]) -> None:
     error = body.get("error")
     if error is not None:
         message = error.get("message") if isinstance(error, dict) else error
-        raise Malformed(f"the answer is an error: {str(message)[:300]}")
+        raise MalformedResponse(f"the answer is an error: {str(message)[:300]}")
 
 
 def split(operation: str, whole: bytes) -> tuple[Event, ...]:
     """A whole body -> the stream that the same request with `stream` gets, usage chunk and `[DONE]` included. Raises
-    `Malformed`."""
+    `MalformedResponse`."""
     with reading():
         body = orjson.loads(whole)
         _check_error(body)

@@ -17,7 +17,7 @@ from gateway.dialects import openai_responses_answers as answers
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, parse_object, wrong
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
 from gateway.dialects.turns import Conversational, divided, transcript
-from gateway.errors import BadRequest, Malformed
+from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
 RESPONSES = "/v1/responses"
@@ -58,7 +58,7 @@ class OpenAIResponses(Conversational):
         if not streamed and found.admission in (Admission.STORED, Admission.TOOLS):
             try:
                 self.events(call, payload[0])  # an entry serves both forms: what only one can say is none
-            except Malformed:
+            except MalformedResponse:
                 return Inspection(Admission.MALFORMED, 0, 0)
         return found
 

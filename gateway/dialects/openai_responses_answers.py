@@ -14,7 +14,7 @@ import orjson
 from gateway.dialects.openai_answers import DONE, reading
 from gateway.dialects.sse import written
 from gateway.dialects.turns import pieces_of
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
 # A whole response taken apart into the typed events of a stream. Pure.
@@ -51,11 +51,11 @@ PARTS = {
 
 
 def events_of(whole: bytes) -> tuple[Event, ...]:
-    """The last one carries all of `whole`. Raises `Malformed`."""
+    """The last one carries all of `whole`. Raises `MalformedResponse`."""
     with reading():
         body = orjson.loads(whole)
         if isinstance(body.get("error"), dict) and "output" not in body:
-            raise Malformed(f"the answer is an error: {str(body['error'].get('message'))[:300]}")
+            raise MalformedResponse(f"the answer is an error: {str(body['error'].get('message'))[:300]}")
         said = enumerate(_events(body))
         return tuple(written({"type": event.pop("type"), "sequence_number": at, **event}) for at, event in said)
 
@@ -63,7 +63,7 @@ def events_of(whole: bytes) -> tuple[Event, ...]:
 def _events(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     end = ENDS.get(body.get("status", "completed"))
     if end is None:
-        raise Malformed(f"the answer is not finished: its status is {str(body['status'])[:40]!r}")
+        raise MalformedResponse(f"the answer is not finished: its status is {str(body['status'])[:40]!r}")
     begun = {**body, "output": [], **{key: None for key in LATE if key in body}}
     if "status" in body:
         begun["status"] = "in_progress"
@@ -307,7 +307,7 @@ def _response(payload: Sequence[bytes]) -> dict[str, Any]:
     if end is None:
         raise ValueError("the stream has no end")
     if end["type"] == "error":
-        raise Malformed(f"the answer is an error: {_sentence(end)}")
+        raise MalformedResponse(f"the answer is an error: {_sentence(end)}")
     response = end["response"]
     if not isinstance(response, dict):
         raise TypeError("an end without a response")
@@ -331,14 +331,14 @@ def _sentence(event: Mapping[str, Any]) -> str:
 
 
 def assemble(payload: Sequence[bytes]) -> bytes:
-    """The events of a stream -> the body that the same request without `stream` gets. Raises `Malformed`."""
+    """The events of a stream -> the body that the same request without `stream` gets. Raises `MalformedResponse`."""
     with reading():
         return orjson.dumps(_response(payload))
 
 
 def text(whole: bytes) -> str | None:
     """What a whole body says, its texts joined as the SDK's `output_text` does; None where it says anything in another
-    way (a call of a tool, a refusal). Thoughts are no part of it. Raises `Malformed`."""
+    way (a call of a tool, a refusal). Thoughts are no part of it. Raises `MalformedResponse`."""
     with reading():
         items = [item for item in orjson.loads(whole)["output"] if item["type"] != "reasoning"]
         if any(item["type"] != "message" for item in items):

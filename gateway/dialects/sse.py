@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import StreamBroken
+from gateway.errors import UpstreamStreamError
 from gateway.messages import LF, Event
 
 # Server-sent events off the wire (WHATWG HTML, section 9.2.6), incrementally. Pure.
@@ -24,7 +24,7 @@ class SSEParser:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that `chunk` completes. Raises `StreamBroken` when one exceeds `MAX_EVENT_BYTES`."""
+        """The events that `chunk` completes. Raises `UpstreamStreamError` when one exceeds `MAX_EVENT_BYTES`."""
         if not self._rest and _alone(chunk):
             return [Event(chunk[6:-2])]
         buffer = self._rest + chunk if self._rest else chunk
@@ -34,7 +34,7 @@ class SSEParser:
             buffer = buffer[: len(buffer) - len(tail)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + tail
         *blocks, self._rest = buffer.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise StreamBroken(f"an event of the upstream exceeds {MAX_EVENT_BYTES} bytes")
+            raise UpstreamStreamError(f"an event of the upstream exceeds {MAX_EVENT_BYTES} bytes")
         return [event for event in map(_event, blocks) if event is not None]
 
     def close(self) -> list[Event]:

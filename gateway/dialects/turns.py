@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from gateway.dialects.sse import named
-from gateway.errors import Malformed
-from gateway.messages import Call, Event, Formed, Outgoing
+from gateway.errors import MalformedResponse
+from gateway.messages import Call, ClientForm, Event, Outgoing
 
 # A text in the pieces in which a stream says it. Pure.
 
@@ -40,7 +40,7 @@ class Conversational(ABC):
     def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
         return data
 
-    def client_form(self, call: Call, data: bytes) -> Formed | None:
+    def client_form(self, call: Call, data: bytes) -> ClientForm | None:
         return None
 
     def event(self, call: Call, data: bytes) -> Event:
@@ -55,7 +55,7 @@ class Conversational(ABC):
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
         try:
             return self._said(call, self.whole(call, payload) if streamed else payload[0])
-        except Malformed:
+        except MalformedResponse:
             return None
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Conversational(ABC):
 
     @abstractmethod
     def _said(self, call: Call, whole: bytes) -> str | None:
-        """As `answer_text`. Raises `Malformed`."""
+        """As `answer_text`. Raises `MalformedResponse`."""
 
 
 def divided(

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from gateway.errors import BadRequest, Malformed
-from gateway.messages import Admission, Call, Event, Formed, Inspection, TextAnswer
+from gateway.errors import BadRequest, MalformedResponse
+from gateway.messages import Admission, Call, ClientForm, Event, Inspection, TextAnswer
 
 
 class Unstreamed:
@@ -31,7 +31,7 @@ class Unstreamed:
     def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
         return data
 
-    def client_form(self, call: Call, data: bytes) -> Formed | None:
+    def client_form(self, call: Call, data: bytes) -> ClientForm | None:
         return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
@@ -39,10 +39,10 @@ class Unstreamed:
         return Inspection(Admission.STORED if payload and payload[0] else Admission.INCOMPLETE, 0, 0)
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
-        raise Malformed(f"the answer is a stream, which {self.name} does not have")
+        raise MalformedResponse(f"the answer is a stream, which {self.name} does not have")
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
-        raise Malformed(f"a stream was asked for, which {self.name} does not have")
+        raise MalformedResponse(f"a stream was asked for, which {self.name} does not have")
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         return data

@@ -1,4 +1,4 @@
-"""Requests that aiohttp reads, into ours, and our answers into its: everything that is not plain (`Connections`)."""
+"""Requests that aiohttp reads, into ours, and our answers into its: everything that is not plain (`ServerConnections`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from gateway.context import RequestContext, resolved
-from gateway.errors import StreamBroken
+from gateway.errors import UpstreamStreamError
 from gateway.http_server.connections import refusal
 from gateway.http_server.request_body import HttpBody, taken_whole
 from gateway.http_server.response_writer import body_at_hand
 from gateway.http_server.service import Service
 from gateway.http_server.websocket import relay
 from gateway.http_server.wire import Prebuilt, whole
-from gateway.messages import Body, ByteStream, EventStream, Response, Tunnel, Whole
+from gateway.messages import Body, ByteStream, EventStream, FullBody, Response, Tunnel
 from gateway.streams import close_body
 
 ABSOLUTE = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
@@ -35,7 +35,7 @@ class AiohttpEdge:
         early = None if http.method == "POST" else service.early(http.method, path, http.headers)
         if early is not None:
             response = await resolved(early)
-            assert isinstance(response.body, Whole)
+            assert isinstance(response.body, FullBody)
             return whole(http, response.status, response.headers, response.body.data)
         source = HttpBody(http, taken_whole(http), service.config)
         request = service.request(http.method, path, query, http.headers, source, http.remote or "")
@@ -67,7 +67,7 @@ async def _relay(http: web.BaseRequest, status: int, headers: list[tuple[str, st
         async for piece in pieces_of(body):
             await out.write(piece)
         await out.write_eof()
-    except StreamBroken:
+    except UpstreamStreamError:
         # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
         if http.transport is not None:
             http.transport.abort()

@@ -7,7 +7,7 @@ import asyncio
 import gzip
 from collections.abc import Awaitable, Mapping
 
-from gateway.messages import Response, Whole
+from gateway.messages import FullBody, Response
 
 MIN_BYTES = 1024  # below it the packet is sent anyway
 THREAD_BYTES = 128 * 1024  # from here on it takes milliseconds (12 ns a byte measured): not on the event loop
@@ -19,7 +19,7 @@ TEXTUAL = ("application/json", "text/", "application/x-ndjson", "application/xml
 def compressed(headers: Mapping[str, str], response: Response) -> Response | Awaitable[Response]:
     """`headers`: the request's. To be awaited where the answer is large."""
     body = response.body
-    if not isinstance(body, Whole) or len(body.data) < MIN_BYTES or not response.content_type.startswith(TEXTUAL):
+    if not isinstance(body, FullBody) or len(body.data) < MIN_BYTES or not response.content_type.startswith(TEXTUAL):
         return response
     if response.status in (204, 206, 304) or _has(response, "content-encoding") or _has(response, "etag"):
         return response  # a strong ETag names the bytes as they are
@@ -36,7 +36,7 @@ async def _compressed_in_thread(response: Response, headers: Headers, data: byte
 
 
 def _gzipped(response: Response, headers: Headers, data: bytes) -> Response:
-    return Response(response.status, (*headers, ("Content-Encoding", "gzip")), Whole(data), response.provenance)
+    return Response(response.status, (*headers, ("Content-Encoding", "gzip")), FullBody(data), response.provenance)
 
 
 def takes_gzip(accepted: str) -> bool:

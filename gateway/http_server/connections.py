@@ -16,16 +16,16 @@ from typing import Any, NamedTuple, cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from gateway.config.schema import Server as ServerConfig
+from gateway.config.schema import ServerConfig
 from gateway.context import RequestContext
 from gateway.dialects.openai import OpenAI
-from gateway.errors import StreamBroken
-from gateway.http_server.heads import MAX_HEAD, Head, Heads
-from gateway.http_server.response_writer import Outlet, stream, whole_answer
+from gateway.errors import UpstreamStreamError
+from gateway.http_server.heads import MAX_HEAD, RequestHead, RequestHeads
+from gateway.http_server.response_writer import OutputBuffer, stream, whole_answer
 from gateway.http_server.service import Service
 from gateway.http_server.wire import CLOSES, bare_answer
-from gateway.messages import Response, Whole
-from gateway.streams import AtHand
+from gateway.messages import FullBody, Response
+from gateway.streams import BufferedBody
 
 # The connections of the data port: each begins as a plain one, and becomes aiohttp's where a request is not plain.
 #
@@ -34,15 +34,15 @@ from gateway.streams import AtHand
 
 
 # The last answer on a connection: to what cannot be read, or could not be handled.
-class Refused(NamedTuple):
+class ConnectionRefused(NamedTuple):
     status: int
     headers: tuple[tuple[str, str], ...]
     data: bytes
 
 
-def refused(status: int, message: str) -> Refused:
+def refused(status: int, message: str) -> ConnectionRefused:
     body = OpenAI().error("invalid_request_error" if status < 500 else "internal_error", message)
-    return Refused(status, (("Content-Type", "application/json"), ("Server", "nearhit")), body)
+    return ConnectionRefused(status, (("Content-Type", "application/json"), ("Server", "nearhit")), body)
 
 
 # A client's connection, as far as aiohttp says too much about it: it quotes a malformed request, credentials included,
@@ -50,7 +50,7 @@ def refused(status: int, message: str) -> Refused:
 LOG = logging.getLogger("nearhit")
 
 
-class Connection(RequestHandler):
+class ServerConnection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """aiohttp drops what comes once the connection is to end, the rest of the request that is being read with it:
         that would be waited for in vain, for as long as a stop may take. What comes behind the request is not taken
@@ -95,7 +95,7 @@ def refusal(status: int, message: str) -> web.Response:
 # a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.
 
 
-class Connections(web.Server):
+class ServerConnections(web.Server):
     """`handler` answers what aiohttp reads."""
 
     def __init__(self, handler: Any, service: Service, config: ServerConfig, **options: Any) -> None:
@@ -108,7 +108,7 @@ class Connections(web.Server):
             **options,
         )
         self.service = service
-        self.heads = Heads(config.max_header)
+        self.heads = RequestHeads(config.max_header)
         self.head_timeout_s, self.idle_timeout_s = config.header_timeout, config.idle_timeout
         self.max_plain_body = min(MAX_BODY, config.max_body)
         self.plainly = True  # off: all are aiohttp's, which is how tests know that both answer alike
@@ -136,8 +136,8 @@ class Connections(web.Server):
         handler.connection_made(transport)
         handler.data_received(data)
 
-    def _full(self) -> Connection:
-        return Connection(self, loop=self._loop, **self._kwargs)
+    def _full(self) -> ServerConnection:
+        return ServerConnection(self, loop=self._loop, **self._kwargs)
 
     # aiohttp's
 
@@ -208,7 +208,7 @@ class PlainConnection(asyncio.Protocol):
         "_task", "_timer", "_transport", "_waiting", "_want",
     )  # fmt: skip
 
-    def __init__(self, server: Connections, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: ServerConnections, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
@@ -223,7 +223,7 @@ class PlainConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._out = Outlet(self._transport)
+        self._out = OutputBuffer(self._transport)
         now, server = self._loop.time(), self._server
         self._deadline = now + server.head_timeout_s
         self._timer = self._loop.call_at(now + min(server.head_timeout_s, server.idle_timeout_s), self._expire)
@@ -363,7 +363,7 @@ class PlainConnection(asyncio.Protocol):
 
     # Answers
 
-    def _answered(self, head: Head, body: bytes) -> bool:
+    def _answered(self, head: RequestHead, body: bytes) -> bool:
         """False: a task answers."""
         service, self._out.begun = self._server.service, False
         if head.method != "POST":
@@ -375,7 +375,7 @@ class PlainConnection(asyncio.Protocol):
         goes_on = not (self._last or self._server.leaving)
         digest = head.decisive if goes_on else b""
         request = service.request(
-            head.method, head.path, head.query, head.headers, AtHand(body), self._out.peer,
+            head.method, head.path, head.query, head.headers, BufferedBody(body), self._out.peer,
             head.memo, digest, head.traces,
         )  # fmt: skip
         try:
@@ -393,9 +393,9 @@ class PlainConnection(asyncio.Protocol):
         self._task = self._loop.create_task(self._answer(request, answer))
         return False
 
-    async def _answer_early(self, head: Head, early: Response | Awaitable[Response]) -> None:
+    async def _answer_early(self, head: RequestHead, early: Response | Awaitable[Response]) -> None:
         response = early if isinstance(early, Response) else await early
-        assert isinstance(response.body, Whole)
+        assert isinstance(response.body, FullBody)
         goes_on = self.goes_on
         self._transport.write(
             bare_answer(head.method, response.status, response.headers, response.body.data, keep_alive=goes_on)
@@ -411,7 +411,7 @@ class PlainConnection(asyncio.Protocol):
         except asyncio.CancelledError:
             self._out.cut()
             raise
-        except (StreamBroken, ConnectionError):
+        except (UpstreamStreamError, ConnectionError):
             # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
             self._out.cut()
         except Exception as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gateway.config.schema import Cors
+from gateway.config.schema import CorsConfig
 
 Headers = list[tuple[str, str]]
 # What a script may read beside the safe headers. Named one by one: `*` means nothing where credentials are sent.
@@ -33,7 +33,7 @@ MAX_KNOWN = 512  # heads of answers, of some kB
 class CrossOrigin:
     """Which pages may ask, decided here and not by whatever backend answers."""
 
-    rule: Cors
+    rule: CorsConfig
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> Headers | None:
         """The headers that answer a preflight; None where the request is none. An origin that may not ask is answered

@@ -42,7 +42,7 @@ _VALUE = re.compile(rb"[\t -~]*")
 _DIGITS = re.compile(rb"[0-9]{1,15}")
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """What a plain request says before its body. `length`: of the body, in bytes; `closes`: it is the last one on its
     connection; `decisive`: a digest of all that may decide the answer beside the body (see `decisive_of`)."""
 
@@ -71,19 +71,19 @@ class _Stem(NamedTuple):
     memo: HeadMemo
 
 
-class Heads:
+class RequestHeads:
     """Those that were read lately. `max_field`: bytes of a header's value, as aiohttp is told."""
 
     def __init__(self, max_field: int) -> None:
         self._max_field = max_field
-        self._heads: BoundedCache[bytes, Head] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
+        self._heads: BoundedCache[bytes, RequestHead] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
         self._stems: BoundedCache[bytes, _Stem] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
 
-    def read(self, head: bytes) -> Head | None:
+    def read(self, head: bytes) -> RequestHead | None:
         """`head`: up to and with its empty line. None where the request is not plain."""
         return self._heads.get(head) or self._read(head)
 
-    def _read(self, head: bytes) -> Head | None:
+    def _read(self, head: bytes) -> RequestHead | None:
         pieces = _VARYING.split(head)  # text, name, value, text, ...
         stem_bytes = b"".join(pieces[::3])
         stem = self._stems.get(stem_bytes)
@@ -106,7 +106,7 @@ class Heads:
                 length = int(value)
             else:
                 traces.append((name, text))
-        read = Head(
+        read = RequestHead(
             stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes, stem.decisive,
             len(head), stem.memo, tuple(traces),
         )  # fmt: skip
@@ -151,5 +151,5 @@ def _stem_of(head: bytes, max_field: int) -> _Stem | None:
     return _Stem(method, path, query, headers, closes, decisive, len(head), HeadMemo())
 
 
-def _size(known: Head | _Stem) -> int:
+def _size(known: RequestHead | _Stem) -> int:
     return known.size

@@ -10,8 +10,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.config.schema import Server as ServerConfig
-from gateway.errors import BadRequest, RequestTimeout, TooLarge
+from gateway.config.schema import ServerConfig
+from gateway.errors import BadRequest, PayloadTooLarge, RequestTimeout
 from gateway.streams import once
 
 # What `Content-Encoding` names -> the window bits that zlib wants.
@@ -168,5 +168,5 @@ class HttpBody:
             raise BadRequest(f"the body is not valid {encoding}") from None
         return decoded
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body is larger than {self._config.max_body} bytes (server.max_body)")
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"the body is larger than {self._config.max_body} bytes (server.max_body)")

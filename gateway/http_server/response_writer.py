@@ -23,13 +23,13 @@ from gateway.http_server.wire import (
     stream_fields,
     whole_fields,
 )
-from gateway.messages import Body, ByteStream, Event, EventStream, Response, Tunnel, Whole
+from gateway.messages import Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
 from gateway.response_headers import ResponseHeaders
-from gateway.streams import Ready, close_body, drain, flow_of, pour
+from gateway.streams import BufferedStream, close_body, drain, flow_of, pour
 
 
 # What is written to a plain connection, as fast as its client takes it.
-class Outlet:
+class OutputBuffer:
     """`writable`: the client has taken enough of what was written; `begun`: set once something is, for who asks whether
     it is too late for another answer."""
 
@@ -80,9 +80,9 @@ LENGTH_AND_DATE = b"Content-Length: %d\r\nDate: %b\r\n\r\n%b"
 def body_at_hand(body: Body) -> bytes | None:
     """All that goes over the wire, where it is all there: then its length is said and it is written at once, which
     costs a fifth of one write an event."""
-    if isinstance(body, Whole):
+    if isinstance(body, FullBody):
         return body.data
-    if isinstance(body, EventStream) and isinstance(body.events, Ready):
+    if isinstance(body, EventStream) and isinstance(body.events, BufferedStream):
         return b"".join([event.frame() for event in body.events.items])
     return None
 
@@ -96,7 +96,7 @@ def whole_answer(
     data = body_at_hand(body)
     if data is None:
         return None
-    if isinstance(body, EventStream) and isinstance(body.events, Ready):
+    if isinstance(body, EventStream) and isinstance(body.events, BufferedStream):
         body.events.close()
     if request.method == "HEAD" or status in BODILESS:
         return _without_body(own, request, response, len(data), keep_alive=keep_alive)
@@ -122,9 +122,9 @@ def _without_body(
 
 
 async def stream(
-    out: Outlet, own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
+    out: OutputBuffer, own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
 ) -> None:
-    """An answer whose body comes in pieces; returns when the client has taken all of it. Raises `StreamBroken`,
+    """An answer whose body comes in pieces; returns when the client has taken all of it. Raises `UpstreamStreamError`,
     `ConnectionError`, and `ValueError` on a header that would end its line."""
     body, method, status = response.body, request.method, response.status
     assert not isinstance(body, Tunnel), "who asks for an upgrade does not ask plainly"
@@ -145,8 +145,8 @@ async def stream(
         await close_body(body)
 
 
-async def relayed(body: Body, out: Outlet, *, chunked: bool) -> None:
-    """As fast as the client takes it, each event or piece a chunk of its own. Raises `StreamBroken`, and
+async def relayed(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
+    """As fast as the client takes it, each event or piece a chunk of its own. Raises `UpstreamStreamError`, and
     `ConnectionError`."""
 
     def events(items: Sequence[Event]) -> bool:

@@ -10,10 +10,10 @@ from ssl import SSLContext
 
 from aiohttp import web
 
-from gateway.config.schema import Server as ServerConfig
+from gateway.config.schema import ServerConfig
 from gateway.context import Handler
 from gateway.http_server.aiohttp_edge import AiohttpEdge
-from gateway.http_server.connections import Connections
+from gateway.http_server.connections import ServerConnections
 from gateway.http_server.service import Health, Service
 from gateway.inflight import Inflight
 from gateway.ports import Clock
@@ -24,7 +24,7 @@ LEAVE_S = 3.0
 LINGER_S = 2.0  # for the rest of a body that was refused: the next request begins behind it
 
 
-class DataPort:
+class HttpServer:
     """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
     requests that wait, over all ports. `tls` None: plain HTTP. `given` listens already, and goes on to when this port
     is stopped."""
@@ -42,13 +42,13 @@ class DataPort:
         self._config = config
         self._service = Service(config, clock, handler, inflight, health)
         self._given = given
-        self._connections: Connections | None = None
+        self._connections: ServerConnections | None = None
         self._runner: web.ServerRunner | None = None
         self._tls = tls
 
     async def start(self) -> tuple[str, int]:
         """Listens; returns the address, with the port that the system chose where 0 was asked for."""
-        connections = Connections(
+        connections = ServerConnections(
             AiohttpEdge(self._service),
             self._service,
             self._config,

@@ -11,12 +11,12 @@ from typing import Any
 
 import orjson
 
-from gateway.config.schema import Server as ServerConfig
+from gateway.config.schema import ServerConfig
 from gateway.context import Handler, HeadMemo, RequestContext, resolved
 from gateway.http_server.compression import compressed
 from gateway.http_server.cors import CrossOrigin
 from gateway.inflight import Inflight
-from gateway.messages import Response, Whole
+from gateway.messages import FullBody, Response
 from gateway.ports import BodySource, Clock
 from gateway.response_headers import ResponseHeaders
 
@@ -104,7 +104,7 @@ class Service:
         if path in ("/healthz", "/readyz") and method in ("GET", "HEAD"):
             return self._report(path)
         preflight = self._cors.preflight(method, headers) if method == "OPTIONS" else None
-        return None if preflight is None else Response(204, (("Server", "nearhit"), *preflight), Whole(b""))
+        return None if preflight is None else Response(204, (("Server", "nearhit"), *preflight), FullBody(b""))
 
     def _fitted(self, request: RequestContext) -> Response | Awaitable[Response]:
         """As this client may and can take it."""
@@ -131,4 +131,4 @@ class Service:
         else:
             ready, seen = (False, {"draining": True}) if self.draining else await self._health()
             status, body, kind = 200 if ready else 503, orjson.dumps({"ready": ready, **seen}), "application/json"
-        return Response(status, (("Content-Type", kind), ("Server", "nearhit")), Whole(body))
+        return Response(status, (("Content-Type", kind), ("Server", "nearhit")), FullBody(body))

@@ -13,16 +13,16 @@ from urllib.parse import parse_qs
 import orjson
 from multipart import MultipartError, MultipartParser, parse_options_header
 
-from gateway.config.schema import Jobs as JobsConfig
+from gateway.config.schema import JobsConfig
 from gateway.context import RequestContext
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, StoreUnavailable, TooManyJobs
-from gateway.job_records import Batch, File
+from gateway.job_records import BatchFile, JobBatch
 from gateway.job_store import BatchStore
 from gateway.jobs.batches import WINDOWS, endpoint_of, metadata_of, shown_batch, shown_file
-from gateway.jobs.endpoint import RETRY_AFTER_S, Credentials, key_header
+from gateway.jobs.endpoint import RETRY_AFTER_S, CredentialPolicy, key_header
 from gateway.jobs.submission import kept_headers
-from gateway.messages import Bypass, Provenance, Response, Verdict, Whole
+from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.ports import Clock
 
 PATHS = re.compile(r"/v1/(files|batches)(?:/([A-Za-z0-9_-]{1,64}))?(?:/(content|cancel))?")
@@ -36,7 +36,7 @@ class BatchEndpoint:
         self,
         config: JobsConfig,
         store: BatchStore,
-        credentials: Credentials,
+        credentials: CredentialPolicy,
         clock: Clock,
         created: Callable[[], None],
     ) -> None:
@@ -86,7 +86,7 @@ class BatchEndpoint:
             raise TooManyJobs(f"you have {MAX_FILES_PER_TENANT} files: delete some", retry_after_s=60)
         now = self._clock.wall()
         name = f"file-{secrets.token_hex(16)}"
-        file = File(name, request.tenant, filename, purpose, now, now + self._config.file_ttl, len(content))
+        file = BatchFile(name, request.tenant, filename, purpose, now, now + self._config.file_ttl, len(content))
         await self._store.put_file(file, content)
         return _json(shown_file(file))
 
@@ -102,7 +102,7 @@ class BatchEndpoint:
         content = await self._store.content(identity)
         if content is None:
             raise NotFound("there is no such file")
-        return Response(200, (("Content-Type", "application/octet-stream"),), Whole(content), PROVENANCE)
+        return Response(200, (("Content-Type", "application/octet-stream"),), FullBody(content), PROVENANCE)
 
     async def _delete(self, request: RequestContext, identity: str) -> Response:
         file = await self._file(request, identity)
@@ -113,7 +113,7 @@ class BatchEndpoint:
         await self._store.delete_file(identity, file.tenant)
         return _json({"id": identity, "object": "file", "deleted": True})
 
-    async def _file(self, request: RequestContext, identity: str) -> File:
+    async def _file(self, request: RequestContext, identity: str) -> BatchFile:
         """Raises `NotFound`, also where it is somebody else's."""
         file = await self._store.file(identity)
         if file is None or file.tenant != request.tenant:
@@ -139,7 +139,7 @@ class BatchEndpoint:
         headers, credentials = kept_headers(request.headers_with_parent(request.headers), b"", explicit=True)
         headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
-        batch = Batch(identity, request.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed)
+        batch = JobBatch(identity, request.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed)
         await self._store.create(batch)
         self._created()
         return _json(shown_batch(batch, 0, 0))
@@ -165,14 +165,14 @@ class BatchEndpoint:
             self._created()
         return _json(await self._shown(await self._batch(request, identity)))
 
-    async def _batch(self, request: RequestContext, identity: str) -> Batch:
+    async def _batch(self, request: RequestContext, identity: str) -> JobBatch:
         """Raises `NotFound`, also where it is somebody else's."""
         batch = await self._store.batch(identity)
         if batch is None or batch.tenant != request.tenant:
             raise NotFound("there is no such batch")
         return batch
 
-    async def _shown(self, batch: Batch) -> dict[str, Any]:
+    async def _shown(self, batch: JobBatch) -> dict[str, Any]:
         if batch.open and await self._store.cancelled(batch.id):
             batch = batch.became("cancelling", self._clock.wall())
         return shown_batch(batch, *await self._store.counted(batch.id))
@@ -203,4 +203,4 @@ def _page(data: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
 
 def _json(body: Mapping[str, Any]) -> Response:
     headers = (("Content-Type", "application/json"), ("Cache-Control", "no-store"))
-    return Response(200, headers, Whole(orjson.dumps(body)), PROVENANCE)
+    return Response(200, headers, FullBody(orjson.dumps(body)), PROVENANCE)

@@ -13,9 +13,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import Batch, Fault, File, Job, Line, Standing, Unsealable
+from gateway.job_records import BatchError, BatchFile, BatchLine, Job, JobBatch, JobState, Unsealable
 from gateway.job_store import Admittance, BatchStore, Bounds, JobStore
-from gateway.jobs.batches import Reading, file_id, key_of, output_of
+from gateway.jobs.batches import BatchReader, file_id, key_of, output_of
 from gateway.ports import Clock
 from gateway.priority import Priority
 
@@ -40,14 +40,14 @@ class _Lost(Exception):
 class _Driven:
     """A batch in this gateway's hands. `leased`: since when, or since it was said again; monotonic clock."""
 
-    batch: Batch
+    batch: JobBatch
     leased: float
-    lines: list[Line]
+    lines: list[BatchLine]
     jobs: dict[int, str]  # accepted, and not known to be over
     done: set[int]
     next: int = 0  # index of the first line that may not have been accepted
     size: int = 0  # of answers so far, as far as this gateway has written them
-    by_number: dict[int, Line] = field(default_factory=dict)
+    by_number: dict[int, BatchLine] = field(default_factory=dict)
 
 
 class BatchDriver:
@@ -158,12 +158,12 @@ class BatchDriver:
         if batch is None:
             return None
         content = await self._store.content(batch.input_file)
-        reading = Reading(content or b"", batch.endpoint, self._max_lines)
+        reading = BatchReader(content or b"", batch.endpoint, self._max_lines)
         while content is not None and not reading.over:
             reading.step()
             await asyncio.sleep(0)
             leased = await self._kept(name, leased)
-        missing = [Fault(0, "the input file is gone", "file_not_found")]
+        missing = [BatchError(0, "the input file is gone", "file_not_found")]
         lines, faults = reading.lines, missing if content is None else reading.faults
         now = self._clock.wall()
         if faults:
@@ -185,7 +185,7 @@ class BatchDriver:
             if standing is None or standing.status.over:
                 await self._write(driven, driven.by_number[number], standing, "" if standing else "result_lost")
 
-    async def _write(self, driven: _Driven, line: Line, standing: Standing | None, why: str) -> None:
+    async def _write(self, driven: _Driven, line: BatchLine, standing: JobState | None, why: str) -> None:
         await self._keep(driven)
         if driven.size > MAX_OUTPUT:
             standing, why = None, "output_too_large"
@@ -195,7 +195,7 @@ class BatchDriver:
         driven.jobs.pop(line.number, None)
         driven.done.add(line.number)
 
-    async def _stopped(self, batch: Batch) -> str:
+    async def _stopped(self, batch: JobBatch) -> str:
         """Why nothing more of it is to be done; empty: all is."""
         if await self._store.cancelled(batch.id):
             return CANCELLED
@@ -222,7 +222,7 @@ class BatchDriver:
         if began:
             self._accepted()
 
-    async def _job(self, driven: _Driven, line: Line) -> str | None:
+    async def _job(self, driven: _Driven, line: BatchLine) -> str | None:
         """The id of its job; empty: it can have none; None: there is no room for it now."""
         await self._keep(driven)
         batch, identity = driven.batch, f"job_{secrets.token_hex(16)}"
@@ -241,7 +241,7 @@ class BatchDriver:
         driven.jobs[line.number] = identity
         return identity
 
-    def _resealed(self, batch: Batch, job: str) -> bytes:
+    def _resealed(self, batch: JobBatch, job: str) -> bytes:
         if not batch.sealed:
             return b""
         if self._sealer is None:
@@ -258,7 +258,7 @@ class BatchDriver:
                 content = await asyncio.to_thread(_joined, outputs)  # up to `MAX_OUTPUT` and a little more
                 names[f"{kind}_file"] = name = file_id(batch.id, kind)
                 filename = f"{batch.id}_{kind}.jsonl"
-                file = File(name, batch.tenant, filename, "batch_output", now, now + self._keep_s, len(content))
+                file = BatchFile(name, batch.tenant, filename, "batch_output", now, now + self._keep_s, len(content))
                 await self._store.put_file(file, content)
         await self._keep(driven)
         done = batch.became("finalizing", now).became(status, now, **names)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.job_records import Batch, Fault, File, Line, Standing, Status, shown_result
+from gateway.job_records import BatchError, BatchFile, BatchLine, JobBatch, JobState, JobStatus, shown_result
 from gateway.jobs.submission import OWN, TARGET
 
 MAX_FAULTS = 100
@@ -20,7 +20,7 @@ MAX_METADATA = 16
 STEP_LINES, STEP_BYTES = 64, 64 * 1024  # of a file that are read at once: less than a millisecond
 
 
-class Reading:
+class BatchReader:
     """The requests of a file, read in steps: 50,000 lines at once take half a second, and nobody is answered meanwhile.
     Once it is `over` there are `lines`, in order, or `faults`: what is wrong with them."""
 
@@ -32,8 +32,8 @@ class Reading:
         self._number = 0  # of lines that were read
         self._seen: set[str] = set()
         self.over = False
-        self.lines: list[Line] = []
-        self.faults: list[Fault] = []
+        self.lines: list[BatchLine] = []
+        self.faults: list[BatchError] = []
 
     def step(self) -> None:
         """Reads on."""
@@ -55,42 +55,42 @@ class Reading:
         if raw.strip():
             self._add(raw)
         if self.over and not self.lines and not self.faults:
-            self.faults.append(Fault(0, "the file has no requests", "empty_file"))
+            self.faults.append(BatchError(0, "the file has no requests", "empty_file"))
         if self.over and self.faults:
             self.lines.clear()
 
     def _add(self, raw: bytes) -> None:
         if len(self.lines) >= self._most:
             said = f"the file has more than {self._most} requests (jobs.max_batch)"
-            self.over, self.faults = True, [Fault(0, said, "too_many_requests")]
+            self.over, self.faults = True, [BatchError(0, said, "too_many_requests")]
             return
         found = _line(raw, self._number, self._endpoint, self._seen)
-        if isinstance(found, Line):
+        if isinstance(found, BatchLine):
             self.lines.append(found)
             self._seen.add(found.custom_id)
         elif len(self.faults) < MAX_FAULTS:
             self.faults.append(found)
 
 
-def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> Line | Fault:
+def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine | BatchError:
     try:
         said = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return Fault(number, "this line is not valid JSON", "invalid_json_line")
+        return BatchError(number, "this line is not valid JSON", "invalid_json_line")
     if not isinstance(said, dict):
-        return Fault(number, "expected an object with custom_id, method, url and body")
+        return BatchError(number, "expected an object with custom_id, method, url and body")
     custom_id, body = said.get("custom_id"), said.get("body")
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
-        return Fault(number, "custom_id: expected a string of 1 to 512 characters")
+        return BatchError(number, "custom_id: expected a string of 1 to 512 characters")
     if custom_id in seen:
-        return Fault(number, "custom_id: expected one that no other line has", "duplicate_custom_id")
+        return BatchError(number, "custom_id: expected one that no other line has", "duplicate_custom_id")
     if said.get("method") != "POST":
-        return Fault(number, "method: expected POST", "invalid_method")
+        return BatchError(number, "method: expected POST", "invalid_method")
     if said.get("url") != endpoint:
-        return Fault(number, f"url: expected {endpoint}, the endpoint of the batch", "mismatched_endpoint")
+        return BatchError(number, f"url: expected {endpoint}, the endpoint of the batch", "mismatched_endpoint")
     if not isinstance(body, dict):
-        return Fault(number, "body: expected an object")
-    return Line(number, custom_id, orjson.dumps(body))
+        return BatchError(number, "body: expected an object")
+    return BatchLine(number, custom_id, orjson.dumps(body))
 
 
 def endpoint_of(value: object) -> str | None:
@@ -115,7 +115,7 @@ def key_of(batch: str, line: int) -> str:
     return f"{batch} {line}"
 
 
-def output_of(batch: str, line: Line, standing: Standing | None, why: str = "") -> tuple[bytes, bool]:
+def output_of(batch: str, line: BatchLine, standing: JobState | None, why: str = "") -> tuple[bytes, bool]:
     """-> (a line of the output or of the error file, whether it is one of the output file). `why`: there is no job."""
     name = hashlib.sha256(f"{batch}/{line.number}".encode()).hexdigest()[:32]
     said: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": line.custom_id, "response": None, "error": None}
@@ -123,10 +123,10 @@ def output_of(batch: str, line: Line, standing: Standing | None, why: str = "") 
         view = shown_result(standing.result)
         said["response"] = {"status_code": view["status"], "request_id": standing.id, "body": view["body"]}
     if standing is None or standing.result is None:
-        code = why or ("batch_cancelled" if standing and standing.status is Status.CANCELLED else "request_failed")
+        code = why or ("batch_cancelled" if standing and standing.status is JobStatus.CANCELLED else "request_failed")
         message = (standing.error if standing else "") or "this request was not answered"
         said["error"] = {"code": code, "message": message}
-    return orjson.dumps(said), standing is not None and standing.status is Status.COMPLETED
+    return orjson.dumps(said), standing is not None and standing.status is JobStatus.COMPLETED
 
 
 def file_id(batch: str, kind: str) -> str:
@@ -134,7 +134,7 @@ def file_id(batch: str, kind: str) -> str:
     return "file-" + hashlib.sha256(f"{batch}/{kind}".encode()).hexdigest()[:32]
 
 
-def shown_file(file: File) -> dict[str, Any]:
+def shown_file(file: BatchFile) -> dict[str, Any]:
     return {
         "id": file.id,
         "object": "file",
@@ -147,7 +147,7 @@ def shown_file(file: File) -> dict[str, Any]:
     }
 
 
-def shown_batch(batch: Batch, completed: int, failed: int) -> dict[str, Any]:
+def shown_batch(batch: JobBatch, completed: int, failed: int) -> dict[str, Any]:
     """`completed`, `failed`: requests so far."""
     faults = [{"code": f.code, "line": f.line or None, "message": f.message, "param": None} for f in batch.faults]
     names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")

@@ -10,19 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.config.schema import Jobs as JobsConfig
+from gateway.config.schema import JobsConfig
 from gateway.context import RequestContext
 from gateway.dialects.json_body import parse_object
-from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, Refused, StoreUnavailable, TooLarge, TooManyJobs
-from gateway.job_records import Job, Standing, Status, shown
+from gateway.errors import (
+    BadRequest,
+    Conflict,
+    GatewayError,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    StoreUnavailable,
+    TooManyJobs,
+)
+from gateway.job_records import Job, JobState, JobStatus, shown
 from gateway.job_store import Admittance, Bounds, JobStore
-from gateway.jobs.notifications import Announcements
-from gateway.jobs.submission import PATH, Wish, kept_headers, preferred, submitted, wants_async
-from gateway.jobs.workers import Workers
-from gateway.messages import Bypass, Event, EventStream, Provenance, Response, Verdict, Whole
+from gateway.jobs.notifications import JobNotifications
+from gateway.jobs.submission import PATH, JobRequest, kept_headers, preferred, submitted, wants_async
+from gateway.jobs.workers import JobWorkers
+from gateway.messages import Bypass, Event, EventStream, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import HEADER
-from gateway.streams import Guarded
+from gateway.streams import ClosingStream
 
 if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer
@@ -34,7 +43,7 @@ DESCRIPTION = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class CredentialPolicy:
     """What becomes of clients' credentials while their jobs wait. `needed`: a backend is asked with them; `sealer`
     None: there is no key to keep them with."""
 
@@ -58,10 +67,10 @@ class JobEndpoint:
         self,
         config: JobsConfig,
         store: JobStore,
-        workers: Workers,
-        announcements: Announcements,
+        workers: JobWorkers,
+        announcements: JobNotifications,
         over: Callable[[str], None],
-        credentials: Credentials,
+        credentials: CredentialPolicy,
         telemetry: Telemetry,
     ) -> None:
         self._config = config
@@ -99,7 +108,7 @@ class JobEndpoint:
         wish = preferred(request.method, request.path, request.query, request.headers, body, self._config.webhook_hosts)
         return await self.accepted(request, wish, explicit=False)
 
-    async def accepted(self, request: RequestContext, wish: Wish, *, explicit: bool) -> Response:
+    async def accepted(self, request: RequestContext, wish: JobRequest, *, explicit: bool) -> Response:
         """202, or why not."""
         if len(wish.body) > self._config.max_body:
             raise self._too_large()
@@ -121,7 +130,7 @@ class JobEndpoint:
             raise _full(admittance)
         self._workers.look()
         standing = await self._store.status(identity, request.tenant) if admittance is Admittance.KNOWN else None
-        body = {"id": identity, "object": "job", "status": (standing or Status.QUEUED).value}
+        body = {"id": identity, "object": "job", "status": (standing or JobStatus.QUEUED).value}
         applied = () if explicit else (("Preference-Applied", "respond-async"),)
         return _json(202, body, (("Location", f"{PATH}/{identity}"), *applied))
 
@@ -139,28 +148,28 @@ class JobEndpoint:
             cancelled = await self._store.cancel(job, request.tenant, self._config.result_ttl)
             if cancelled is None:
                 raise NotFound("there is no such job")
-            if cancelled.status is Status.CANCELLED:
+            if cancelled.status is JobStatus.CANCELLED:
                 self._telemetry.jobs.add("cancelled")
                 self._workers.give_up(job)
                 self._over(job)
             return _json(200, shown(cancelled))
         raise BadRequest(f"a job takes GET and DELETE, and its events GET, not {request.method}")
 
-    async def _standing(self, job: str, tenant: str) -> Standing:
+    async def _standing(self, job: str, tenant: str) -> JobState:
         """Raises `NotFound`, also where it is somebody else's."""
         standing = await self._store.standing(job)
         if standing is None or standing.tenant != tenant:
             raise NotFound("there is no such job")
         return standing
 
-    async def _events(self, standing: Standing) -> Response:
+    async def _events(self, standing: JobState) -> Response:
         if not self._announcements.enter():
             raise Overloaded("too many clients follow jobs", retry_after_s=RETRY_AFTER_S)
-        events = EventStream(Guarded(self._followed(standing), self._announcements.leave))
+        events = EventStream(ClosingStream(self._followed(standing), self._announcements.leave))
         headers = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-store"))
         return Response(200, headers, events, _PROVENANCE)
 
-    async def _followed(self, standing: Standing) -> AsyncGenerator[Event, None]:
+    async def _followed(self, standing: JobState) -> AsyncGenerator[Event, None]:
         """Each change of status, then the result; a heartbeat where nothing changes."""
         job, tenant, seen = standing.id, standing.tenant, standing.status
         if not seen.over:
@@ -183,8 +192,8 @@ class JobEndpoint:
         if last is not None and last.status.over:
             yield _event("result", shown(last))
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body is larger than {self._config.max_body} bytes (jobs.max_body)")
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"the body is larger than {self._config.max_body} bytes (jobs.max_body)")
 
 
 def key_header(request: RequestContext) -> tuple[tuple[str, str], ...]:
@@ -202,19 +211,19 @@ def bounds_of(config: JobsConfig) -> Bounds:
 _PROVENANCE = Provenance(Verdict.BYPASS, reason=Bypass.JOB)
 
 
-def _full(admittance: Admittance) -> Refused:
+def _full(admittance: Admittance) -> GatewayError:
     if admittance is Admittance.TENANT_FULL:
         return TooManyJobs("most jobs that you may have waiting are waiting", retry_after_s=RETRY_AFTER_S)
     return Overloaded("no more jobs may wait", retry_after_s=RETRY_AFTER_S)
 
 
-def _come_again(standing: Standing) -> tuple[tuple[str, str], ...]:
+def _come_again(standing: JobState) -> tuple[tuple[str, str], ...]:
     return () if standing.status.over else (("Retry-After", "1"),)
 
 
 def _json(status: int, body: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()) -> Response:
     kept = (("Content-Type", "application/json"), ("Cache-Control", "no-store"), *headers)
-    return Response(status, kept, Whole(orjson.dumps(body)), _PROVENANCE)
+    return Response(status, kept, FullBody(orjson.dumps(body)), _PROVENANCE)
 
 
 def _event(name: str, body: Mapping[str, Any]) -> Event:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from gateway.job_records import Status
+from gateway.job_records import JobStatus
 
 MAX_FOLLOWERS = 1_000
 LOOK_EVERY_S = 1.0
@@ -14,7 +14,7 @@ HEARTBEAT_S = 15.0  # most proxies cut what is silent for 30 s and more
 FOLLOWED_S = 3_600.0  # then a client has to ask again
 
 
-class Announcements:
+class JobNotifications:
     def __init__(self, max_followers: int = MAX_FOLLOWERS) -> None:
         self._max_followers = max_followers
         self._followers = 0
@@ -39,7 +39,9 @@ class Announcements:
         for event in self._waiting.get(job, ()):
             event.set()
 
-    async def changed(self, job: str, seen: Status, look: Callable[[], Awaitable[Status | None]]) -> Status | None:
+    async def changed(
+        self, job: str, seen: JobStatus, look: Callable[[], Awaitable[JobStatus | None]]
+    ) -> JobStatus | None:
         """Another status than `seen`, or `seen` after `HEARTBEAT_S`; None: there is no such job any more. Raises what
         `look` raises."""
         event = asyncio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from gateway.job_records import Headers, Result, Status
+from gateway.job_records import Headers, JobResult, JobStatus
 from gateway.job_store import Conclusion
 
 # Told to come later: by a backend, by its gate here, by a limit of the policy. No fault of the job, and no attempt.
@@ -16,7 +16,7 @@ MAX_RETRY_AFTER_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryDecision:
     """To be tried again. `counted` False: that was no attempt."""
 
     delay_s: float
@@ -25,7 +25,7 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RetryTerms:
     """What bounds a job. Durations in seconds."""
 
     attempts: int
@@ -34,22 +34,24 @@ class Terms:
     dead_s: float
 
 
-def judged(result: Result | str, attempt: int, age_s: float, terms: Terms, draw: float) -> Conclusion | Again:
+def judged(
+    result: JobResult | str, attempt: int, age_s: float, terms: RetryTerms, draw: float
+) -> Conclusion | RetryDecision:
     """`result`: an answer, or why there is none; `draw`: in [0, 1), spreads what was put off together."""
-    status = result.status if isinstance(result, Result) else 0
-    answer = result if isinstance(result, Result) else None
+    status = result.status if isinstance(result, JobResult) else 0
+    answer = result if isinstance(result, JobResult) else None
     error = result if isinstance(result, str) else ""
     if answer is not None and status not in LATER and status not in FAULTY:
-        return Conclusion(Status.COMPLETED if status < 400 else Status.FAILED, answer, "", terms.result_s)
+        return Conclusion(JobStatus.COMPLETED if status < 400 else JobStatus.FAILED, answer, "", terms.result_s)
     later = status in LATER
     delay = later_s(answer.headers, draw) if answer is not None and later else backoff_s(attempt, draw)
     if age_s + delay >= terms.max_age_s:
         late = f"not answered within {terms.max_age_s:g} s (jobs.max_age)"
-        return Conclusion(Status.FAILED, answer, late, terms.dead_s, dead=True)
+        return Conclusion(JobStatus.FAILED, answer, late, terms.dead_s, dead=True)
     if not later and attempt >= terms.attempts:
         tried = f"no answer in {attempt} attempts" + (f": {error}" if error else "")
-        return Conclusion(Status.FAILED, answer, tried, terms.dead_s, dead=True)
-    return Again(delay, counted=not later, error=error or f"status {status}")
+        return Conclusion(JobStatus.FAILED, answer, tried, terms.dead_s, dead=True)
+    return RetryDecision(delay, counted=not later, error=error or f"status {status}")
 
 
 def backoff_s(attempt: int, draw: float, base_s: float = BASE_S, cap_s: float = CAP_S) -> float:
@@ -66,7 +68,7 @@ def later_s(headers: Headers, draw: float) -> float:
     return wait + draw * max(1.0, wait / 4)
 
 
-class Pace:
+class ConcurrencyPace:
     """How many jobs a gateway has under way: one more for each that is done, half as many when one is told to come
     later, and none for as long as that says (additive increase, multiplicative decrease: Chiu and Jain, 1989)."""
 

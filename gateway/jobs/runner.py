@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from multidict import CIMultiDict
 
 from gateway.context import Handler, RequestContext, resolved
-from gateway.errors import StreamBroken
-from gateway.job_records import Job, Result, Unsealable
-from gateway.messages import ByteStream, EventStream, Response, Whole
+from gateway.errors import UpstreamStreamError
+from gateway.job_records import Job, JobResult, Unsealable
+from gateway.messages import ByteStream, EventStream, FullBody, Response
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
-from gateway.streams import AtHand, close_body
+from gateway.streams import BufferedBody, close_body
 
 if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer
@@ -40,19 +40,19 @@ class Runner:
         self._max_result = max_result
         self._own_headers = ResponseHeaders()
 
-    async def run(self, job: Job) -> Result:
+    async def run(self, job: Job) -> JobResult:
         """Raises `NoAnswer`. To cancel it cancels the call upstream."""
         request = self._request(job)
         response = await resolved(self._handler(request))
         try:
             body = await self._collected(response)
-        except StreamBroken as error:
+        except UpstreamStreamError as error:
             raise NoAnswer(str(error)) from None
         finally:
             await close_body(response.body)
         headers = self._own_headers.all(request, response)
         kept = tuple((name, value) for name, value in headers if name.lower() not in NOT_KEPT)
-        return Result(response.status, kept, body)
+        return JobResult(response.status, kept, body)
 
     def _request(self, job: Job) -> RequestContext:
         headers = CIMultiDict(job.headers)
@@ -71,7 +71,7 @@ class Runner:
             path=job.path,
             query=job.query,
             headers=headers,
-            body_source=AtHand(job.body),
+            body_source=BufferedBody(job.body),
             clock=self._clock,
             tenant=job.tenant,
             background=True,
@@ -79,7 +79,7 @@ class Runner:
 
     async def _collected(self, response: Response) -> bytes:
         body = response.body
-        if isinstance(body, Whole):
+        if isinstance(body, FullBody):
             return self._fitting([body.data], len(body.data))
         pieces: list[bytes] = []
         size = 0

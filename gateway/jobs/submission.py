@@ -35,7 +35,7 @@ NOT_KEPT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class JobRequest:
     """A request, and how its answer is to be had."""
 
     method: str
@@ -63,7 +63,7 @@ def wants_async(headers: Mapping[str, str]) -> bool:
 
 def preferred(
     method: str, path: str, query: str, headers: Mapping[str, str], body: bytes, allowed: Iterable[str]
-) -> Wish:
+) -> JobRequest:
     """A request of its own path with `Prefer: respond-async`. `allowed`: hosts that webhooks may name though they are
     private. Raises `BadRequest`."""
     if method not in METHODS or headers.get("upgrade"):
@@ -71,13 +71,13 @@ def preferred(
     if OWN.fullmatch(path):
         raise BadRequest(f"Prefer: respond-async: {path[:128]} is the gateway's own, expected a model's path")
     priority = headers.get("x-priority", "normal")
-    return Wish(
+    return JobRequest(
         method, path, query, body, _webhook(headers.get(WEBHOOK), allowed), _priority(priority, "x-priority"),
         _key(headers.get("idempotency-key"), "Idempotency-Key"),
     )  # fmt: skip
 
 
-def submitted(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: Iterable[str]) -> Wish:
+def submitted(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: Iterable[str]) -> JobRequest:
     """What `POST /v1/jobs` says. Raises `BadRequest`."""
     unknown = sorted(set(fields) - FIELDS)
     if unknown:
@@ -94,7 +94,7 @@ def submitted(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: It
     body = b"" if fields.get("body") is None else orjson.dumps(fields["body"])
     key = fields.get("idempotency_key", headers.get("idempotency-key"))
     priority = fields.get("priority", headers.get("x-priority", "normal"))
-    return Wish(
+    return JobRequest(
         str(method), path, query, body, _webhook(fields.get("webhook"), allowed), _priority(priority, "'priority'"),
         _key(key, "'idempotency_key'"),
     )  # fmt: skip

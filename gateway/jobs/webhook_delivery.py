@@ -13,8 +13,8 @@ import orjson
 from standardwebhooks import Webhook
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import Standing, shown
-from gateway.job_store import Delivery, JobStore, Told
+from gateway.job_records import JobState, shown
+from gateway.job_store import Delivery, JobStore, WebhookOutcome
 from gateway.jobs.retry_policy import backoff_s
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
@@ -49,7 +49,7 @@ def message_id(job: str) -> str:
     return f"msg_{job}"
 
 
-def payload_of(standing: Standing) -> bytes:
+def payload_of(standing: JobState) -> bytes:
     fits = standing.result is not None and len(standing.result.body) <= MAX_RESPONSE
     return orjson.dumps(
         {
@@ -82,14 +82,14 @@ BASE_S, CAP_S = 2.5, 3_600.0  # of full jitter: eight attempts take 5 minutes as
 GONE = 410
 
 
-class Teller(Protocol):
-    async def tell(self, url: str, headers: dict[str, str], payload: bytes) -> Told:
+class WebhookSender(Protocol):
+    async def tell(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
         """Never raises but when it is cancelled; takes less than `HOLD_S`."""
 
     async def close(self) -> None: ...
 
 
-def next_s(told: Told, attempt: int, attempts: int, draw: float) -> float | None:
+def next_s(told: WebhookOutcome, attempt: int, attempts: int, draw: float) -> float | None:
     """When to tell again, in seconds; None: never. 410 is a receiver that has gone for good, by the specification; an
     address that was refused is not asked again either. `attempt`: the one just made, 1 is the first. Pure."""
     if told.heard or told.status == GONE or told.word == "refused" or attempt >= attempts:
@@ -97,7 +97,7 @@ def next_s(told: Told, attempt: int, attempts: int, draw: float) -> float | None
     return backoff_s(attempt, draw, BASE_S, CAP_S)
 
 
-def outcome_of(told: Told, again_s: float | None) -> str:
+def outcome_of(told: WebhookOutcome, again_s: float | None) -> str:
     """The label `outcome` of `nearhit_jobs_webhooks_total`. Pure."""
     if told.heard:
         return "delivered"
@@ -108,13 +108,13 @@ def outcome_of(told: Told, again_s: float | None) -> str:
     return "refused" if told.word == "refused" else "given_up"
 
 
-class Deliveries:
+class WebhookDelivery:
     """`secret`: what they are signed with."""
 
     def __init__(
         self,
         store: JobStore,
-        teller: Teller,
+        teller: WebhookSender,
         secret: bytes,
         clock: Clock,
         telemetry: Telemetry,

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import Claimed, Result, Status
-from gateway.job_store import Conclusion, Hold, JobStore
-from gateway.jobs.retry_policy import Again, Pace, Terms, judged
+from gateway.job_records import ClaimedJob, JobResult, JobStatus
+from gateway.job_store import Conclusion, JobHold, JobStore
+from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, judged
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
@@ -25,13 +25,13 @@ SETTLE_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
-class _Held:
-    claimed: Claimed
+class _RunningJob:
+    claimed: ClaimedJob
     task: asyncio.Task[None]
     settling: bool = False  # it has its answer, and is telling the store: no beat may interrupt that
 
 
-class Workers:
+class JobWorkers:
     """`most`: under way at once; 0: none are taken. `visibility_s`: for so long a worker that is not heard of keeps its
     jobs. `over` is told the id of each job that has ended here."""
 
@@ -40,7 +40,7 @@ class Workers:
         name: str,
         store: JobStore,
         runner: Runner,
-        terms: Terms,
+        terms: RetryTerms,
         clock: Clock,
         telemetry: Telemetry,
         draw: Callable[[], float],
@@ -59,8 +59,8 @@ class Workers:
         self._over = over
         self._most = most
         self._visibility_s = visibility_s
-        self._pace = Pace(most)
-        self._held: dict[str, _Held] = {}
+        self._pace = ConcurrencyPace(most)
+        self._held: dict[str, _RunningJob] = {}
         self._wake = asyncio.Event()
         self._lost_at = 0.0
 
@@ -114,21 +114,21 @@ class Workers:
             if len(found) < room:
                 return
 
-    def _begin(self, claimed: Claimed) -> None:
+    def _begin(self, claimed: ClaimedJob) -> None:
         former = self._held.get(claimed.job.id)
         if former is not None:  # our own claim had run out, as the store was away
             former.task.cancel()
         task = asyncio.create_task(self._work(claimed))
-        self._held[claimed.job.id] = _Held(claimed, task)
+        self._held[claimed.job.id] = _RunningJob(claimed, task)
         task.add_done_callback(lambda _: self._ended(claimed))
 
-    def _ended(self, claimed: Claimed) -> None:
+    def _ended(self, claimed: ClaimedJob) -> None:
         held = self._held.get(claimed.job.id)
         if held is not None and held.claimed is claimed:
             del self._held[claimed.job.id]
         self._wake.set()
 
-    async def _work(self, claimed: Claimed) -> None:
+    async def _work(self, claimed: ClaimedJob) -> None:
         began = self._clock.monotonic()
         if claimed.attempt == 1:
             self._telemetry.job_wait_seconds.observe(claimed.age_s)
@@ -139,26 +139,28 @@ class Workers:
             decision = self._judged(claimed, "internal error of the gateway", began)
         await self._settle(claimed, decision, began)
 
-    async def _result(self, claimed: Claimed) -> Result | Conclusion | str:
+    async def _result(self, claimed: ClaimedJob) -> JobResult | Conclusion | str:
         try:
             return await self._runner.run(claimed.job)
         except NoAnswer as error:
             if error.final:
-                return Conclusion(Status.FAILED, None, str(error), self._terms.result_s)
+                return Conclusion(JobStatus.FAILED, None, str(error), self._terms.result_s)
             return str(error)
 
-    def _judged(self, claimed: Claimed, result: Result | Conclusion | str, began: float) -> Conclusion | Again:
+    def _judged(
+        self, claimed: ClaimedJob, result: JobResult | Conclusion | str, began: float
+    ) -> Conclusion | RetryDecision:
         now = self._clock.monotonic()
         if isinstance(result, Conclusion):
             return result
         decision = judged(result, claimed.attempt, claimed.age_s + now - began, self._terms, self._draw())
-        if isinstance(decision, Again) and not decision.counted:
+        if isinstance(decision, RetryDecision) and not decision.counted:
             self._pace.told_later(began, now, decision.delay_s)
         elif isinstance(decision, Conclusion):
             self._pace.done()
         return decision
 
-    async def _settle(self, claimed: Claimed, decision: Conclusion | Again, began: float) -> None:
+    async def _settle(self, claimed: ClaimedJob, decision: Conclusion | RetryDecision, began: float) -> None:
         """Said until the store has heard it: the claim is kept meanwhile, by whoever's beat gets through first."""
         job, token = claimed.job.id, claimed.token
         held = self._held.get(job)
@@ -166,7 +168,7 @@ class Workers:
             held.settling = True
         while True:
             try:
-                if isinstance(decision, Again):
+                if isinstance(decision, RetryDecision):
                     heard = await self._store.put_back(
                         job, token, decision.delay_s, counted=decision.counted, error=decision.error
                     )
@@ -178,7 +180,7 @@ class Workers:
         if not heard:
             self._telemetry.jobs.add("fenced")
             return
-        if isinstance(decision, Again):
+        if isinstance(decision, RetryDecision):
             self._telemetry.jobs.add("retried" if decision.counted else "postponed")
             return
         self._telemetry.jobs.add("dead" if decision.dead else decision.status.value)
@@ -201,11 +203,11 @@ class Workers:
                     await self.sample()
             beats += 1
 
-    def _heard(self, held: list[tuple[str, int]], said: list[Hold]) -> None:
+    def _heard(self, held: list[tuple[str, int]], said: list[JobHold]) -> None:
         for (name, token), hold in zip(held, said, strict=True):
             one = self._held.get(name)
             # One that is just being concluded is lost, too: by what we have said of it ourselves.
-            if hold is Hold.LOST and one is not None and one.claimed.token == token and not one.settling:
+            if hold is JobHold.LOST and one is not None and one.claimed.token == token and not one.settling:
                 one.task.cancel()
 
     async def sample(self) -> None:

@@ -13,11 +13,11 @@ import orjson
 from gateway.bounded_cache import BoundedCache
 from gateway.context import RequestContext
 from gateway.messages import Provenance, Verdict
-from gateway.observability.metrics import Histogram, Tally
+from gateway.observability.metrics import Histogram, MetricBundle
 from gateway.observability.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from gateway.ports import Judged
+    from gateway.ports import Judgement
 
 
 # One JSON line a request, written in batches: logging's own way costs 40 us a line, this one 4.
@@ -150,7 +150,7 @@ def _similarity(_: RequestContext, provenance: Provenance | None) -> Sequence[An
 
 
 def _judged(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
-    judged: Judged | None = request.judged
+    judged: Judgement | None = request.judged
     assert judged is not None
     return judged.similarity, judged.score, judged.threshold, judged.probability
 
@@ -197,8 +197,8 @@ class RequestSeries:
             [(telemetry.request_seconds, (request.route, self.verdict))],
             *[[(telemetry.stage_seconds, (step,))] for step in request.timings],
         ]
-        self.tally = Tally(counters, times)
-        self.whole_tally = Tally(counters, [[(telemetry.overhead_seconds, ())], *times])
+        self.tally = MetricBundle(counters, times)
+        self.whole_tally = MetricBundle(counters, [[(telemetry.overhead_seconds, ())], *times])
         self.line = LogLine(request, status, provenance)
 
 

@@ -1,7 +1,7 @@
 """The figures of several processes as one: what is counted adds up, of what is measured the worst is kept.
 
 Gateways of two versions are at work together while one takes over from the other: what they tell in different forms is
-left out, and said once (`Strange`)."""
+left out, and said once (`VersionMismatch`)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def merge(into: Telemetry, own: Telemetry, alive: Iterable[bytes], ended: Iterab
     return strange
 
 
-class Strange:
+class VersionMismatch:
     """Says of each metric once that another version has it otherwise."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StackSample:
     """Seconds: of the monotonic clock, that the loop's thread has computed, that it has wanted a processor in vain;
     until the next reading is due."""
 
@@ -73,17 +73,17 @@ class Stall:
         return told if self.where is None else told | {"where": self.where}
 
 
-def late(before: Reading, now: Reading) -> float:
+def late(before: StackSample, now: StackSample) -> float:
     """Seconds by which a tick came too late."""
     return max(0.0, now.at - before.at - before.tick)
 
 
-def next_tick(before: Reading, now: Reading) -> float:
+def next_tick(before: StackSample, now: StackSample) -> float:
     """Seconds until the next reading."""
     return TICK_S if now.ran - before.ran > IDLE * (now.at - before.at) else IDLE_TICK_S
 
 
-def cause_of(before: Reading, now: Reading) -> Cause:
+def cause_of(before: StackSample, now: StackSample) -> Cause:
     """What took most of the time by which a tick came too late."""
     ran, starved = now.ran - before.ran, now.starved - before.starved
     parts = {Cause.BUSY: ran, Cause.STARVED: starved, Cause.WAITING: late(before, now) - ran - starved}
@@ -102,7 +102,7 @@ def stack_of(frame: FrameType | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-class LoopWatch:
+class EventLoopMonitor:
     """Of the loop that `begin` is called in. `last` and `longest`: stalls since then."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -164,10 +164,10 @@ class LoopWatch:
         LOG.warning("the event loop stood still", extra={"fields": fields})
         self._said_at, self._unsaid = now, 0
 
-    def _read(self) -> Reading:
+    def _read(self) -> StackSample:
         # 3 us of CPU: the kernel's own count of nanoseconds ready and not running.
         starved = 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) / 1e9
-        return Reading(time.monotonic(), time.thread_time(), starved)
+        return StackSample(time.monotonic(), time.thread_time(), starved)
 
     def _look(self) -> None:
         """In a thread of its own: the first that it sees of a stall is where the loop stands."""

@@ -69,7 +69,7 @@ def unheard(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 EVERY_S = 1.0
 
 
-class Seldom:
+class RateLimitedLog:
     """The first one is said at once; then at most one in `EVERY_S`, with how many `more` there were since the last."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

@@ -16,7 +16,7 @@ MAX_WAITING = 256  # of a watcher; then the oldest are dropped, and counted
 Decision = dict[str, Any]
 
 
-class Watch:
+class Subscription:
     """One who watches. `dropped`: decisions that came faster than they were taken."""
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class Watch:
         return taken
 
 
-class Decisions:
+class LiveEvents:
     """To be used from one event loop."""
 
     def __init__(self) -> None:
-        self.watches: set[Watch] = set()  # that are told
+        self.watches: set[Subscription] = set()  # that are told
         self._closed = False
 
     @property
@@ -67,11 +67,11 @@ class Decisions:
             watch.put(decision)
 
     @contextmanager
-    def watch(self) -> Iterator[Watch]:
+    def watch(self) -> Iterator[Subscription]:
         """Raises `Overloaded`."""
         if self._closed or len(self.watches) >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} watch already: close another live view first", retry_after_s=5)
-        watch = Watch()
+        watch = Subscription()
         self.watches.add(watch)
         try:
             yield watch

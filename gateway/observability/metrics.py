@@ -135,7 +135,7 @@ class Histogram:
         return family
 
 
-class Tally:
+class MetricBundle:
     """What always happens together. `counters`: to which one is added; `histograms`: those that are told the same time
     together."""
 

@@ -10,25 +10,25 @@ import orjson
 from gateway.context import RequestContext
 from gateway.messages import Provenance, Verdict
 from gateway.observability.access_log import AccessLog, AllSeries, LogShares, RequestSeries
-from gateway.observability.live_events import Decisions
+from gateway.observability.live_events import LiveEvents
 from gateway.observability.sampler import Tracing
 from gateway.observability.spans import root_of
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.tracing import Traced
+from gateway.tracing import TraceRecorder
 
 if TYPE_CHECKING:
-    from gateway.messages import Facts
+    from gateway.messages import TrafficFacts
 
 
 CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an answer
 
 
-class Recording(Protocol):
+class TrafficRecorder(Protocol):
     """Who keeps what became of a request: a `Recorder`."""
 
     def over(
-        self, facts: Facts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
+        self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None: ...
 
 
@@ -42,8 +42,8 @@ class Observer:
         clock: Clock,
         access_log: AccessLog | None,
         used: Callable[[str], None],
-        recorder: Recording,
-        decisions: Decisions,
+        recorder: TrafficRecorder,
+        decisions: LiveEvents,
         shares: LogShares,
         tracing: Tracing | None = None,
     ) -> None:
@@ -123,7 +123,7 @@ class Observer:
 
     def _export(
         self,
-        traced: Traced,
+        traced: TraceRecorder,
         tracing: Tracing,
         request: RequestContext,
         status: int,

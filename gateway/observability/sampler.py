@@ -10,7 +10,7 @@ from gateway.context import RequestContext
 from gateway.observability.spans import Finished, Root
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.tracing import LOW_BITS, Traced, parent_of, sampling_limit
+from gateway.tracing import LOW_BITS, TraceRecorder, parent_of, sampling_limit
 
 BEHIND_S = 1.0  # what goes on behind a request (audits, shadows) is handed over in pieces of this long
 MAX_BEHIND = 256  # requests with such work at once
@@ -35,27 +35,27 @@ class Tracing:
         self._sink = sink
         self._clock = clock
         self._telemetry = telemetry
-        self._behind: dict[Traced, asyncio.TimerHandle] = {}
+        self._behind: dict[TraceRecorder, asyncio.TimerHandle] = {}
 
     def begin(self, request: RequestContext) -> None:
         """Goes on with the trace that its headers name, or begins one."""
         kind, named = "consumer" if request.background else "server", request.trace_headers
         parent = parent_of(request.headers) if named is None or named else None
         if parent is not None:
-            request.traced = Traced(parent.trace_id, parent, parent.sampled, kind)
+            request.traced = TraceRecorder(parent.trace_id, parent, parent.sampled, kind)
             return
         bits = getrandbits(128) or 1
-        request.traced = Traced(bits.to_bytes(16).hex(), None, bits & LOW_BITS < self._limit, kind)
+        request.traced = TraceRecorder(bits.to_bytes(16).hex(), None, bits & LOW_BITS < self._limit, kind)
 
-    def keeps(self, traced: Traced, status: int, seconds: float) -> bool:
+    def keeps(self, traced: TraceRecorder, status: int, seconds: float) -> bool:
         """Whether a request that ends after `seconds` is exported."""
         return traced.sampled or seconds >= self._slow_s or traced.failed(status)
 
-    def drop(self, traced: Traced) -> None:
+    def drop(self, traced: TraceRecorder) -> None:
         """Of a request that is not kept: nothing of it is exported, whatever is noted later."""
         traced.later = _forget
 
-    def over(self, traced: Traced, root: Root) -> None:
+    def over(self, traced: TraceRecorder, root: Root) -> None:
         """Of a request that is kept."""
         self._hand_over(traced, root)
         traced.later = self._later
@@ -65,7 +65,7 @@ class Tracing:
         for traced in tuple(self._behind):
             self._flush(traced)
 
-    def _hand_over(self, traced: Traced, root: Root | None) -> None:
+    def _hand_over(self, traced: TraceRecorder, root: Root | None) -> None:
         marks, calls = traced.taken()
         wall = self._clock.wall()
         for call in calls:
@@ -75,15 +75,15 @@ class Tracing:
                 self._telemetry.backend_ttft_seconds.exemplify(took, traced.trace_id, wall, call.backend)
         self._sink.offer(Finished(traced, root, marks, calls, wall - self._clock.monotonic()))
 
-    def _later(self, traced: Traced) -> None:
+    def _later(self, traced: TraceRecorder) -> None:
         if traced in self._behind or len(self._behind) >= MAX_BEHIND:
             return
         self._behind[traced] = asyncio.get_running_loop().call_later(BEHIND_S, self._flush, traced)
 
-    def _flush(self, traced: Traced) -> None:
+    def _flush(self, traced: TraceRecorder) -> None:
         self._behind.pop(traced).cancel()
         self._hand_over(traced, None)
 
 
-def _forget(traced: Traced) -> None:
+def _forget(traced: TraceRecorder) -> None:
     traced.taken()

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gateway.context import RequestContext
 from gateway.messages import Provenance
-from gateway.tracing import BROKEN, Mark, Traced, UpstreamCall, new_span_id
+from gateway.tracing import BROKEN, Mark, TraceRecorder, UpstreamCall, new_span_id
 
 Attribute = str | int | float | bool
 MAX_TEXT = 128  # characters of what a client names
@@ -57,7 +57,7 @@ class Finished(NamedTuple):
     """What is to be exported of a request: with `root` None what went on behind it. `offset`: from the monotonic to the
     wall clock, seconds."""
 
-    traced: Traced
+    traced: TraceRecorder
     root: Root | None
     marks: tuple[Mark, ...]
     calls: tuple[UpstreamCall, ...]
@@ -70,7 +70,7 @@ class Finished(NamedTuple):
 
 
 def root_of(
-    request: RequestContext, traced: Traced, *, ended: float, status: int, provenance: Provenance | None
+    request: RequestContext, traced: TraceRecorder, *, ended: float, status: int, provenance: Provenance | None
 ) -> Root:
     """`ended`: monotonic seconds. A path that no dialect knows is not named: it may hold anything."""
     dialect = request.dialect

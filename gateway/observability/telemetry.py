@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observability.json_logging import Seldom
+from gateway.observability.json_logging import RateLimitedLog
 from gateway.observability.metric_definitions import (
     AccessMetrics,
     BackendMetrics,
@@ -50,7 +50,7 @@ class Telemetry(
         JobMetrics.__init__(self)
         StoreMetrics.__init__(self)
         ProcessMetrics.__init__(self)
-        self.store_warnings = Seldom()
+        self.store_warnings = RateLimitedLog()
         self.replication = ReplicationMetrics()
         self._labels_of: dict[str, list[Labels]] = {}  # of `requests`, by route
         self._labels_seen = 0

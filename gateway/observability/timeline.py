@@ -118,12 +118,12 @@ class Timeline:
         self._know(values)
         self._rings[resolution].replace(slot, values)
 
-    def window(self, resolution: Resolution, slots: int, now: float) -> Window:
+    def window(self, resolution: Resolution, slots: int, now: float) -> TimelineWindow:
         """The last `slots` slots, the one of `now` included."""
         last = resolution.slot_of(now)
         first = last - min(slots, resolution.slots) + 1
         rows = self._rings[resolution].rows(first, last)
-        return Window(resolution, first, dict(self._columns), rows)
+        return TimelineWindow(resolution, first, dict(self._columns), rows)
 
     def _know(self, values: Values) -> None:
         for series in values:
@@ -132,7 +132,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimelineWindow:
     """A stretch of the timeline. `first`: the number of its first slot."""
 
     resolution: Resolution
@@ -232,7 +232,7 @@ def since(before: Values, now: Mapping[str, float]) -> dict[str, float]:
     return {name: value - before.get(name, 0.0) for name, value in now.items() if value != before.get(name, 0.0)}
 
 
-def told(window: Window) -> dict[str, Any]:
+def told(window: TimelineWindow) -> dict[str, Any]:
     """Lists of one value a slot, for `orjson` with numpy; null where nothing is known."""
     watched = window.watched
     return {
@@ -253,7 +253,7 @@ def told(window: Window) -> dict[str, Any]:
     }
 
 
-def _latencies(window: Window, prefix: str) -> dict[str, dict[str, Rows]]:
+def _latencies(window: TimelineWindow, prefix: str) -> dict[str, dict[str, Rows]]:
     """Milliseconds, of what has any in this window."""
     found = {}
     for name in sorted({each.rpartition(".")[0] for each in window.named(prefix)}):

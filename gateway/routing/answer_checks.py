@@ -16,13 +16,13 @@ from gateway.cache.answer_judge import own_request
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
-from gateway.errors import EmbedderUnavailable, Refused, StreamBroken
-from gateway.messages import Admission, Call, Usage, Whole
+from gateway.errors import EmbedderUnavailable, GatewayError, UpstreamStreamError
+from gateway.messages import Admission, Call, FullBody, Usage
 from gateway.ports import Embedder
 from gateway.routing.cascade_policy import agreement, applies, doubtful, sampled, wants_json
-from gateway.routing.fallback import Asking
-from gateway.streams import Held, close_body, held
-from gateway.upstream.backend import Pool
+from gateway.routing.fallback import Fallback
+from gateway.streams import BufferedResponse, close_body, held
+from gateway.upstream.backend import UpstreamPool
 
 # What a model is asked about an answer that another model gave, and how its grade is read. Pure.
 #
@@ -72,9 +72,11 @@ LOG = logging.getLogger("nearhit.cascade")
 
 
 class Grader:
-    """As `Judge` is: every backend can be one, and is asked in the name of the client."""
+    """As `AnswerJudge` is: every backend can be one, and is asked in the name of the client."""
 
-    def __init__(self, pools: Mapping[str, Pool], mark: Callable[[], str] = lambda: secrets.token_hex(8)) -> None:
+    def __init__(
+        self, pools: Mapping[str, UpstreamPool], mark: Callable[[], str] = lambda: secrets.token_hex(8)
+    ) -> None:
         self._pools = pools
         self._mark = mark
 
@@ -91,10 +93,10 @@ class Grader:
         assert call is not None
         try:
             response = await self._pools[name].call(asked)
-        except Refused as error:
+        except GatewayError as error:
             LOG.warning("an answer was not graded", extra={"fields": {**request.log_fields, "error": error.message}})
             return None, ()
-        if response.status != 200 or not isinstance(response.body, Whole):
+        if response.status != 200 or not isinstance(response.body, FullBody):
             await close_body(response.body)
             return None, ()
         payload = (response.body.data,)
@@ -113,13 +115,13 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedAnswer:
     confidence: float | None  # in [0, 1]; None: the check cannot tell
     beside: tuple[Usage, ...] = ()
 
 
-class Checks:
-    def __init__(self, rule: Rule, asking: Asking, grader: Grader, embedder: Embedder) -> None:
+class AnswerChecks:
+    def __init__(self, rule: Rule, asking: Fallback, grader: Grader, embedder: Embedder) -> None:
         self._rule = rule
         self._asking = asking
         self._grader = grader
@@ -129,27 +131,29 @@ class Checks:
         """Begins the calls that `consistency` compares with the answer."""
         return [group.create_task(self._sample(request, backend, number)) for number in range(1, self._rule.samples)]
 
-    async def consistency(self, call: Call, answer: Held, samples: Sequence[asyncio.Task[Sample]]) -> Checked:
+    async def consistency(
+        self, call: Call, answer: BufferedResponse, samples: Sequence[asyncio.Task[Sample]]
+    ) -> CheckedAnswer:
         others = [await task for task in samples]
         beside = tuple(other.usage for other in others if other.usage is not None)
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if text is None or all(other.text is None for other in others):
-            return Checked(None, beside)
+            return CheckedAnswer(None, beside)
         labels = [await self._same(call, text, other.text) for other in others]
-        return Checked(agreement(label is Label.RIGHT for label in labels), beside)
+        return CheckedAnswer(agreement(label is Label.RIGHT for label in labels), beside)
 
-    async def verifier(self, request: RequestContext, call: Call, answer: Held) -> Checked:
+    async def verifier(self, request: RequestContext, call: Call, answer: BufferedResponse) -> CheckedAnswer:
         """What is plainly no answer is doubted at once. Otherwise the judge's grade; without a judge how near the
         answer is to the question, which tells an answer off the subject, and no wrong one from a right one."""
         judge = self._rule.judge
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if text is None or call.question is None or not applies("verifier", call, judged=judge is not None):
-            return Checked(None)
+            return CheckedAnswer(None)
         if doubtful(call.question, text):
-            return Checked(0.0)
+            return CheckedAnswer(0.0)
         if judge is not None:
-            return Checked(*await self._grader.grade(judge, request, call.question, text))
-        return Checked(await self._nearness(request, call.question, text))
+            return CheckedAnswer(*await self._grader.grade(judge, request, call.question, text))
+        return CheckedAnswer(await self._nearness(request, call.question, text))
 
     async def _nearness(self, request: RequestContext, question: str, text: str) -> float | None:
         try:
@@ -167,7 +171,7 @@ class Checks:
         try:
             response = await self._asking.only(request.child("sample").with_call(call), backend)
             answer = None if response is None else await held(response)
-        except (Refused, StreamBroken):
+        except (GatewayError, UpstreamStreamError):
             return Sample(None, None)
         if answer is None:
             return Sample(None, None)

@@ -10,14 +10,14 @@ from typing import Protocol
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.latency_forecast import Outlook, Prediction, Remaining
+from gateway.latency_forecast import LatencyForecast, Prediction, Remaining
 from gateway.messages import Call
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import applies
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import EMBEDDINGS, BackendTraits, Decision, Signals, fits, only, resolved, select
-from gateway.routing.tier_learning import Escalations
-from gateway.upstream.latency import Asked
+from gateway.routing.tier_learning import TierLearning
+from gateway.upstream.latency import CallFeatures
 from gateway.upstream.load_balancer import sticky_key
 from gateway.upstream.upstream import asked_of
 
@@ -27,10 +27,10 @@ class Prospect(BackendTraits, Protocol):
 
     def wait_s(self, request: RequestContext) -> float: ...
 
-    def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None: ...
+    def predict(self, asked: CallFeatures, now: float, confidence: float) -> Prediction | None: ...
 
 
-class Deciding:
+class BackendChoice:
     """Of one route. `complexity` judges how hard a request is; `draw`: numbers in [0, 1)."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Deciding:
         route: Route,
         pools: Mapping[str, Prospect],
         promises: Promises,
-        escalations: Escalations,
+        escalations: TierLearning,
         clock: Clock,
         complexity: ComplexityScorer,
         draw: Callable[[], float] = random.random,
@@ -88,7 +88,7 @@ class Deciding:
             light_only=request.light_only,
         )
 
-    def outlook(self, request: RequestContext) -> Outlook | None:
+    def outlook(self, request: RequestContext) -> LatencyForecast | None:
         """What each tier would take now; None where latencies are not predicted."""
         call = request.call
         if call is None or call.operation == "embeddings":
@@ -96,7 +96,7 @@ class Deciding:
         names = self._resolved(request, call).backends
         predictions = {name: self._predicted(request, name) for name in names}
         required = self._promises.sureness(self._route).required
-        return Outlook(self._remaining(request), predictions, required)
+        return LatencyForecast(self._remaining(request), predictions, required)
 
     def in_time(self, request: RequestContext, name: str) -> bool:
         """Whether a backend is predicted to keep what is left of the budget; whatever has none is in time."""

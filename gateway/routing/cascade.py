@@ -9,33 +9,33 @@ from dataclasses import dataclass, replace
 
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
-from gateway.dialects.odds import TokenOdds, odds_of
-from gateway.errors import BackendError, BadRequest, Refused, StreamBroken
+from gateway.dialects.odds import TokenLogprobs, odds_of
+from gateway.errors import BackendError, BadRequest, GatewayError, UpstreamStreamError
 from gateway.messages import Admission, Call, Choice, Inspection, Usage
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.answer_checks import Checked, Checks, Sample
+from gateway.routing.answer_checks import AnswerChecks, CheckedAnswer, Sample
 from gateway.routing.cascade_policy import token_confidence
-from gateway.routing.fallback import Answered, Asking
+from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
-from gateway.streams import Held, close_body, held
+from gateway.streams import BufferedResponse, close_body, held
 
 # One answer of the lightest model, read to its end and checked.
 
 # What a client can do something with, should nobody better answer.
 USABLE = frozenset({Admission.STORED, Admission.TOOLS, Admission.INCOMPLETE})
 
-UNCHECKED = Checked(None)
+UNCHECKED = CheckedAnswer(None)
 
 REFUSED = frozenset({400, 403, 404, 422})  # what servers answer to a field that they, or the model, do not have
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedAnswer:
     """`answer` None: nothing that could be served. `own`: what the answer cost, `checked.beside` what its check did."""
 
-    answer: Held | None = None
+    answer: BufferedResponse | None = None
     own: Usage | None = None
-    checked: Checked = UNCHECKED
+    checked: CheckedAnswer = UNCHECKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,18 @@ class _Trial:
     request: RequestContext
     call: Call
     backend: str
-    odds: TokenOdds | None
+    odds: TokenLogprobs | None
     group: asyncio.TaskGroup
     samples: Sequence[asyncio.Task[Sample]]
 
 
-class Trials:
-    def __init__(self, rule: Rule, asking: Asking, checks: Checks) -> None:
+class LightTrials:
+    def __init__(self, rule: Rule, asking: Fallback, checks: AnswerChecks) -> None:
         self._rule = rule
         self._asking = asking
         self._checks = checks
 
-    async def of(self, request: RequestContext, call: Call, backend: str) -> Tried:
+    async def of(self, request: RequestContext, call: Call, backend: str) -> TriedAnswer:
         """Never raises for what may be wrong with a backend."""
         odds = odds_of(call.dialect.name) if self._rule.check == "logprobs" else None
         async with asyncio.TaskGroup() as group:  # where the client leaves, all calls end
@@ -67,7 +67,7 @@ class Trials:
                     sample.cancel()
         return tried
 
-    async def _tried(self, trial: _Trial) -> Tried:
+    async def _tried(self, trial: _Trial) -> TriedAnswer:
         call, odds = trial.call, trial.odds
         asked = call if odds is None else odds.asked(call)
         with trial.request.timed("upstream"):
@@ -76,18 +76,18 @@ class Trials:
                 asked = call  # it may be the log probabilities that it would not give: another check does without
                 answer, _ = await self._answer(trial, asked)
         if answer is None:
-            return Tried()
+            return TriedAnswer()
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
         usage = Usage(trial.backend, seen.input_tokens, seen.output_tokens)
         if seen.admission not in USABLE:
-            return Tried(None, usage)
+            return TriedAnswer(None, usage)
         with trial.request.timed("check"):
             checked = await self._checked(trial, answer, seen)
         if odds is not None and asked is not call:
             answer = answer.changed(lambda data: odds.hidden(call, data))
-        return Tried(answer, usage, checked)
+        return TriedAnswer(answer, usage, checked)
 
-    async def _answer(self, trial: _Trial, call: Call) -> tuple[Held | None, bool]:
+    async def _answer(self, trial: _Trial, call: Call) -> tuple[BufferedResponse | None, bool]:
         """-> (the answer, whether there is none because the request was refused)."""
         try:
             response = await self._asking.only(trial.request.child("trial").with_call(call), trial.backend)
@@ -96,10 +96,10 @@ class Trials:
             return await held(response), response.status in REFUSED
         except BadRequest:  # the backend's dialect has no place for it
             return None, True
-        except (Refused, StreamBroken):
+        except (GatewayError, UpstreamStreamError):
             return None, False
 
-    async def _checked(self, trial: _Trial, answer: Held, seen: Inspection) -> Checked:
+    async def _checked(self, trial: _Trial, answer: BufferedResponse, seen: Inspection) -> CheckedAnswer:
         """An answer that is not complete is doubted, whatever the check would say."""
         check, call = self._rule.check, trial.call
         if seen.admission is not Admission.STORED:
@@ -109,7 +109,7 @@ class Trials:
             odds = trial.odds
             confidence = None if odds is None else token_confidence(odds.read(call, answer.payload, answer.streamed))
             if confidence is not None or self._rule.otherwise == "escalate":
-                return Checked(confidence)
+                return CheckedAnswer(confidence)
             check = self._rule.otherwise
         if check == "verifier":
             return await self._checks.verifier(trial.request, call, answer)
@@ -119,15 +119,15 @@ class Trials:
 
 # The lightest model first, where the complexity asks for more: its answer is held back until it is checked, then
 # served, or a better model is asked. All calls are paid for, and told by the answer's provenance.
-class Cascade:
+class CascadeDispatch:
     """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget. `told`
     hears of every check that came to something: whether it had the light model's answer pass."""
 
     def __init__(
         self,
         accept_above: float,
-        trials: Trials,
-        asking: Asking,
+        trials: LightTrials,
+        asking: Fallback,
         telemetry: Telemetry,
         in_time: Callable[[RequestContext, str], bool],
         told: Callable[[RequestContext, bool], None],
@@ -139,7 +139,7 @@ class Cascade:
         self._in_time = in_time
         self._told = told
 
-    async def answer(self, request: RequestContext, decision: Decision) -> Answered:
+    async def answer(self, request: RequestContext, decision: Decision) -> BackendAnswer:
         """Raises what asking the backends of the decision raises, where there is nothing else to serve."""
         call, light = request.call, decision.trial
         if call is None or light is None:
@@ -152,10 +152,12 @@ class Cascade:
             self._told(request, confidence > self._accept_above)
         if tried.answer is not None and confidence is not None and confidence > self._accept_above:
             self._count(request, "accepted")
-            return Answered(tried.answer.released(), light, Choice.ACCEPTED, tried.checked.beside)
+            return BackendAnswer(tried.answer.released(), light, Choice.ACCEPTED, tried.checked.beside)
         return await self._escalated(request, decision, light, tried)
 
-    async def _escalated(self, request: RequestContext, decision: Decision, light: str, tried: Tried) -> Answered:
+    async def _escalated(
+        self, request: RequestContext, decision: Decision, light: str, tried: TriedAnswer
+    ) -> BackendAnswer:
         """Nothing has gone to the client yet: an answer in hand is better than an error."""
         others, answer = tuple(name for name in decision.backends if name != light), tried.answer
         if answer is not None and not self._in_time(request, others[0]):
@@ -173,15 +175,15 @@ class Cascade:
         spent = (*(() if tried.own is None else (tried.own,)), *tried.checked.beside)
         return replace(better, instead=better.instead or Choice.ESCALATED, beside=spent)
 
-    def _kept(self, request: RequestContext, light: str, answer: Held, tried: Tried) -> Answered:
+    def _kept(self, request: RequestContext, light: str, answer: BufferedResponse, tried: TriedAnswer) -> BackendAnswer:
         self._count(request, "kept")
-        return Answered(answer.released(), light, Choice.KEPT, tried.checked.beside)
+        return BackendAnswer(answer.released(), light, Choice.KEPT, tried.checked.beside)
 
     def _count(self, request: RequestContext, outcome: str) -> None:
         self._telemetry.cascade.add(request.route, outcome)
 
 
-def _outcome(tried: Tried) -> str:
+def _outcome(tried: TriedAnswer) -> str:
     if tried.answer is None:
         return "failed"
     return "unchecked" if tried.checked.confidence is None else "escalated"

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.messages import Vector
-from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, Reading
-from gateway.weight_files import Tables, Trained, WeightsCorrupt
+from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
+from gateway.weight_files import Tables, WeightFiles, WeightsCorrupt
 
 WEIGHTS = Path(__file__).parent / "weights"
 
-TRAINED = Trained("complexity", "the weights of complexity")
+TRAINED = WeightFiles("complexity", "the weights of complexity")
 
 VARIANTS = ("text", "vector")
 
@@ -108,7 +108,7 @@ class ComplexityModel:
         if not self.reads_vectors or (vector is not None and vector.shape != (weights.dimension,)):
             vector = None
         variant = weights.text if vector is None else weights.vector
-        reading = Reading(text, weights.rarity)
+        reading = PromptReading(text, weights.rarity)
         logit = variant.open(weights.open(reading.features), vector)
         if reading.options is not None:
             logit = variant.exam(weights.exam(np.concatenate([reading.features, reading.options])), vector, logit)
@@ -171,8 +171,8 @@ def _checked(tables: Tables, name: str, width: int) -> FloatArray:
 
 
 def build_complexity(embedder: str) -> ComplexityModel:
-    """For the vectors of one embedder, named by its fingerprint. Raises `StartFailed`."""
+    """For the vectors of one embedder, named by its fingerprint. Raises `StartupError`."""
     try:
         return ComplexityModel(load_weights(), embedder)
     except WeightsCorrupt as error:
-        raise StartFailed(str(error)) from None
+        raise StartupError(str(error)) from None

@@ -7,29 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.context import RequestContext
-from gateway.errors import BackendError, BackendFull, Unfit
+from gateway.errors import BackendError, BackendOverloaded, UnsupportedByBackend
 from gateway.messages import Choice, Response, Usage
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.streams import close_body
-from gateway.upstream.backend import Pool
+from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.dispatch")
 RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class BackendAnswer:
     response: Response
     backend: str
     instead: Choice | None = None  # why it is not as it was chosen; None: it is
     beside: tuple[Usage, ...] = ()  # what else was called for it
 
 
-class Asking:
+class Fallback:
     """All routes share it."""
 
-    def __init__(self, pools: Mapping[str, Pool], clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, pools: Mapping[str, UpstreamPool], clock: Clock, telemetry: Telemetry) -> None:
         self._pools = pools
         self._clock = clock
         self._telemetry = telemetry
@@ -42,7 +42,7 @@ class Asking:
             return None
         return await pool.call(request)
 
-    async def first_answer(self, request: RequestContext, names: Sequence[str]) -> Answered:
+    async def first_answer(self, request: RequestContext, names: Sequence[str]) -> BackendAnswer:
         """In the order of `names`; the last one's failure is the request's, whatever it is."""
         instead: Choice | None = None
         for name in names[:-1]:
@@ -53,10 +53,12 @@ class Asking:
                 continue
             try:
                 response = await pool.call(request)
-            except BackendFull:  # told by the metrics alone: under load a line for each would be a load of its own
+            except (
+                BackendOverloaded
+            ):  # told by the metrics alone: under load a line for each would be a load of its own
                 instead = instead or Choice.OVERLOADED
                 continue
-            except Unfit:  # expected of a small model: nothing to report
+            except UnsupportedByBackend:  # expected of a small model: nothing to report
                 instead = instead or Choice.FALLBACK
                 continue
             except BackendError as error:
@@ -68,7 +70,7 @@ class Asking:
                 )
                 continue
             if response.status not in RETRYABLE:
-                return Answered(response, name, instead)
+                return BackendAnswer(response, name, instead)
             instead = instead or Choice.FALLBACK
             await close_body(response.body)
-        return Answered(await self._pools[names[-1]].call(request), names[-1], instead)
+        return BackendAnswer(await self._pools[names[-1]].call(request), names[-1], instead)

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
-from gateway.messages import Event, EventStream, Response, Whole
+from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.streams import Tap, tapped
+from gateway.streams import StreamObserver, tapped
 
 # How sure a backend must be to make it before it is asked: what keeps promises at the confidence that was asked for.
 # Pure.
@@ -26,7 +26,7 @@ LEAST = 0.5
 MOST = 0.999
 
 
-class Sureness:
+class Confidence:
     """Adaptive conformal inference (Gibbs and Candes 2021) over the promises of a route.
 
     A bound that each answer keeps with 95 % keeps more of all promises than 95 %, since most budgets are loose; and
@@ -57,13 +57,13 @@ class Promises:
     def __init__(self, clock: Clock, telemetry: Telemetry) -> None:
         self._clock = clock
         self._telemetry = telemetry
-        self._routes: dict[str, Sureness] = {}
+        self._routes: dict[str, Confidence] = {}
 
-    def sureness(self, route: Route) -> Sureness:
+    def sureness(self, route: Route) -> Confidence:
         """Anew where the policy now asks for another confidence."""
         known, rule = self._routes.get(route.name), route.promise
         if known is None or known.confidence != rule.confidence or known.adapts == rule.each:
-            known = self._routes[route.name] = Sureness(rule.confidence, adapts=not rule.each)
+            known = self._routes[route.name] = Confidence(rule.confidence, adapts=not rule.each)
         return known
 
     def of(self, request: RequestContext, route: Route, *, promised: bool) -> Promise | None:
@@ -82,7 +82,7 @@ class Promise:
     otherwise it is seen whether they are met all the same."""
 
     def __init__(
-        self, request: RequestContext, sureness: Sureness, clock: Clock, telemetry: Telemetry, *, promised: bool
+        self, request: RequestContext, sureness: Confidence, clock: Clock, telemetry: Telemetry, *, promised: bool
     ) -> None:
         self._request = request
         self._sureness = sureness
@@ -104,13 +104,13 @@ class Promise:
         body, now = response.body, self._clock.monotonic()
         if response.status >= 400:
             self._count("failed")
-        elif isinstance(body, Whole):
+        elif isinstance(body, FullBody):
             self._told(self._in_time(now, now, 0), as_chosen)
         elif isinstance(body, EventStream):
             return replace(response, body=EventStream(tapped(body.events, self._counting(now, as_chosen))))
         return response
 
-    def _counting(self, first: float, as_chosen: bool) -> Tap[Event]:
+    def _counting(self, first: float, as_chosen: bool) -> StreamObserver[Event]:
         pieces = 0
 
         def saw(events: Sequence[Event]) -> Sequence[Event]:
@@ -121,7 +121,7 @@ class Promise:
         def ended() -> None:
             self._told(self._in_time(first, self._clock.monotonic(), pieces), as_chosen)
 
-        return Tap(saw, ended, closed=self._given_up)
+        return StreamObserver(saw, ended, closed=self._given_up)
 
     def _in_time(self, first: float, end: float, pieces: int) -> bool:
         due = self._request

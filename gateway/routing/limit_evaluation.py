@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from gateway.limits import (
     MICROS,
     Cap,
+    Cost,
     Demand,
+    LimitPart,
     Limits,
+    LimitState,
     Pace,
-    Paced,
-    Part,
+    PacedLimit,
     Per,
-    Place,
     Return,
-    Spend,
-    Taken,
-    Told,
+    Slot,
+    TakeResult,
     left,
     wait_us,
     window_of,
@@ -81,7 +81,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LimitRequest:
     """One limit, and what a request demands of it."""
 
     limit: str  # requests | tokens | concurrency | large_share | cost: the label of the metric
@@ -109,54 +109,54 @@ def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str
 
 def asked_of(
     route: str, limits: Sequence[Limits], whose: Mapping[Per, str], estimate: Estimate, member: str
-) -> list[Asked]:
+) -> list[LimitRequest]:
     """All that a call demands before it is sent to a backend."""
     return [asked for rule in limits for asked in _asked(route, rule, whose[rule.per], estimate, member)]
 
 
-def requests_of(route: str, limits: Sequence[Limits], whose: Mapping[Per, str]) -> list[Asked]:
+def requests_of(route: str, limits: Sequence[Limits], whose: Mapping[Per, str]) -> list[LimitRequest]:
     """What every request demands, hits included, of the rules that count them."""
     return [asked for rule in limits if rule.count_hits for asked in _requests(route, rule, whose[rule.per])]
 
 
-def _requests(route: str, rule: Limits, subject: str) -> Iterator[Asked]:
+def _requests(route: str, rule: Limits, subject: str) -> Iterator[LimitRequest]:
     for pace in rule.requests:
         yield _paced(route, rule.per, subject, "requests", pace, 1)
 
 
-def _asked(route: str, rule: Limits, subject: str, estimate: Estimate, member: str) -> Iterator[Asked]:
+def _asked(route: str, rule: Limits, subject: str, estimate: Estimate, member: str) -> Iterator[LimitRequest]:
     where = f"{route}:{rule.per}:{subject}:"
     if not rule.count_hits:
         yield from _requests(route, rule, subject)
     for pace in rule.tokens:
         yield _paced(route, rule.per, subject, "tokens", pace, estimate.tokens)
     if rule.concurrency is not None:
-        place = Place(where + "concurrency", rule.concurrency, member)
-        yield Asked("concurrency", rule.per, subject, str(rule.concurrency), place)
+        place = Slot(where + "concurrency", rule.concurrency, member)
+        yield LimitRequest("concurrency", rule.per, subject, str(rule.concurrency), place)
     if rule.large_share is not None:
-        part = Part(where + "large_share", rule.large_share)
-        yield Asked("large_share", rule.per, subject, f"{100 * rule.large_share:g}%", part)
+        part = LimitPart(where + "large_share", rule.large_share)
+        yield LimitRequest("large_share", rule.per, subject, f"{100 * rule.large_share:g}%", part)
     for cap in rule.caps:
-        spend = Spend(_cap_key(where, cap), cap.micros, estimate.micros, cap.window, cap.light)
-        yield Asked("cost", rule.per, subject, f"{cap.micros / MICROS:.2f} USD a {cap.window}", spend)
+        spend = Cost(_cap_key(where, cap), cap.micros, estimate.micros, cap.window, cap.light)
+        yield LimitRequest("cost", rule.per, subject, f"{cap.micros / MICROS:.2f} USD a {cap.window}", spend)
 
 
-def _paced(route: str, per: Per, subject: str, limit: str, pace: Pace, units: int) -> Asked:
+def _paced(route: str, per: Per, subject: str, limit: str, pace: Pace, units: int) -> LimitRequest:
     key = f"{route}:{per}:{subject}:{limit}/{pace.period}"
-    demand = Paced(key, pace.period_s * MICROS / pace.amount, pace.burst, units)
-    return Asked(limit, per, subject, str(pace), demand, pace)
+    demand = PacedLimit(key, pace.period_s * MICROS / pace.amount, pace.burst, units)
+    return LimitRequest(limit, per, subject, str(pace), demand, pace)
 
 
 def _cap_key(where: str, cap: Cap) -> str:
     return f"{where}cost/{cap.window}{'/light' if cap.light else ''}"
 
 
-def light_only(asked: Sequence[Asked], taken: Taken) -> str | None:
+def light_only(asked: Sequence[LimitRequest], taken: TakeResult) -> str | None:
     """The first limit that leaves only the lightest model; None where none does."""
     return next((a.limit for a, told in zip(asked, taken.told, strict=True) if not told.ok), None)
 
 
-def refused(route: str, asked: Sequence[Asked], taken: Taken) -> tuple[Asked, str, int]:
+def refused(route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> tuple[LimitRequest, str, int]:
     """Of a request that was not granted: the limit that takes longest, a sentence about it, and the seconds until
     then, at least 1."""
     failed = [(a, told) for a, told in zip(asked, taken.told, strict=True) if not told.ok and not _soft(a.demand)]
@@ -167,30 +167,32 @@ def refused(route: str, asked: Sequence[Asked], taken: Taken) -> tuple[Asked, st
     return asked_most, f"{_sentence(route, asked_most, told)}; try again in {seconds} s", seconds
 
 
-def _sentence(route: str, asked: Asked, told: Told) -> str:
+def _sentence(route: str, asked: LimitRequest, told: LimitState) -> str:
     whose = f"this {asked.per}" if asked.per != "route" else "everybody"
     remaining = left(asked.demand, told, taken=False)
     where = "" if asked.everywhere else f" on route {route}"
-    if isinstance(asked.demand, Paced):
+    if isinstance(asked.demand, PacedLimit):
         amount, _, period = asked.said.partition("/")
         needs = f", this request takes about {asked.demand.units:.0f}" if asked.limit == "tokens" else ""
         what = f"limit of {amount} {asked.limit} a {PERIOD[period]}"
         return f"the {what} for {whose}{where} is reached: {remaining:.0f} left{needs}"
-    if isinstance(asked.demand, Place):
+    if isinstance(asked.demand, Slot):
         return f"the limit of {asked.said} calls at once for {whose}{where} is reached: {told.level} in flight"
     return f"the cap of {asked.said} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
 
 
-def headers_of(asked: Sequence[Asked], taken: Taken) -> Headers:
+def headers_of(asked: Sequence[LimitRequest], taken: TakeResult) -> Headers:
     """`RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10), and OpenAI's `x-ratelimit-*` of the
     window of which least is left."""
     rates = [
-        (a, a.pace, a.demand, told) for a, told in zip(asked, taken.told, strict=True) if isinstance(a.demand, Paced)
+        (a, a.pace, a.demand, told)
+        for a, told in zip(asked, taken.told, strict=True)
+        if isinstance(a.demand, PacedLimit)
     ]
     policies, states = [], []
     tightest: dict[str, tuple[float, Pace, float]] = {}
     for a, pace, demand, told in rates:
-        assert pace is not None and isinstance(demand, Paced)
+        assert pace is not None and isinstance(demand, PacedLimit)
         remaining = left(demand, told, taken=taken.granted)
         backlog_us = told.level + (demand.cost_us if taken.granted else 0.0)
         name = f'"{a.limit}-{pace.period}"'
@@ -214,39 +216,39 @@ def with_headers(headers: Headers, more: Headers) -> Headers:
     return (*((name, value) for name, value in headers if name.lower() not in names), *more)
 
 
-def returns_of(asked: Sequence[Asked], taken: Taken, real: Estimate) -> list[Return]:
+def returns_of(asked: Sequence[LimitRequest], taken: TakeResult, real: Estimate) -> list[Return]:
     """What is to be put right now that it is known what was used; the shares of large ones have their own time."""
     found = []
     for a in asked:
         demand = a.demand
-        if isinstance(demand, Paced) and a.limit == "tokens":
+        if isinstance(demand, PacedLimit) and a.limit == "tokens":
             found.append(Return("pace", demand.key, real.tokens * demand.interval_us - demand.cost_us))
-        elif isinstance(demand, Place):
+        elif isinstance(demand, Slot):
             found.append(Return("place", demand.key, of=demand.member))
-        elif isinstance(demand, Spend):
+        elif isinstance(demand, Cost):
             window = window_of(demand.window, taken.at_us)
             found.append(Return("spend", demand.key, real.micros - demand.amount, window))
     return found
 
 
-def not_large(asked: Sequence[Asked], taken: Taken) -> list[Return]:
+def not_large(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
     """Of a call that might have been a large one and was none."""
     told = zip(asked, taken.told, strict=True)
-    return [Return("part", a.demand.key) for a, t in told if isinstance(a.demand, Part) and t.ok]
+    return [Return("part", a.demand.key) for a, t in told if isinstance(a.demand, LimitPart) and t.ok]
 
 
-def not_asked(asked: Sequence[Asked], taken: Taken) -> list[Return]:
+def not_asked(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
     """Of a request that was put to no backend: it was no call, and none of a large model."""
     calls = [
         Return("pace", a.demand.key, -a.demand.cost_us)
         for a in asked
-        if isinstance(a.demand, Paced) and a.limit == "requests"
+        if isinstance(a.demand, PacedLimit) and a.limit == "requests"
     ]
     return calls + not_large(asked, taken)
 
 
 def _soft(demand: Demand) -> bool:
-    return isinstance(demand, Part) or (isinstance(demand, Spend) and demand.soft)
+    return isinstance(demand, LimitPart) or (isinstance(demand, Cost) and demand.soft)
 
 
 def _hashed(kind: str, text: str) -> str:

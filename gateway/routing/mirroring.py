@@ -8,19 +8,19 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.cache.answer_comparison import Comparisons
-from gateway.cache.background_calls import ExtraCalls
+from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.config.policy.model import Audit
+from gateway.config.policy.model import AuditSettings
 from gateway.config.policy.targets import Shadow
 from gateway.context import RequestContext
-from gateway.errors import BackendFull, Refused, StreamBroken
-from gateway.messages import Call, Event, EventStream, Price, Response, Whole
+from gateway.errors import BackendOverloaded, GatewayError, UpstreamStreamError
+from gateway.messages import Call, Event, EventStream, FullBody, Price, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.priority import Priority
-from gateway.streams import Tap, held, tapped
-from gateway.upstream.backend import Pool
+from gateway.streams import StreamObserver, held, tapped
+from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.shadow")
 MAX_BYTES = 1024 * 1024  # of each of the two answers; what is longer is not compared
@@ -32,15 +32,15 @@ class _Copy:
     request: RequestContext
     call: Call
     rule: Shadow
-    comparisons: Comparisons
+    comparisons: AnswerComparer
 
 
-class Shadows:
+class Mirroring:
     """`draw`: numbers in [0, 1)."""
 
     def __init__(
         self,
-        pools: Mapping[str, Pool],
+        pools: Mapping[str, UpstreamPool],
         prices: Mapping[str, Price],
         telemetry: Telemetry,
         clock: Clock,
@@ -51,13 +51,15 @@ class Shadows:
         self._telemetry = telemetry
         self._clock = clock
         self._draw = draw
-        self._calls = ExtraCalls(clock)
+        self._calls = BackgroundCalls(clock)
 
     def __len__(self) -> int:
         """How many wait or are under way."""
         return len(self._calls)
 
-    def watched(self, request: RequestContext, response: Response, rule: Shadow, comparisons: Comparisons) -> Response:
+    def watched(
+        self, request: RequestContext, response: Response, rule: Shadow, comparisons: AnswerComparer
+    ) -> Response:
         """The same answer, copied by chance as it goes by. Nothing is sent on behalf of a client that wants nothing
         stored, nor of the gateway itself."""
         call, body = request.call, response.body
@@ -66,7 +68,7 @@ class Shadows:
         if call.stateful or request.internal or request.directives.no_store or self._draw() >= rule.share:
             return response
         copy = _Copy(request, call, rule, comparisons)
-        if isinstance(body, Whole) and len(body.data) <= MAX_BYTES:
+        if isinstance(body, FullBody) and len(body.data) <= MAX_BYTES:
             self._begin(copy, (body.data,), streamed=False)
         elif isinstance(body, EventStream):
             return replace(response, body=EventStream(tapped(body.events, self._copying(copy))))
@@ -75,7 +77,7 @@ class Shadows:
     async def close(self) -> None:
         await self._calls.close()
 
-    def _copying(self, copy: _Copy) -> Tap[Event]:
+    def _copying(self, copy: _Copy) -> StreamObserver[Event]:
         payload: list[bytes] = []
         size = 0
 
@@ -91,7 +93,7 @@ class Shadows:
             if size <= MAX_BYTES:
                 self._begin(copy, tuple(payload), streamed=True)
 
-        return Tap(saw, ended)
+        return StreamObserver(saw, ended)
 
     def _begin(self, copy: _Copy, payload: tuple[bytes, ...], *, streamed: bool) -> None:
         request, call, rule = copy.request, copy.call, copy.rule
@@ -99,7 +101,10 @@ class Shadows:
         def asked() -> Coroutine[Any, Any, None]:  # reads the answer only where there is room to compare it
             return self._asked(copy, call.dialect.answer_text(call, payload, streamed))
 
-        if self._calls.begin(request.id, request.route, Audit(rule.share, rule.per_hour), 0.0, asked) is not None:
+        if (
+            self._calls.begin(request.id, request.route, AuditSettings(rule.share, rule.per_hour), 0.0, asked)
+            is not None
+        ):
             self._telemetry.shadow.add(request.route, "dropped")
 
     async def _asked(self, copy: _Copy, served: str | None) -> None:
@@ -116,9 +121,9 @@ class Shadows:
         again.priority = Priority.LOW
         try:
             answer = await held(await pool.call(again), MAX_BYTES)
-        except BackendFull:
+        except BackendOverloaded:
             return "dropped"
-        except (Refused, StreamBroken) as error:
+        except (GatewayError, UpstreamStreamError) as error:
             LOG.warning("a shadow failed", extra={"fields": {**request.log_fields, "error": str(error)}})
             return "error"
         if answer is None:

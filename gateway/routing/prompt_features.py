@@ -93,7 +93,7 @@ class Commonness:
         return self._ranks.get(word, self.unlisted)
 
 
-class Reading:
+class PromptReading:
     """`features`: (len(NAMES),); `options`: (len(OPTION_NAMES),), None for what is no multiple-choice question."""
 
     __slots__ = ("features", "options")

@@ -17,10 +17,10 @@ from gateway.bounded_cache import BoundedCache
 from gateway.context import RequestContext
 from gateway.credentials import key_of
 from gateway.errors import LimitReached, StoreUnavailable
-from gateway.limits import MICROS, Demand, Limits, Meters, Per, Place, Return, Spend, Taken, left, window_of
+from gateway.limits import MICROS, Cost, Demand, Limits, Meters, Per, Return, Slot, TakeResult, left, window_of
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, QuotaStore
-from gateway.routing.limit_evaluation import EVERYWHERE, LONG_S, Asked, headers_of, refused, subjects
+from gateway.routing.limit_evaluation import EVERYWHERE, LONG_S, LimitRequest, headers_of, refused, subjects
 
 # The limits of this gateway: asked of the store that all gateways share, and of its own part where that is silent.
 #
@@ -43,12 +43,12 @@ MAX_SEEN = 1_000  # of those that are shown
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    taken: Taken
+    taken: TakeResult
     local: bool  # decided here, since the store did not answer
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LimitUsage:
     """What was left of a limit when it was last asked."""
 
     route: str
@@ -61,7 +61,7 @@ class Seen:
     at: float  # wall clock, seconds
 
 
-class Quotas:
+class RateLimiter:
     """To be used from one event loop; `run` beside it. One gateway: `gateways` stays 1 until the store says more."""
 
     def __init__(self, store: QuotaStore, clock: Clock, telemetry: Telemetry) -> None:
@@ -74,7 +74,7 @@ class Quotas:
         self._pending: deque[Return] = deque()
         self._owing: Counter[str] = Counter()  # returns by key that the store has not heard of
         self._flushing = asyncio.Lock()
-        self._seen: BoundedCache[str, Seen] = BoundedCache(MAX_SEEN)
+        self._seen: BoundedCache[str, LimitUsage] = BoundedCache(MAX_SEEN)
         self._woken = asyncio.Event()
         self._used = False
         self.gateways = 1  # alive on the store, as it said last
@@ -127,7 +127,7 @@ class Quotas:
         if not grant.local:
             self._add(returns)
 
-    def note(self, route: str, asked: Sequence[Asked], taken: Taken) -> None:
+    def note(self, route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> None:
         """Keeps what is shown to operators."""
         wall = self._clock.wall()
         for a, told in zip(asked, taken.told, strict=True):
@@ -137,10 +137,10 @@ class Quotas:
             if a.limit == "cost":
                 remaining /= MICROS
             place = EVERYWHERE if a.everywhere else route
-            seen = Seen(place, a.per, a.subject, a.limit, a.said, remaining, refused, wall)
+            seen = LimitUsage(place, a.per, a.subject, a.limit, a.said, remaining, refused, wall)
             self._seen.put(a.demand.key, seen)
 
-    def seen(self, limit: int) -> list[Seen]:
+    def seen(self, limit: int) -> list[LimitUsage]:
         """Those that were refused most, then the latest."""
         return sorted(self._seen.values(), key=lambda s: (-s.refused, -s.at))[:limit]
 
@@ -213,7 +213,7 @@ class Quotas:
 
     def _leave_unheard(self, demands: Sequence[Demand]) -> None:
         """A place that the store may have given, and that nobody will leave."""
-        self._add([Return("place", d.key, of=d.member) for d in demands if isinstance(d, Place)])
+        self._add([Return("place", d.key, of=d.member) for d in demands if isinstance(d, Slot)])
 
     def _now(self) -> tuple[int, int]:
         return int(self._clock.monotonic() * MICROS), int(self._clock.wall() * MICROS)
@@ -223,13 +223,13 @@ def _owed(item: Return) -> bool:
     return item.kind == "place" or (item.kind == "spend" and item.amount > 0)
 
 
-def _spent(demands: Sequence[Demand], taken: Taken, returns: Sequence[Return]) -> list[Return]:
+def _spent(demands: Sequence[Demand], taken: TakeResult, returns: Sequence[Return]) -> list[Return]:
     """What was granted here, as the store has to hear of it: what was spent, whole. Rates have moved on by then."""
     changes: Mapping[str, float] = {item.key: item.amount for item in returns if item.kind == "spend"}
     return [
         Return("spend", d.key, d.amount + changes.get(d.key, 0.0), window_of(d.window, taken.at_us))
         for d in demands
-        if isinstance(d, Spend)
+        if isinstance(d, Cost)
     ]
 
 
@@ -253,7 +253,7 @@ def asker_of(request: RequestContext) -> str:
 
 
 async def take_limits(
-    request: RequestContext, route: str, asked: Sequence[Asked], quotas: Quotas, telemetry: Telemetry
+    request: RequestContext, route: str, asked: Sequence[LimitRequest], quotas: RateLimiter, telemetry: Telemetry
 ) -> Grant:
     """Raises `LimitReached`."""
     with request.timed("limits"):

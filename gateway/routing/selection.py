@@ -12,9 +12,9 @@ from itertools import chain
 from typing import Protocol
 
 from gateway.config.policy.model import Late, Target
-from gateway.config.policy.targets import Part
+from gateway.config.policy.targets import TierPart
 from gateway.latency_forecast import Prediction, Remaining
-from gateway.messages import Choice, Wish
+from gateway.messages import Choice, TierDecision
 
 
 # Which part of a tier answers a request, and who is asked after it. Pure.
@@ -41,7 +41,7 @@ def point_of(key: bytes, name: str) -> float:
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-def _part_at(parts: Sequence[Part], point: float) -> str:
+def _part_at(parts: Sequence[TierPart], point: float) -> str:
     reached = 0.0
     for part in parts:
         reached += part.share
@@ -155,7 +155,7 @@ def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
 
 # A miss, from what is known of it to whom it is put: the same for a request that waits for it and for one that is
 # replayed. Pure.
-def thresholds_of(target: Target, wish: Wish | None) -> Sequence[float]:
+def thresholds_of(target: Target, wish: TierDecision | None) -> Sequence[float]:
     """Where the policy names none, what is wished for: of equal scores not all, so no threshold can say it."""
     if wish is None or (target.large_share is None and target.quality is None):
         return target.escalate_above
@@ -164,7 +164,7 @@ def thresholds_of(target: Target, wish: Wish | None) -> Sequence[float]:
 
 def decided(
     target: Target,
-    wish: Wish | None,
+    wish: TierDecision | None,
     score: float,
     remaining: Remaining,
     predictions: Sequence[Prediction | None],
@@ -224,7 +224,7 @@ class Signals:
     operation: str | None
     speaks_anthropic: bool = False  # its client does
     complexity: float = 0.0  # in [0, 1]
-    wish: Wish | None = None  # what the rule between light and large asks for
+    wish: TierDecision | None = None  # what the rule between light and large asks for
     remaining: Remaining = UNBOUNDED  # of the latency budget
     predictions: Mapping[str, Prediction | None] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)

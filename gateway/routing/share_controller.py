@@ -3,7 +3,7 @@ the clock's reading comes in.
 
 Three parts, each correcting the one before it:
 
-1. The quantile: of the last requests (`Scores`) the hardest are wanted, as many as the share says.
+1. The quantile: of the last requests (`ScoreWindow`) the hardest are wanted, as many as the share says.
 2. The debt: what was too much or too little over the last hour is paid back over a tenth of an hour's requests, by
    wanting fewer or more (an integral term).
 3. Two leaky buckets (Turner 1986), one for too many and one for too few: each request brings `band`, and what the
@@ -26,7 +26,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from gateway.messages import Wish
+from gateway.messages import TierDecision
 
 # What complexities a route has met lately: of the last requests, in order of size. Pure.
 CAPACITY = 500  # the standard error of a quantile of .3 is two points then; what `share` does about debt takes it out
@@ -36,7 +36,7 @@ CAPACITY = 500  # the standard error of a quantile of .3 is two points then; wha
 PRIOR = tuple((k + 0.5) / 20 for k in range(20))
 
 
-class Scores:
+class ScoreWindow:
     """A window over requests: a regime of the traffic is forgotten after `capacity` of them. 5 us an addition."""
 
     def __init__(self, known: Iterable[float] = (), capacity: int = CAPACITY) -> None:
@@ -91,7 +91,7 @@ class Scores:
 #
 # Three parts, each correcting the one before it:
 #
-# 1. The quantile: of the last requests (`Scores`) the hardest are wanted, as many as the share says.
+# 1. The quantile: of the last requests (`ScoreWindow`) the hardest are wanted, as many as the share says.
 # 2. The debt: what was too much or too little over the last hour is paid back over a tenth of an hour's requests, by
 # wanting fewer or more (an integral term).
 # 3. Two leaky buckets (Turner 1986), one for too many and one for too few: each request brings `band`, and what the
@@ -122,7 +122,7 @@ def band_of(share: float) -> float:
     return min(BAND, 0.1 * min(share, 1.0 - share))
 
 
-class Spent:
+class ShareSpent:
     """Requests and those of the large model, fading with the hour: one counts 1/e after it."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Spent:
         self._since = now if self._since is None else max(self._since, now)
 
 
-class ShareThreshold:
+class ShareController:
     """`share`: of the requests that could have gone to either, in [0, 1]. To be used from one thread.
 
     `wish` changes nothing; of equal state and time it never wants the large model for a score and the light one for a
@@ -171,22 +171,22 @@ class ShareThreshold:
         self._room_above = self._room_below = DEPTH
         self._carried = 0.0
 
-    def wish(self, score: float, scores: Scores, spent: Spent, now: float) -> Wish:
+    def wish(self, score: float, scores: ScoreWindow, spent: ShareSpent, now: float) -> TierDecision:
         wanted = self._wanted(spent, now)
         threshold = scores.top(wanted)
         if self.share <= 0.0 or self.share >= 1.0:
-            return Wish(self.share >= 1.0, threshold)
+            return TierDecision(self.share >= 1.0, threshold)
         part = self._part(score, wanted, scores)
         large, carried = part >= 1.0, None
         if 0.0 < part < 1.0:  # one of several that are equal: every so many of them, rather than all or none
             large = self._carried + part >= 1.0 - 1e-9
             carried = min(1.0, max(0.0, self._carried + part - large))
-        return Wish(self._bounded(large), threshold, carried)
+        return TierDecision(self._bounded(large), threshold, carried)
 
-    def threshold(self, scores: Scores, spent: Spent, now: float) -> float:
+    def threshold(self, scores: ScoreWindow, spent: ShareSpent, now: float) -> float:
         return scores.top(self._wanted(spent, now))
 
-    def count(self, wish: Wish, *, large: bool) -> None:
+    def count(self, wish: TierDecision, *, large: bool) -> None:
         """What one request came to."""
         if wish.carried is not None:
             self._carried = wish.carried
@@ -196,13 +196,13 @@ class ShareThreshold:
         """One that was counted went to the other model after all: `large` says to which."""
         self._move(1.0 if large else -1.0, 0.0)
 
-    def _wanted(self, spent: Spent, now: float) -> float:
+    def _wanted(self, spent: ShareSpent, now: float) -> float:
         """The share that the quantile is set to."""
         over = max(LEAST_REPAID, REPAID * spent.requests(now))
         return min(1.0, max(0.0, self.share - spent.beyond(self.share, now) / over))
 
     @staticmethod
-    def _part(score: float, wanted: float, scores: Scores) -> float:
+    def _part(score: float, wanted: float, scores: ScoreWindow) -> float:
         """How much of this score is wanted, itself among its equals: rises with the score, in [0, 1]."""
         places = wanted * (len(scores) + 1) - scores.above(score)
         return min(1.0, max(0.0, places / (scores.equal(score) + 1)))

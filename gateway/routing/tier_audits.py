@@ -9,33 +9,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gateway.cache.admission import judged
-from gateway.cache.answer_comparison import Comparisons
-from gateway.cache.answer_judge import Judge
+from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import AuditCalls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import AdmissionRules, Target
 from gateway.context import RequestContext
-from gateway.errors import Refused, StreamBroken
+from gateway.errors import GatewayError, UpstreamStreamError
 from gateway.messages import NO_CACHE, Admission, Entry, Price
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.routing.tier_learning import Escalations
+from gateway.routing.tier_learning import TierLearning
 from gateway.streams import held
-from gateway.upstream.backend import Pool
+from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.quality")
 MAX_BYTES = 1024 * 1024  # of the large model's answer; what is longer is not compared
 
 
-class LightAudits:
+class TierAudits:
     """`draw` gives numbers in [0, 1)."""
 
     def __init__(
         self,
-        pools: Mapping[str, Pool],
+        pools: Mapping[str, UpstreamPool],
         prices: Mapping[str, Price],
-        judge: Judge,
-        escalations: Escalations,
+        judge: AnswerJudge,
+        escalations: TierLearning,
         telemetry: Telemetry,
         clock: Clock,
         draw: Callable[[], float],
@@ -47,7 +47,7 @@ class LightAudits:
         self._draw = draw
         self._calls = AuditCalls(judge, telemetry, clock)
 
-    def consider(self, request: RequestContext, light: Entry, target: Target, comparisons: Comparisons) -> None:
+    def consider(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
         """Audits this answer, by chance, where it is the lightest model's. `light`: as it was stored, so complete; what
         may not be stored is not asked twice either."""
         rule = target.audit
@@ -72,7 +72,7 @@ class LightAudits:
         """Ends what is under way; what it would have told is lost, and nothing else."""
         await self._calls.close()
 
-    async def _audit(self, request: RequestContext, light: Entry, target: Target, comparisons: Comparisons) -> None:
+    async def _audit(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
         score = request.complexity
         assert score is not None  # `consider` asked for it
         async with self._calls.places:
@@ -94,7 +94,7 @@ class LightAudits:
         again.directives = NO_CACHE
         try:
             answer = await held(await self._pools[name].call(again), MAX_BYTES)
-        except (Refused, StreamBroken) as error:
+        except (GatewayError, UpstreamStreamError) as error:
             LOG.warning("an audit failed", extra={"fields": {**request.log_fields, "error": str(error)}})
             return None
         if answer is None:

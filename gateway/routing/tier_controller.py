@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
-from gateway.messages import Wish
-from gateway.routing.share_controller import CAPACITY, Scores, ShareThreshold, Spent
+from gateway.messages import TierDecision
+from gateway.routing.share_controller import CAPACITY, ScoreWindow, ShareController, ShareSpent
 
 # What a route's labels say of its scores: P(the light model's answer is worse) as this route's traffic has it. Pure.
 #
@@ -76,7 +76,7 @@ def bounded(shift: float, slope: float, root: tuple[float, float, float, float])
     return Fit(min(MOST_SHIFT, max(-MOST_SHIFT, shift)), min(MOST_SLOPE, max(LEAST_SLOPE, slope)), root)
 
 
-class Calibration:
+class TierCalibration:
     """Faded counts of labels by band, and what they come to."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ Z = 1.96  # 95 %
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class QualityRetention:
     """A part of the gap, in [0, 1], with the 95 % interval of what the calibration does not know; NaN before any
     request."""
 
@@ -158,7 +158,7 @@ class Kept:
     high: float
 
 
-def threshold_for(quality: float, scores: Scores, fit: Fit) -> float:
+def threshold_for(quality: float, scores: ScoreWindow, fit: Fit) -> float:
     """The highest score above which at least this part of the gap lies, over the last requests; in [-1, 1]: below 0 for
     all of them."""
     ordered: Floats = np.asarray(scores.ordered)
@@ -191,13 +191,13 @@ class Routed:
         band = band_of(score)
         self.large[band] = np.clip(self.large[band] + (1.0 if large else -1.0), 0.0, self.all[band])
 
-    def kept(self, fit: Fit) -> Kept:
+    def kept(self, fit: Fit) -> QualityRetention:
         if self.all.sum() <= 0:
-            return Kept(math.nan, 0.0, 1.0)
+            return QualityRetention(math.nan, 0.0, 1.0)
         part = self._part(fit)
         others = np.array([self._part(other) for other in fit.around()])
         spread = Z * float(np.sqrt(np.mean((others - part) ** 2)))
-        return Kept(part, max(0.0, part - spread), min(1.0, part + spread))
+        return QualityRetention(part, max(0.0, part - spread), min(1.0, part + spread))
 
     def _part(self, fit: Fit) -> float:
         worse = fit(_CENTRES)
@@ -212,37 +212,37 @@ REFRESH_EVERY = 20  # requests between two looks at the threshold of `quality`, 
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TierState:
     """What is known of a route. Shares are in [0, 1], NaN where nothing is known."""
 
     rule: str  # the key of the policy that decides: escalate_above, large_share or quality
     asked: float | tuple[float, ...]  # its value
     threshold: float  # the score above which the lightest model is not asked, now
     large_share: float  # of the last hour's misses that could have gone to either
-    kept: Kept
+    kept: QualityRetention
     fit: Fit
     labels: Mapping[str, int]  # heard, by source
     learning: bool
     version: int
 
 
-class RouteEscalation:
+class TierController:
     """`basis` names what makes the scores: what was learnt of others does not count. Requests count that had a score;
     `large` is every tier but the lightest."""
 
     def __init__(self, basis: str) -> None:
         self._basis = basis
         self.learning = True
-        self._share: ShareThreshold | None = None
-        self._spent = Spent()
+        self._share: ShareController | None = None
+        self._spent = ShareSpent()
         self._forget()
 
     def _forget(self) -> None:
         self.version = 0  # counts what was learnt
         self._requests = 0
-        self._scores = Scores()
+        self._scores = ScoreWindow()
         self._routed = Routed()
-        self._calibration = Calibration()
+        self._calibration = TierCalibration()
         self._labels: dict[str, int] = {}
         self._pending = 0  # requests that the calibration has not been told of
         self._quality: tuple[float, float] | None = None  # asked for, and the threshold that keeps it
@@ -253,12 +253,12 @@ class RouteEscalation:
 
     # A request
 
-    def wish(self, target: Target, score: float, now: float) -> Wish:
+    def wish(self, target: Target, score: float, now: float) -> TierDecision:
         """What the rule of `target` asks for; changes nothing that `count` has not been told of."""
         if target.large_share is not None:
             return self._rule(target.large_share).wish(score, self._scores, self._spent, now)
         threshold = self.threshold(target, now)
-        return Wish(score > threshold, threshold)
+        return TierDecision(score > threshold, threshold)
 
     def threshold(self, target: Target, now: float) -> float:
         """In [-1, 1]: below 0 where every request is to go to the large model."""
@@ -270,7 +270,7 @@ class RouteEscalation:
             self._quality = target.quality, threshold_for(target.quality, self._scores, self._calibration.fit)
         return self._quality[1]
 
-    def count(self, wish: Wish, score: float, now: float, *, large: bool) -> None:
+    def count(self, wish: TierDecision, score: float, now: float, *, large: bool) -> None:
         """A request was sent where `large` says, wished for or not."""
         if self._share is not None:
             self._share.count(wish, large=large)
@@ -309,9 +309,9 @@ class RouteEscalation:
             self._calibration.observe(score, light_was_worse, min(1.0, weight))
             self._quality = None
 
-    def standing(self, target: Target, now: float) -> Standing:
+    def standing(self, target: Target, now: float) -> TierState:
         rule, asked = rule_of(target)
-        return Standing(
+        return TierState(
             rule,
             asked,
             self.threshold(target, now),
@@ -328,10 +328,10 @@ class RouteEscalation:
         """Differs whenever there is something new to be kept."""
         return self.version, self._requests
 
-    def _rule(self, share: float) -> ShareThreshold:
+    def _rule(self, share: float) -> ShareController:
         """Anew where the policy now asks for another share."""
         if self._share is None or self._share.share != share:
-            self._share = ShareThreshold(share)
+            self._share = ShareController(share)
         return self._share
 
     # Over a restart
@@ -367,7 +367,7 @@ class RouteEscalation:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._calibration.restore(labels, np.minimum(worse, labels))
         self._routed.all, self._routed.large = every, np.minimum(large, every)
-        self._scores, self._labels, self.version, self._quality = Scores(scores), heard, version, None
+        self._scores, self._labels, self.version, self._quality = ScoreWindow(scores), heard, version, None
 
 
 def rule_of(target: Target) -> tuple[str, float | tuple[float, ...]]:

@@ -9,10 +9,10 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.threshold.route_control import Said
 from gateway.config.policy.model import Policy, Target
 from gateway.context import RequestContext
-from gateway.messages import Wish
+from gateway.messages import TierDecision
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.routing.tier_controller import RouteEscalation
+from gateway.routing.tier_controller import TierController
 
 MAX_ANSWERED = 5_000  # answers that feedback can still refer to: 2 MB
 # Feedback is worth half of a comparison: those who complain are no sample, and a wrong answer of the light model may be
@@ -23,7 +23,7 @@ OF_LARGE_WRONG, OF_LARGE_RIGHT = 0.25, 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class TierAnswer:
     """A miss that could have gone to either model."""
 
     route: str
@@ -32,7 +32,7 @@ class Answered:
     told: bool = False  # a client has said what it thinks of it: that counts once
 
 
-class Escalations:
+class TierLearning:
     """`basis` names what makes the scores; `tell` is given what other gateways are to hear of a route."""
 
     def __init__(
@@ -46,16 +46,16 @@ class Escalations:
         self._tell = tell
         self._clock = clock
         self._telemetry = telemetry
-        self._routes: dict[str, RouteEscalation] = {}
-        self._answered: BoundedCache[tuple[str, str], Answered] = BoundedCache(MAX_ANSWERED)
+        self._routes: dict[str, TierController] = {}
+        self._answered: BoundedCache[tuple[str, str], TierAnswer] = BoundedCache(MAX_ANSWERED)
 
-    def of(self, route: str) -> RouteEscalation:
+    def of(self, route: str) -> TierController:
         control = self._routes.get(route)
         if control is None:
-            control = self._routes[route] = RouteEscalation(self.basis)
+            control = self._routes[route] = TierController(self.basis)
         return control
 
-    def all(self) -> Iterator[tuple[str, RouteEscalation]]:
+    def all(self) -> Iterator[tuple[str, TierController]]:
         """Every route that has been asked for."""
         return ((route, self.of(route)) for route in tuple(self._routes))
 
@@ -67,10 +67,10 @@ class Escalations:
 
     # A request
 
-    def wish(self, route: str, target: Target, score: float) -> Wish:
+    def wish(self, route: str, target: Target, score: float) -> TierDecision:
         return self.of(route).wish(target, score, self._clock.monotonic())
 
-    def sent(self, request: RequestContext, wish: Wish, *, large: bool) -> None:
+    def sent(self, request: RequestContext, wish: TierDecision, *, large: bool) -> None:
         """It is about to be asked of that model. What the gateway asks on its own behalf is nobody's traffic."""
         score = request.complexity
         if score is not None and not request.internal:
@@ -83,12 +83,12 @@ class Escalations:
             return
         if instead:
             self.of(request.route).recount(score, self._clock.monotonic(), large=large)
-        self._answered.put((request.tenant, request.id), Answered(request.route, score, light=not large))
+        self._answered.put((request.tenant, request.id), TierAnswer(request.route, score, light=not large))
 
     # What became known
 
     def observe(self, route: str, score: float, *, light_was_worse: bool, source: str, weight: float = 1.0) -> None:
-        """`source`: feedback, audit or cascade. `weight`: see `RouteEscalation.observe`."""
+        """`source`: feedback, audit or cascade. `weight`: see `TierController.observe`."""
         self._telemetry.routing_labels.add(route, source, "worse" if light_was_worse else "as-good")
         self.of(route).observe(score, light_was_worse, source, weight)
         self._tell(self.basis, route, (score, light_was_worse, weight))
@@ -99,7 +99,7 @@ class Escalations:
             score, worse, weight = said
             self._routes[route].hear(float(score), bool(worse), float(weight))
 
-    def feedback(self, tenant: str, request_id: str, verdict: str) -> Answered | None:
+    def feedback(self, tenant: str, request_id: str, verdict: str) -> TierAnswer | None:
         """A client says that an answer was `right` or `wrong`; the first word on it counts. None: no such answer of
         this tenant is remembered."""
         found = self._answered.peek((tenant, request_id))

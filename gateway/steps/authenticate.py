@@ -10,11 +10,11 @@ from gateway.api_keys import PREFIX, digest_of, well_formed
 from gateway.bounded_cache import BoundedCache
 from gateway.context import Handler, RequestContext, resolved
 from gateway.credentials import key_of, tenant_of
-from gateway.errors import TooManyFailures, Unauthorized
+from gateway.errors import TooManyAuthFailures, Unauthorized
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
-from gateway.principal import HEADER, Permit
-from gateway.steps.key_cache import Found, Keyring
+from gateway.principal import HEADER, Principal
+from gateway.steps.key_cache import Found, KeyCache
 
 # How often an address may show credentials that are none: bounds guesses, and what they cost the store.
 #
@@ -28,7 +28,7 @@ INTERVAL_S = 3.0
 MAX_ADDRESSES = 10_000  # beyond it the one that failed longest ago is forgotten
 
 
-class Failures:
+class AuthThrottle:
     """`now`: monotonic clock, seconds. To be used from one event loop."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -69,7 +69,7 @@ SENTENCES = {
 }
 
 
-class BackendCredentials:
+class PassthroughAuth:
     """The backend judges the credentials; their full hash is the tenant, so that only who shows the same ones again
     gets answers that were made with them."""
 
@@ -84,11 +84,11 @@ class BackendCredentials:
         return self._inner(request)
 
 
-class ApiKeys:
+class ApiKeyAuth:
     """The gateway judges the credentials. `failures` bounds what an address can have looked up that is no key: one that
     is known already is served whatever came from its address before."""
 
-    def __init__(self, inner: Handler, keyring: Keyring, failures: Failures, telemetry: Telemetry) -> None:
+    def __init__(self, inner: Handler, keyring: KeyCache, failures: AuthThrottle, telemetry: Telemetry) -> None:
         self._inner = inner
         self._keyring = keyring
         self._failures = failures
@@ -106,31 +106,31 @@ class ApiKeys:
             return self._looked_up(request, text, digest)
         return self._permitted(request, permit)
 
-    def _permitted(self, request: RequestContext, permit: Permit) -> Response | Awaitable[Response]:
+    def _permitted(self, request: RequestContext, permit: Principal) -> Response | Awaitable[Response]:
         request.tenant, request.permit = permit.tenant, permit
         return self._inner(request)
 
     async def _looked_up(self, request: RequestContext, text: str, digest: str) -> Response:
-        """Raises `Unauthorized`, `TooManyFailures`, or `Overloaded` where the store does not answer."""
+        """Raises `Unauthorized`, `TooManyAuthFailures`, or `Overloaded` where the store does not answer."""
         wait_s = self._failures.wait_s(request.client_address)
         if wait_s is not None:
             self._telemetry.auth_failures.add("data", "too-many")
-            raise TooManyFailures(retry_after_s=wait_s)
+            raise TooManyAuthFailures(retry_after_s=wait_s)
         if well_formed(text):
             found: Found = await self._keyring.find(digest)
         else:
             found = "mistyped" if text.startswith(PREFIX) else "unknown"
-        if not isinstance(found, Permit):
+        if not isinstance(found, Principal):
             self._failures.failed(request.client_address)
             self._telemetry.auth_failures.add("data", found)
             raise Unauthorized(SENTENCES[found])
         return await resolved(self._permitted(request, found))
 
 
-class KeyOfJob:
+class JobAuth:
     """Of a job that is run: what the key that it was accepted with may, by now."""
 
-    def __init__(self, inner: Handler, keyring: Keyring) -> None:
+    def __init__(self, inner: Handler, keyring: KeyCache) -> None:
         self._inner = inner
         self._keyring = keyring
 
@@ -140,7 +140,7 @@ class KeyOfJob:
 
     async def _looked_up(self, request: RequestContext, identity: str) -> Response:
         found = await self._keyring.find_by_id(identity)
-        if not isinstance(found, Permit):
+        if not isinstance(found, Principal):
             raise Unauthorized(SENTENCES[found])
         request.permit = found
         return await resolved(self._inner(request))

@@ -8,7 +8,7 @@ import logging
 from gateway.context import RequestContext
 from gateway.dialects.known import likely_path
 from gateway.messages import Response
-from gateway.observability.json_logging import Seldom
+from gateway.observability.json_logging import RateLimitedLog
 
 LOG = logging.getLogger("nearhit")
 NOT_FOUND = 404
@@ -18,7 +18,7 @@ class BaseUrlHint:
     """The answer stays the backend's: some have these paths too."""
 
     def __init__(self) -> None:
-        self._seldom = Seldom()
+        self._seldom = RateLimitedLog()
 
     def look_at(self, request: RequestContext, response: Response) -> None:
         """An answer to a request that no dialect knows."""

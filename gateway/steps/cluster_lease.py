@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from gateway.cache.admission import Unstorable
-from gateway.cache.cluster_leases import Leasing
+from gateway.cache.admission import HitForMiss
+from gateway.cache.cluster_leases import ClusterLeases
 from gateway.cache.freshness import freshness_of
 from gateway.cache.hits import answer_from
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StoreUnavailable
 from gateway.messages import Bypass, Lifetime, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, NearStore
+from gateway.ports import Clock, NearbyStore
 from gateway.routing.budget import patience_s
 from gateway.streams import with_end
 
@@ -29,11 +29,11 @@ class ClusterLease:
     def __init__(
         self,
         inner: Handler,
-        leasing: Leasing,
-        store: NearStore,
+        leasing: ClusterLeases,
+        store: NearbyStore,
         clock: Clock,
         telemetry: Telemetry,
-        unstorable: Unstorable,
+        unstorable: HitForMiss,
         lifetime: Lifetime,
         *,
         exact: bool,

@@ -6,18 +6,18 @@ from collections.abc import Awaitable, Callable
 
 from gateway.config.policy.model import Route
 from gateway.context import RequestContext
-from gateway.errors import OnlyIfCached, OutOfTime, StaleWanted
+from gateway.errors import BudgetExceeded, OnlyIfCached, ServeStale
 from gateway.messages import Bypass, Choice, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.backend_choice import Deciding
-from gateway.routing.fallback import Answered
+from gateway.routing.backend_choice import BackendChoice
+from gateway.routing.fallback import BackendAnswer
 from gateway.routing.latency_promises import Promise, Promises
 from gateway.routing.selection import Decision
-from gateway.routing.tier_learning import Escalations
+from gateway.routing.tier_learning import TierLearning
 from gateway.steps.base_url_hint import BaseUrlHint
-from gateway.upstream.backend import Pool
+from gateway.upstream.backend import UpstreamPool
 
-Call = Callable[[RequestContext, Decision], Awaitable[Answered]]
+Call = Callable[[RequestContext, Decision], Awaitable[BackendAnswer]]
 """Puts a request to the backends of a decision. Raises `Refused`."""
 Mirror = Callable[[RequestContext, Response], Response]
 """Sees every answer, and may watch it go by."""
@@ -30,14 +30,14 @@ class Dispatch:
     def __init__(
         self,
         route: Route,
-        deciding: Deciding,
+        deciding: BackendChoice,
         call: Call,
         promises: Promises,
-        escalations: Escalations,
+        escalations: TierLearning,
         telemetry: Telemetry,
         base_url_hint: BaseUrlHint,
         mirror: Mirror | None = None,
-        sole: Pool | None = None,
+        sole: UpstreamPool | None = None,
     ) -> None:
         self._route = route
         self._deciding = deciding
@@ -61,7 +61,7 @@ class Dispatch:
             return self._answered_by_sole(request, self._sole)
         return self._decided(request)
 
-    async def _answered_by_sole(self, request: RequestContext, sole: Pool) -> Response:
+    async def _answered_by_sole(self, request: RequestContext, sole: UpstreamPool) -> Response:
         response = await sole.call(request)
         self._telemetry.routed.add_to(self._routed_to_sole)
         bypass = request.bypass
@@ -84,7 +84,7 @@ class Dispatch:
             response = promise.watched(response, as_chosen=answered.instead is None)
         return self._finished(request, response, self._provenance(request, decision, answered))
 
-    async def _called(self, request: RequestContext, decision: Decision, promise: Promise | None) -> Answered:
+    async def _called(self, request: RequestContext, decision: Decision, promise: Promise | None) -> BackendAnswer:
         try:
             return await self._call(request, decision)
         except BaseException as error:
@@ -99,7 +99,7 @@ class Dispatch:
             self._base_url_hint.look_at(request, response)
         return Response(response.status, response.headers, response.body, provenance)
 
-    def _provenance(self, request: RequestContext, decision: Decision, answered: Answered) -> Provenance:
+    def _provenance(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Provenance:
         reason: str = answered.instead or decision.reason
         tier = self._route.target.tier_of(answered.backend) if decision.tier is not None else None
         self._telemetry.routed.add(self._route.name, tier or "none", reason)
@@ -125,10 +125,10 @@ class Dispatch:
         message = f"no backend is predicted to answer within the latency budget{told}"
         if late == "refuse":
             self._promises.not_asked(self._route, "refused")
-            raise OutOfTime(message)
+            raise BudgetExceeded(message)
         if late == "stale" and request.stale_available:
             self._promises.not_asked(self._route, "stale")
-            raise StaleWanted(message)
+            raise ServeStale(message)
 
 
 def _verdict(request: RequestContext) -> Verdict:

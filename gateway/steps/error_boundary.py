@@ -6,11 +6,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.context import Handler, RequestContext
-from gateway.errors import BackendFull, Refused, TooManyInflight
+from gateway.errors import BackendOverloaded, GatewayError, TooManyInflight
 from gateway.inflight import Inflight
-from gateway.messages import Dialect, Provenance, Response, Verdict, Whole
+from gateway.messages import Dialect, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.priority import Shed
+from gateway.priority import ShedReason
 
 LOG = logging.getLogger("nearhit")
 
@@ -47,16 +47,16 @@ class ErrorBoundary:
             return self._refused(request, error)
 
     def _refused(self, request: RequestContext, error: Exception) -> Response:
-        if isinstance(error, BackendFull):  # of all that its route might have called
+        if isinstance(error, BackendOverloaded):  # of all that its route might have called
             self._telemetry.shed.add(error.reason)
         elif isinstance(error, TooManyInflight):
-            self._telemetry.shed.add(Shed.MAX_INFLIGHT)
-        elif not isinstance(error, Refused):
+            self._telemetry.shed.add(ShedReason.MAX_INFLIGHT)
+        elif not isinstance(error, GatewayError):
             LOG.error("internal error", exc_info=error, extra={"fields": request.log_fields})
-            error = Refused(f"internal error; the log has more under request id {request.id}")
+            error = GatewayError(f"internal error; the log has more under request id {request.id}")
         return self._response(request, error)
 
-    def _response(self, request: RequestContext, error: Refused) -> Response:
+    def _response(self, request: RequestContext, error: GatewayError) -> Response:
         dialect = request.dialect or self._error_dialect(request.method, request.path, request.headers)
         headers = [("Content-Type", "application/json")]
         if error.retry_after_s is not None:
@@ -64,6 +64,6 @@ class ErrorBoundary:
         headers += error.headers
         if dialect.id_header is not None:
             headers.append((dialect.id_header, request.id))
-        body = Whole(dialect.error(error.kind, error.message, error.param))
+        body = FullBody(dialect.error(error.kind, error.message, error.param))
         provenance = Provenance(Verdict.MISS, reason=error.kind, forwarded=error.forwarded)
         return Response(error.status, tuple(headers), body, provenance)

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from gateway.cache.freshness import FAILED, Freshness, freshness_of
 from gateway.cache.hits import answer_from
 from gateway.context import Handler, RequestContext, resolved
-from gateway.errors import BackendError, LimitReached, Refused, StoreUnavailable, StreamBroken
+from gateway.errors import BackendError, GatewayError, LimitReached, StoreUnavailable, UpstreamStreamError
 from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, EagerEmbedder, NearStore
+from gateway.ports import Clock, EagerEmbedder, NearbyStore
 from gateway.streams import close_body, drain
 from gateway.tasks import Background
 
@@ -50,7 +50,7 @@ class ExactCache:
     def __init__(
         self,
         inner: Handler,
-        store: NearStore,
+        store: NearbyStore,
         lacks: Callable[[str], bool],
         clock: Clock,
         telemetry: Telemetry,
@@ -120,7 +120,7 @@ class ExactCache:
         anew.directives, anew.bypass = NO_CACHE, Bypass.NO_CACHE
         try:
             await drain((await resolved(self._inner(anew))).body)
-        except (Refused, StreamBroken) as error:
+        except (GatewayError, UpstreamStreamError) as error:
             LOG.warning("a refresh failed", extra={"fields": {**request.log_fields, "error": str(error)}})
 
     async def _unless_it_fails(self, request: RequestContext, entry: Entry, freshness: Freshness) -> Response:

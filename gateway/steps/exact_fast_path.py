@@ -24,11 +24,21 @@ from gateway.cache.hits import provenance_of
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import StoreUnavailable
 from gateway.inflight import Inflight
-from gateway.messages import NO_DIRECTIVES, Dialect, Entry, Facts, Lifetime, Provenance, Response, Verdict, Whole
+from gateway.messages import (
+    NO_DIRECTIVES,
+    Dialect,
+    Entry,
+    FullBody,
+    Lifetime,
+    Provenance,
+    Response,
+    TrafficFacts,
+    Verdict,
+)
 from gateway.observability.access_log import RequestSeries
 from gateway.observability.observer import CLIENT_CLOSED, Observer
-from gateway.ports import Clock, NearStore
-from gateway.principal import Permit
+from gateway.ports import Clock, NearbyStore
+from gateway.principal import Principal
 from gateway.response_headers import HeaderTemplate
 from gateway.steps.parse_and_route import RouteTable
 
@@ -38,7 +48,7 @@ MAX_KNOWN = 4096
 MAX_BYTES = 32 * 1024 * 1024
 MAX_BODY = 64 * 1024  # of a request: to hash one takes a tenth of the time to parse it
 MAX_FORMED = 512 * 1024  # of an answer
-NO_BODY = Whole(b"")
+NO_BODY = FullBody(b"")
 # Fields of an entry that an answer shows. One that was fetched anew differs in `created`, to the microsecond.
 _shown = attrgetter(
     "created", "upstream_s", "scope", "backend", "content_type", "input_tokens", "output_tokens", "cost_dollars"
@@ -47,7 +57,7 @@ STEPS = ["exact"]  # of a hit that took no others
 
 
 @dataclass(slots=True)
-class _Known:
+class _CachedHit:
     """A request that ended in an exact hit, and its answer in the form in which it went out."""
 
     table: RouteTable
@@ -56,8 +66,8 @@ class _Known:
     dialect: Dialect
     tenant: str
     route: str
-    permit: Permit | None
-    facts: Facts | None
+    permit: Principal | None
+    facts: TrafficFacts | None
     series: RequestSeries
     provenance: Provenance
     headers: HeaderTemplate
@@ -71,7 +81,7 @@ class _Known:
         """Whether this is the entry of the remembered answer, as far as the answer shows."""
         return _shown(entry) == _shown(self.entry) and not entry.streamed and len(entry.payload[0]) == self.length
 
-    def lean(self) -> _Known:
+    def lean(self) -> _CachedHit:
         """Without what is large, for an entry that does not lie in memory."""
         return replace(self, entry=replace(self.entry, payload=(), question=None), body=None)
 
@@ -97,11 +107,11 @@ class ExactFastPath:
     def __init__(
         self,
         inner: Handler,
-        store: NearStore,
+        store: NearbyStore,
         table: Callable[[], RouteTable],
         observer: Observer,
         clock: Clock,
-        holds: Callable[[Permit], bool],
+        holds: Callable[[Principal], bool],
         inflight: Inflight | None,
     ) -> None:
         self._inner = inner
@@ -112,7 +122,7 @@ class ExactFastPath:
         self._clock = clock
         self._holds = holds
         self._inflight = inflight
-        self._known: BoundedCache[Hashable, _Known] = BoundedCache(MAX_KNOWN, max_weight=MAX_BYTES, weigh=_size)
+        self._known: BoundedCache[Hashable, _CachedHit] = BoundedCache(MAX_KNOWN, max_weight=MAX_BYTES, weigh=_size)
         self._seen_once: set[int] = (
             set()
         )  # hashes of requests that were hits once: one that comes again is worth a place
@@ -135,7 +145,9 @@ class ExactFastPath:
         also = self._table().traced_matches
         return (request.head_digest, body, *[request.headers.get(name) for name in also])
 
-    def _repeat(self, request: RequestContext, key: Hashable, known: _Known) -> Response | Awaitable[Response] | None:
+    def _repeat(
+        self, request: RequestContext, key: Hashable, known: _CachedHit
+    ) -> Response | Awaitable[Response] | None:
         """None where the request has to be read."""
         if known.table is self._table():
             entry = self._store.peek(known.entry.fingerprint)
@@ -149,7 +161,7 @@ class ExactFastPath:
         self._known.pop(key)  # another policy; or it was fetched anew
         return None
 
-    async def _from_store(self, request: RequestContext, key: Hashable, known: _Known) -> Response:
+    async def _from_store(self, request: RequestContext, key: Hashable, known: _CachedHit) -> Response:
         """From the store: its entry has made room for others."""
         try:
             entry = await self._store.get(known.entry.fingerprint)
@@ -170,7 +182,7 @@ class ExactFastPath:
         request.on_written = self._learn
         return await resolved(self._inner(request))
 
-    def _answered(self, request: RequestContext, known: _Known, body: bytes) -> Response | None:
+    def _answered(self, request: RequestContext, known: _CachedHit, body: bytes) -> Response | None:
         """None where it may not be served: the steps say why."""
         entry = known.entry
         if known.permit is not None and not self._holds(known.permit):
@@ -208,7 +220,7 @@ class ExactFastPath:
         if not (as_stored or (in_memory and len(data) <= MAX_FORMED)) or self._is_first(request.head_digest, body):
             return
         assert request.dialect is not None
-        known = _Known(
+        known = _CachedHit(
             table=request.table,
             entry=entry,
             lifetime=lifetime,
@@ -238,5 +250,5 @@ class ExactFastPath:
         return True
 
 
-def _size(known: _Known) -> int:
+def _size(known: _CachedHit) -> int:
     return known.size

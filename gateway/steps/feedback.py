@@ -14,15 +14,15 @@ from typing import Any
 import orjson
 
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.feedback import Counterexamples, Served, ServedHits
+from gateway.cache.feedback import Counterexamples, ServedHit, ServedHits
 from gateway.cache.judgement import relation_between
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.dialects.json_body import ABSENT, parse_object, wrong
 from gateway.errors import BadRequest, NotFound
-from gateway.messages import Bypass, Provenance, Response, Verdict, Whole
+from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.tier_learning import Escalations
+from gateway.routing.tier_learning import TierLearning
 
 PATH = "/v1/feedback"
 # Tenant, request id and verdict -> what it was about.
@@ -30,17 +30,17 @@ Heed = Callable[[str, str, str], Awaitable[dict[str, Any] | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class FeedbackState:
     """What lookups and feedback share."""
 
     served: ServedHits
     counterexamples: Counterexamples
 
 
-class Verdicts:
+class FeedbackService:
     """What becomes of a client's word on an answer that this gateway has given."""
 
-    def __init__(self, memory: Memory, spaces: Spaces, escalations: Escalations, telemetry: Telemetry) -> None:
+    def __init__(self, memory: FeedbackState, spaces: Spaces, escalations: TierLearning, telemetry: Telemetry) -> None:
         self._memory = memory
         self._spaces = spaces
         self._escalations = escalations
@@ -67,7 +67,7 @@ class Verdicts:
         tier = "light" if answered.light else "large"
         return {"request_id": request_id, "verdict": verdict, "route": answered.route, "tier": tier}
 
-    def _learn(self, served: Served, verdict: str) -> None:
+    def _learn(self, served: ServedHit, verdict: str) -> None:
         """Those learn who served it: the embedding model may be another one by now, with thresholds of its own."""
         space = self._spaces.of(served.embedder)
         if space is None:
@@ -81,7 +81,7 @@ class Verdicts:
 class FeedbackEndpoint:
     """`elsewhere` asks the other gateways on the store, as a client need not come back to the one that answered it."""
 
-    def __init__(self, verdicts: Verdicts, elsewhere: Heed) -> None:
+    def __init__(self, verdicts: FeedbackService, elsewhere: Heed) -> None:
         self._verdicts = verdicts
         self._elsewhere = elsewhere
 
@@ -105,7 +105,7 @@ class FeedbackEndpoint:
 
 def _heard(body: dict[str, Any]) -> Response:
     provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
-    return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(body)), provenance)
+    return Response(200, (("Content-Type", "application/json"),), FullBody(orjson.dumps(body)), provenance)
 
 
 def _read(body: dict[str, Any]) -> tuple[str, str]:

@@ -14,61 +14,61 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.api_keys import Key, KeyStore, KeyUnreadable, decode
+from gateway.api_keys import ApiKey, KeyStore, KeyUnreadable, decode
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.principal import CONFIGURED, Permit
+from gateway.principal import CONFIGURED, Principal
 
 LOG = logging.getLogger("nearhit.keys")
 POLL_S = 0.25
 MAX_AGE_S = 1.0
 MAX_KNOWN = 10_000  # keys; 1 kB each
 MAX_STRANGERS = 1_000  # digests of what is no key; apart, so that they push no key out
-Found = Permit | str
+Found = Principal | str
 """A permit, or why there is none: `unknown`, `expired`, `revoked`."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedKey:
     found: Found
     generation: int
     asked: float  # monotonic clock
 
 
-class Keyring:
+class KeyCache:
     """`configured`: digest -> permit. To be used from one event loop, `run` beside it."""
 
     def __init__(
-        self, store: KeyStore, configured: Mapping[str, Permit], clock: Clock, telemetry: Telemetry, *, kept_s: float
+        self, store: KeyStore, configured: Mapping[str, Principal], clock: Clock, telemetry: Telemetry, *, kept_s: float
     ) -> None:
         self._store = store
         self._configured = dict(configured)
         self._clock = clock
         self._telemetry = telemetry
         self._kept_s = kept_s
-        self._known: BoundedCache[str, _Known] = BoundedCache(MAX_KNOWN)
-        self._strangers: BoundedCache[str, _Known] = BoundedCache(MAX_STRANGERS)
-        self._asking: dict[str, asyncio.Task[_Known]] = {}
+        self._known: BoundedCache[str, _CachedKey] = BoundedCache(MAX_KNOWN)
+        self._strangers: BoundedCache[str, _CachedKey] = BoundedCache(MAX_STRANGERS)
+        self._asking: dict[str, asyncio.Task[_CachedKey]] = {}
         self._generation = 0
         self._version: bytes | None = None
         self._confirmed = float("-inf")  # monotonic clock: when the store was last asked whether a key has changed
         self._superseded = float("-inf")  # the same of the generation before
 
-    def holds(self, permit: Permit) -> bool:
+    def holds(self, permit: Principal) -> bool:
         """Whether it is as good as when it was found, as far as is known without asking."""
         if permit.generation == CONFIGURED:
             return True
         return self._sure(permit.generation) and (permit.until is None or self._clock.wall() < permit.until)
 
-    def at_hand(self, digest: str) -> Permit | None:
+    def at_hand(self, digest: str) -> Principal | None:
         """Of a key that need not be asked for."""
         configured = self._configured.get(digest)
         if configured is not None:
             return configured
         known = self._known.peek(digest)
-        if known is None or not isinstance(known.found, Permit) or not self.holds(known.found):
+        if known is None or not isinstance(known.found, Principal) or not self.holds(known.found):
             return None
         return known.found
 
@@ -119,8 +119,8 @@ class Keyring:
         return "expired" if until is not None and self._clock.wall() >= until else known.found
 
     async def _asked(
-        self, name: str, ask: Callable[[], Awaitable[bytes | None]], digest: str | None, before: _Known | None
-    ) -> _Known:
+        self, name: str, ask: Callable[[], Awaitable[bytes | None]], digest: str | None, before: _CachedKey | None
+    ) -> _CachedKey:
         """A crowd that shows one key asks once."""
         task = self._asking.get(name)
         if task is None:
@@ -135,18 +135,18 @@ class Keyring:
             self._telemetry.key_lookups.add("unavailable")
             raise Overloaded("API keys cannot be looked up now: try again", retry_after_s=1) from None
 
-    async def _ask(self, name: str, ask: Callable[[], Awaitable[bytes | None]], digest: str | None) -> _Known:
+    async def _ask(self, name: str, ask: Callable[[], Awaitable[bytes | None]], digest: str | None) -> _CachedKey:
         generation, asked = self._generation, self._clock.monotonic()
         data = await ask()
         found = self._read(data, digest, generation)
-        known = _Known(found, generation, asked)
+        known = _CachedKey(found, generation, asked)
         self._telemetry.key_lookups.add("absent" if found == "unknown" else "found")
         for each in (self._known, self._strangers):
             each.pop(name)
         (self._strangers if found == "unknown" else self._known).put(name, known)
         return known
 
-    def _over(self, name: str, task: asyncio.Task[_Known]) -> None:
+    def _over(self, name: str, task: asyncio.Task[_CachedKey]) -> None:
         self._asking.pop(name, None)
         if not task.cancelled():
             task.exception()  # whoever waited for it has it, or has left
@@ -155,7 +155,7 @@ class Keyring:
         if data is None:
             return "unknown"
         try:
-            key: Key = decode(data)
+            key: ApiKey = decode(data)
         except KeyUnreadable as error:
             LOG.error("a key of the store is unreadable, and good for nothing: %s", error)
             return "unknown"
@@ -165,7 +165,7 @@ class Keyring:
             return "revoked"
         return key.permit(digest, generation)
 
-    def _last_sure(self, known: _Known) -> float:
+    def _last_sure(self, known: _CachedKey) -> float:
         """Monotonic clock: when it was last known to be so."""
         if known.generation == self._generation:
             return max(known.asked, self._confirmed)

@@ -14,8 +14,8 @@ from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import MODELS
 from gateway.dialects.translation.models import anthropic_model, anthropic_page
 from gateway.errors import BackendError, NotFound
-from gateway.messages import Bypass, Provenance, Response, Verdict, Whole
-from gateway.upstream.backend import Pool
+from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
+from gateway.upstream.backend import UpstreamPool
 
 LISTED = ("openai", "anthropic", "text")  # what offers models by name
 
@@ -27,7 +27,7 @@ class ModelList:
     A backend that cannot say is left out; when none can, that is the answer.
     """
 
-    def __init__(self, backends: Sequence[Pool]) -> None:
+    def __init__(self, backends: Sequence[UpstreamPool]) -> None:
         self._backends = backends
 
     def answer(self, request: RequestContext) -> Awaitable[Response] | None:
@@ -43,7 +43,7 @@ class ModelList:
         request.require_capacity()
         return self._answer(request, backends, anthropic=anthropic)
 
-    async def _answer(self, request: RequestContext, backends: Sequence[Pool], *, anthropic: bool) -> Response:
+    async def _answer(self, request: RequestContext, backends: Sequence[UpstreamPool], *, anthropic: bool) -> Response:
         models = await self._merged(request, backends)
         name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models have slashes
         if not name:
@@ -53,7 +53,7 @@ class ModelList:
             raise NotFound(f"the model {name[:100]!r} does not exist")
         return _json(anthropic_model(models[name]) if anthropic else models[name])
 
-    async def _merged(self, request: RequestContext, backends: Sequence[Pool]) -> dict[str, dict[str, Any]]:
+    async def _merged(self, request: RequestContext, backends: Sequence[UpstreamPool]) -> dict[str, dict[str, Any]]:
         answers = await asyncio.gather(*(backend.models(request) for backend in backends), return_exceptions=True)
         models: dict[str, dict[str, Any]] = {}
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -68,4 +68,4 @@ class ModelList:
 
 def _json(value: object) -> Response:
     provenance = Provenance(Verdict.BYPASS, reason=Bypass.PASS_THROUGH)
-    return Response(200, (("Content-Type", "application/json"),), Whole(orjson.dumps(value)), provenance)
+    return Response(200, (("Content-Type", "application/json"),), FullBody(orjson.dumps(value)), provenance)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from gateway.context import Handler, RequestContext
-from gateway.messages import ByteStream, EventStream, Response, Tunnel, Whole
+from gateway.messages import ByteStream, EventStream, FullBody, Response, Tunnel
 from gateway.observability.observer import CLIENT_CLOSED, Observer
-from gateway.streams import Ending, Ready, Tap, tapped
+from gateway.streams import BufferedStream, ClosingDuplex, StreamObserver, tapped
 
 
 class Observe:
@@ -31,7 +31,7 @@ class Observe:
         return self._seen(request, response)
 
     def _seen(self, request: RequestContext, response: Response) -> Response:
-        if isinstance(response.body, Whole):
+        if isinstance(response.body, FullBody):
             self._observer.whole(request, response.status, response.provenance)
             return response
         self._observer.first_byte(request)
@@ -43,11 +43,13 @@ class Observe:
         def over() -> None:
             self._observer.over(request, response.status, response.provenance)
 
-        if isinstance(body, EventStream) and isinstance(body.events, Ready):  # it stays a body that is there at once
-            return EventStream(Ready(body.events.rest(), over))
+        if isinstance(body, EventStream) and isinstance(
+            body.events, BufferedStream
+        ):  # it stays a body that is there at once
+            return EventStream(BufferedStream(body.events.rest(), over))
         if isinstance(body, EventStream):
-            return EventStream(tapped(body.events, Tap(closed=over)))
+            return EventStream(tapped(body.events, StreamObserver(closed=over)))
         if isinstance(body, Tunnel):
-            return Tunnel(Ending(body.upstream, over))
+            return Tunnel(ClosingDuplex(body.upstream, over))
         assert isinstance(body, ByteStream)
-        return ByteStream(tapped(body.chunks, Tap(closed=over)))
+        return ByteStream(tapped(body.chunks, StreamObserver(closed=over)))

@@ -13,7 +13,7 @@ from gateway.cache.keys import keys_of, owner_of
 from gateway.config.policy.model import Policy, Route
 from gateway.context import Handler, RequestContext, resolved
 from gateway.credentials import TRACING
-from gateway.messages import Bypass, Call, Dialect, Facts, Response
+from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
 
@@ -37,8 +37,8 @@ class RouteTable:
         return tuple(sorted(names & TRACING))
 
 
-class Recording(Protocol):
-    def facts(self, request: RequestContext, route: Route) -> Facts | None:
+class RecordingRule(Protocol):
+    def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
         """For the traffic log, before anything is decided; None where the request is not recorded."""
 
 
@@ -47,7 +47,10 @@ class ParseAndRoute:
     whose protocol a method and a path are; None: nobody's."""
 
     def __init__(
-        self, table: Callable[[], RouteTable], dialect_of: Callable[[str, str], Dialect | None], recording: Recording
+        self,
+        table: Callable[[], RouteTable],
+        dialect_of: Callable[[str, str], Dialect | None],
+        recording: RecordingRule,
     ) -> None:
         self._table = table
         self._dialect_of = dialect_of

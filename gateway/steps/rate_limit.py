@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from gateway.config.policy.model import Route
 from gateway.context import Handler, RequestContext, resolved
-from gateway.errors import OutOfTime, StaleWanted
+from gateway.errors import BudgetExceeded, ServeStale
 from gateway.limits import MICROS, Limits
-from gateway.messages import Call, Event, EventStream, Price, Response, Usage, Whole
+from gateway.messages import Call, Event, EventStream, FullBody, Price, Response, Usage
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.limit_evaluation import (
     BYTES_A_TOKEN,
     EVERYWHERE,
-    Asked,
     Estimate,
+    LimitRequest,
     Typical,
     asked_of,
     headers_of,
@@ -28,13 +28,13 @@ from gateway.routing.limit_evaluation import (
     returns_of,
     with_headers,
 )
-from gateway.routing.rate_limiter import Grant, Quotas, own_of, take_limits, whose
-from gateway.streams import Tap, tapped, with_end
+from gateway.routing.rate_limiter import Grant, RateLimiter, own_of, take_limits, whose
+from gateway.streams import StreamObserver, tapped, with_end
 
 
 # Holds limits of requests that count what the caches answer, too: a route's, or an API key's.
 class CountRequests:
-    def __init__(self, inner: Handler, route: Route, quotas: Quotas, telemetry: Telemetry) -> None:
+    def __init__(self, inner: Handler, route: Route, quotas: RateLimiter, telemetry: Telemetry) -> None:
         self._inner = inner
         self._route = route
         self._quotas = quotas
@@ -48,7 +48,7 @@ class CountRequests:
         request.require_capacity()
         return self._counted(request, asked)
 
-    async def _counted(self, request: RequestContext, asked: Sequence[Asked]) -> Response:
+    async def _counted(self, request: RequestContext, asked: Sequence[LimitRequest]) -> Response:
         grant = await take_limits(request, self._route.name, asked, self._quotas, self._telemetry)
         response = await resolved(self._inner(request))
         request.served = None  # the exact fast path would answer the next one without counting it
@@ -69,7 +69,7 @@ class RateLimit:
     leaves. `light` in the policy's caps and `large_share` take the larger models away rather than the answer."""
 
     def __init__(
-        self, inner: Handler, route: Route, quotas: Quotas, prices: Mapping[str, Price], telemetry: Telemetry
+        self, inner: Handler, route: Route, quotas: RateLimiter, prices: Mapping[str, Price], telemetry: Telemetry
     ) -> None:
         self._inner = inner
         self._route = route
@@ -92,7 +92,7 @@ class RateLimit:
         request.require_capacity()
         return self._limited(request, asked)
 
-    async def _limited(self, request: RequestContext, asked: Sequence[Asked]) -> Response:
+    async def _limited(self, request: RequestContext, asked: Sequence[LimitRequest]) -> Response:
         grant = await take_limits(request, self._route.name, asked, self._quotas, self._telemetry)
         held = light_only(asked, grant.taken)
         if held is not None:
@@ -101,7 +101,7 @@ class RateLimit:
         try:
             request.light_only, request.metered = held is not None, True
             response = await resolved(self._inner(request))
-        except (OutOfTime, StaleWanted):
+        except (BudgetExceeded, ServeStale):
             self._quotas.give_back(grant, not_asked(asked, grant.taken))
             account.close(Estimate())
             raise
@@ -116,7 +116,7 @@ class RateLimit:
         response = replace(response, headers=with_headers(response.headers, headers_of(asked, grant.taken)))
         return self._counted(request.call, response, account)
 
-    def _asked(self, request: RequestContext) -> list[Asked]:
+    def _asked(self, request: RequestContext) -> list[LimitRequest]:
         of_route = [rule for rule in self._route.limits if rule.per == "route" or not request.internal]
         own, key = own_of(request)
         if not of_route and not own:
@@ -145,9 +145,9 @@ class RateLimit:
         """Closes the account when the answer is over."""
         body, backend = response.body, response.provenance.backend
         account.beside = self._summed(response.provenance.beside)
-        if call is None or response.status != 200 or not isinstance(body, Whole | EventStream):
+        if call is None or response.status != 200 or not isinstance(body, FullBody | EventStream):
             return with_end(response, lambda: account.close(Estimate()))
-        if isinstance(body, Whole):
+        if isinstance(body, FullBody):
             account.close(self._real(call, backend, [body.data], len(body.data) // BYTES_A_TOKEN, streamed=False))
             return response
         kept: list[bytes] = []
@@ -164,7 +164,7 @@ class RateLimit:
             whole = kept if seen[1] <= MAX_READ else []
             account.close(self._real(call, backend, whole, seen[0], streamed=True))
 
-        return replace(response, body=EventStream(tapped(body.events, Tap(saw, closed=over))))
+        return replace(response, body=EventStream(tapped(body.events, StreamObserver(saw, closed=over))))
 
     def _summed(self, usages: Sequence[Usage]) -> Estimate:
         costs = [self._cost(usage.backend, usage.input_tokens, usage.output_tokens) for usage in usages]
@@ -190,7 +190,7 @@ def _without_shares(limits: Sequence[Limits]) -> list[Limits]:
 class _Account:
     """What one call has taken, until it is put right, once."""
 
-    def __init__(self, step: RateLimit, asked: Sequence[Asked], grant: Grant) -> None:
+    def __init__(self, step: RateLimit, asked: Sequence[LimitRequest], grant: Grant) -> None:
         self._step = step
         self._asked = asked
         self._grant = grant

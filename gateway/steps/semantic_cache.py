@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-from gateway.cache.admission import Unstorable
-from gateway.cache.audits import Audits
-from gateway.cache.inflight_questions import Aloft, Question
-from gateway.config.policy.model import Audit
+from gateway.cache.admission import HitForMiss
+from gateway.cache.audits import HitAudits
+from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
+from gateway.config.policy.model import AuditSettings
 from gateway.context import Handler, RequestContext, resolved
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Bypass, Embedding, Response
@@ -26,7 +26,12 @@ class SimilarInflight:
     twice: a request that finds nothing then makes a call of its own."""
 
     def __init__(
-        self, lookup: SemanticLookup, inflight: Aloft, unstorable: Unstorable, clock: Clock, telemetry: Telemetry
+        self,
+        lookup: SemanticLookup,
+        inflight: InflightQuestions,
+        unstorable: HitForMiss,
+        clock: Clock,
+        telemetry: Telemetry,
     ) -> None:
         self._lookup = lookup
         self._inflight = inflight
@@ -57,7 +62,7 @@ class SimilarInflight:
             raise
         return with_end(response, lambda: self._inflight.land(own))
 
-    async def _landed(self, request: RequestContext, other: Question) -> bool:
+    async def _landed(self, request: RequestContext, other: InflightQuestion) -> bool:
         self._telemetry.crowds.add("waits-alike")
         with request.timed("wait"):
             try:
@@ -73,7 +78,7 @@ class AuditedHits:
     """Has some semantic hits compared with a fresh answer, once they are on their way to the client. What an audit
     fetches is stored like the answer of any miss, and no client hears of it."""
 
-    def __init__(self, audits: Audits, rule: Audit) -> None:
+    def __init__(self, audits: HitAudits, rule: AuditSettings) -> None:
         self._audits = audits
         self._rule = rule
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.cache.feedback import Served
+from gateway.cache.feedback import ServedHit
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import answer_from
-from gateway.cache.inflight_questions import Question
-from gateway.cache.judgement import MAX_CANDIDATES, Scorer, Scores
+from gateway.cache.inflight_questions import InflightQuestion
+from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores
 from gateway.cache.threshold.route_control import Controls
 from gateway.config.policy.model import Semantic
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
 from gateway.messages import Embedding, Entry, Lifetime, Neighbour, Refusal, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, NearStore, VectorIndex
-from gateway.steps.feedback import Memory
+from gateway.ports import Clock, NearbyStore, VectorIndex
+from gateway.steps.feedback import FeedbackState
 
 LOG = logging.getLogger("nearhit.semantic")
 Found = tuple[Entry, float, Freshness]
@@ -46,14 +46,14 @@ class SemanticLookup:
     def __init__(
         self,
         index: VectorIndex,
-        store: NearStore,
-        scorer: Scorer,
+        store: NearbyStore,
+        scorer: CandidateScorer,
         controls: Controls,
         clock: Clock,
         telemetry: Telemetry,
         rule: Semantic,
         lifetime: Lifetime,
-        memory: Memory,
+        memory: FeedbackState,
         *,
         floor: float,
         embedder: str,
@@ -119,8 +119,8 @@ class SemanticLookup:
         return self._begun(search)
 
     async def similar_inflight(
-        self, request: RequestContext, question: str, embedding: Embedding, inflight: Sequence[Question]
-    ) -> Question | None:
+        self, request: RequestContext, question: str, embedding: Embedding, inflight: Sequence[InflightQuestion]
+    ) -> InflightQuestion | None:
         """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""
         if not inflight:
             return None
@@ -218,7 +218,7 @@ class SemanticLookup:
         return self._served(request, scores, found)
 
     async def _scored_closely(
-        self, request: RequestContext, scores: Scores, found: Sequence[Found], began: float
+        self, request: RequestContext, scores: CandidateScores, found: Sequence[Found], began: float
     ) -> Response | None:
         try:
             await self._scorer.look_closer(scores)
@@ -226,7 +226,7 @@ class SemanticLookup:
             request.since("verify", began)
         return self._served(request, scores, found)
 
-    def _served(self, request: RequestContext, scores: Scores, found: Sequence[Found]) -> Response | None:
+    def _served(self, request: RequestContext, scores: CandidateScores, found: Sequence[Found]) -> Response | None:
         """Notes what was found. None where it may not be served."""
         chosen, control = scores.judged[scores.best], scores.control
         if not self._plain and chosen.opinion.veto is None and not chosen.verbatim:
@@ -238,7 +238,7 @@ class SemanticLookup:
         if self._store.banned(chosen.entry):  # removed while it was looked at
             return None
         control.hit()
-        self._memory.served.add(request.tenant, request.id, Served(request.route, chosen, self._embedder))
+        self._memory.served.add(request.tenant, request.id, ServedHit(request.route, chosen, self._embedder))
         return answer_from(request, chosen.entry, found[scores.best][2], Verdict.SEMANTIC, chosen.similarity)
 
     def _refused(self, request: RequestContext, reason: Refusal) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-from gateway.cache.admission import Unstorable
-from gateway.cache.flight import Flight
+from gateway.cache.admission import HitForMiss
+from gateway.cache.flight import SharedCall
 from gateway.cache.freshness import shares_flight
 from gateway.context import Handler, RequestContext, resolved
-from gateway.errors import LimitReached, OutOfTime, StaleWanted
+from gateway.errors import BudgetExceeded, LimitReached, ServeStale
 from gateway.messages import Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.rate_limiter import asker_of
@@ -21,7 +21,7 @@ class SingleFlight:
     makes a call of its own."""
 
     def __init__(
-        self, inner: Handler, flights: dict[str, Flight], unstorable: Unstorable, telemetry: Telemetry
+        self, inner: Handler, flights: dict[str, SharedCall], unstorable: HitForMiss, telemetry: Telemetry
     ) -> None:
         self._inner = inner
         self._flights = flights
@@ -46,7 +46,7 @@ class SingleFlight:
         if isinstance(answer, Response):
             return answer
         key = request.fingerprint
-        flight = self._flights[key] = Flight(answer, request.traced)
+        flight = self._flights[key] = SharedCall(answer, request.traced)
 
         def land(_: asyncio.Future[None]) -> None:
             if self._flights.get(key) is flight:
@@ -55,7 +55,7 @@ class SingleFlight:
         flight.task.add_done_callback(land)
         return flight.join()
 
-    async def _follow(self, request: RequestContext, flight: Flight | None) -> Response:
+    async def _follow(self, request: RequestContext, flight: SharedCall | None) -> Response:
         while flight is not None and flight.open:
             request.link(flight.origin)
             try:
@@ -65,7 +65,7 @@ class SingleFlight:
                 if error.asker == asker_of(request):
                     raise
                 return await resolved(self._inner(request))  # it was another's limit, of those who share answers
-            except (OutOfTime, StaleWanted):  # that was the leader's budget: the next one of those that wait leads
+            except (BudgetExceeded, ServeStale):  # that was the leader's budget: the next one of those that wait leads
                 flight = self._flights.get(request.fingerprint)
         return await resolved(self._lead(request))
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from gateway.cache.keys import keys_of, owner_of
 from gateway.context import Handler, RequestContext, resolved
-from gateway.errors import BackendError, Malformed
-from gateway.input_batch import Gathering
-from gateway.messages import Call, Provenance, Response, Verdict, Whole
+from gateway.errors import BackendError, MalformedResponse
+from gateway.input_batch import MissBatch
+from gateway.messages import Call, FullBody, Provenance, Response, Verdict
 
 MAX_INPUTS = 2048  # OpenAI's own bound of a call
 
@@ -32,7 +32,7 @@ class SplitInputs:
             return await resolved(forward(request))
         requests = [self._part(request, part) for part in parts]
         each = {part.fingerprint: part for part in requests}  # the same input twice is asked once
-        gathering = Gathering(batch, each)
+        gathering = MissBatch(batch, each)
         answers = await _all([self._answer(part, gathering, forward) for part in each.values()])
         found = dict(zip(each, answers, strict=True))
         self._note(request, list(each.values()))
@@ -41,8 +41,8 @@ class SplitInputs:
             return failed
         ordered = [found[part.fingerprint] for part in requests]
         try:
-            body = Whole(batch.joined([_data(answer) for answer in ordered]))
-        except Malformed as error:
+            body = FullBody(batch.joined([_data(answer) for answer in ordered]))
+        except MalformedResponse as error:
             raise BackendError(str(error), retryable=False) from None
         fetched = [answer for answer in answers if answer.provenance.verdict is not Verdict.EXACT]
         headers = (fetched or answers)[0].headers
@@ -54,7 +54,7 @@ class SplitInputs:
         part.scope, part.fingerprint = keys_of(owner_of(self._share, request.tenant, call.user), request.route, call)
         return part
 
-    async def _answer(self, part: RequestContext, gathering: Gathering, forward: Handler) -> Response:
+    async def _answer(self, part: RequestContext, gathering: MissBatch, forward: Handler) -> Response:
         part.gathering = gathering
         try:
             return await resolved(forward(part))
@@ -97,6 +97,6 @@ async def _all(asked: Sequence[Coroutine[Any, Any, Response]]) -> list[Response]
 
 
 def _data(answer: Response) -> bytes:
-    if not isinstance(answer.body, Whole):
-        raise Malformed("an embeddings answer is a stream")
+    if not isinstance(answer.body, FullBody):
+        raise MalformedResponse("an embeddings answer is a stream")
     return answer.body.data

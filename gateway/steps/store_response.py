@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.admission import Frequency, Unstorable, judged, roles_of, unasked
+from gateway.cache.admission import HitForMiss, UseCounts, judged, roles_of, unasked
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.inflight_questions import entry_of
 from gateway.config.policy.model import Route
@@ -20,16 +20,16 @@ from gateway.messages import (
     Entry,
     Event,
     EventStream,
+    FullBody,
     Inspection,
     Price,
     Provenance,
     Response,
     Vector,
-    Whole,
 )
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, NearStore, VectorIndex
-from gateway.streams import Tap, tapped
+from gateway.ports import Clock, NearbyStore, VectorIndex
+from gateway.streams import StreamObserver, tapped
 from gateway.tasks import held
 
 # Puts an answer where it is found again: into the store and the index, and into the books of those who keep them.
@@ -42,12 +42,12 @@ class CacheWriter:
 
     def __init__(
         self,
-        store: NearStore,
+        store: NearbyStore,
         index: VectorIndex,
         clock: Clock,
         telemetry: Telemetry,
         route: Route,
-        unstorable: Unstorable,
+        unstorable: HitForMiss,
         stored: Callable[[RequestContext, Entry], None],
     ) -> None:
         self._store = store
@@ -125,7 +125,7 @@ UNPRICED = Price()
 JSON = "application/json"
 
 
-class Directives(NamedTuple):
+class ResponseDirectives(NamedTuple):
     """What the headers of an answer say of storing it. `no_store`: `Cache-Control: no-store` (RFC 9111, section
     5.2.2.5)."""
 
@@ -134,7 +134,7 @@ class Directives(NamedTuple):
     tags: tuple[str, ...]
 
 
-def directives_of(headers: Sequence[tuple[str, str]]) -> Directives:
+def directives_of(headers: Sequence[tuple[str, str]]) -> ResponseDirectives:
     no_store, content_type, tags = False, "", list[str]()
     for name, value in headers:
         low = name.lower()
@@ -144,7 +144,7 @@ def directives_of(headers: Sequence[tuple[str, str]]) -> Directives:
             content_type = content_type or value
         elif low == "cache-tag":
             tags.append(value)
-    return Directives(no_store, content_type or JSON, tuple(tags))
+    return ResponseDirectives(no_store, content_type or JSON, tuple(tags))
 
 
 class StoreResponse:
@@ -161,8 +161,8 @@ class StoreResponse:
         *,
         max_entry: int,
         prices: Mapping[str, Price],
-        unstorable: Unstorable,
-        frequency: Frequency,
+        unstorable: HitForMiss,
+        frequency: UseCounts,
     ) -> None:
         self._inner = inner
         self._writer = writer
@@ -197,7 +197,7 @@ class StoreResponse:
         directives, body = directives_of(response.headers), response.body
         if not self._wanted(request, call, directives):
             return response
-        if isinstance(body, Whole):
+        if isinstance(body, FullBody):
             entry = self._admitted(request, call, directives, (body.data,), response.provenance, called, streamed=False)
             if entry is None or not await self._writer.put(request, entry):
                 return response
@@ -217,7 +217,7 @@ class StoreResponse:
             self._stored.put(id(provenance), known)
         return known[1]
 
-    def _wanted(self, request: RequestContext, call: Call, directives: Directives) -> bool:
+    def _wanted(self, request: RequestContext, call: Call, directives: ResponseDirectives) -> bool:
         """Whether its backend lets it be stored, and the policy wants an answer to this request at all, and to a
         question that is asked this often."""
         if directives.no_store:
@@ -235,8 +235,8 @@ class StoreResponse:
         return often
 
     def _recording(
-        self, request: RequestContext, call: Call, directives: Directives, origin: Provenance, called: float
-    ) -> Tap[Event]:
+        self, request: RequestContext, call: Call, directives: ResponseDirectives, origin: Provenance, called: float
+    ) -> StreamObserver[Event]:
         """Keeps the events until there are too many; stored when the stream is complete."""
         payload: list[bytes] = []
         size = 0
@@ -258,13 +258,13 @@ class StoreResponse:
                 if entry is not None:
                     await self._writer.put(request, entry)
 
-        return Tap(saw, ended)
+        return StreamObserver(saw, ended)
 
     def _admitted(
         self,
         request: RequestContext,
         call: Call,
-        directives: Directives,
+        directives: ResponseDirectives,
         payload: tuple[bytes, ...],
         origin: Provenance,
         called: float,

@@ -48,7 +48,7 @@ LEAST_KEPT = 1 - 1 / SAMPLES
 LOOP_TURNS = 5  # 1.2 to 3.2 on average before an endpoint that answers at once; 3 had 42 of 1,000 clients refused
 
 
-class Recent:
+class RecentLatencies:
     """A mean that forgets: at most 1/`SAMPLES` of what it knows for a new value, and e times less in `MEMORY_S`."""
 
     __slots__ = ("_at", "_count", "_total")
@@ -70,11 +70,11 @@ class Recent:
         return self._total / self._count if self._count else None
 
 
-class Turnover:
+class SlotTurnover:
     """All times in seconds, `now` by the monotonic clock."""
 
     def __init__(self) -> None:
-        self._holds, self._gaps, self._wakes = Recent(), Recent(), Recent()
+        self._holds, self._gaps, self._wakes = RecentLatencies(), RecentLatencies(), RecentLatencies()
         self._last_turn = -inf
         self.held = self._holds.add  # told of each place that comes free for how long it was held, and when
 
@@ -163,7 +163,7 @@ MIN_SECONDS = 0.02  # what is faster is not told apart: nobody notices it, and a
 LOG_MIN_SECONDS = log(MIN_SECONDS)
 
 
-class Limit:
+class AdaptiveLimit:
     """Between `FLOOR` (or the ceiling, where that is less) and `ceiling`. Not adaptive: always `ceiling`."""
 
     def __init__(self, ceiling: int, *, adaptive: bool) -> None:

@@ -10,17 +10,17 @@ from aiohttp.client_proto import ResponseHandler
 
 
 @dataclass(slots=True)
-class Connection:
+class PooledConnection:
     """What is known of the connection that a request goes over."""
 
     kept: bool = True  # it had served another request before
 
 
 # Of the request that this task is making. aiohttp's own tracing tells it too, at thirty calls a request.
-ASKED: ContextVar[Connection | None] = ContextVar("asked", default=None)
+ASKED: ContextVar[PooledConnection | None] = ContextVar("asked", default=None)
 
 
-class Connector(aiohttp.TCPConnector):
+class BoundedConnector(aiohttp.TCPConnector):
     """Tells which requests had to open a connection."""
 
     async def _create_connection(
@@ -38,7 +38,7 @@ class Connector(aiohttp.TCPConnector):
 def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.ClientSession:
     """A session of one backend. Bodies are left as they are: no decompression, no cookies, no redirects."""
     return aiohttp.ClientSession(
-        connector=Connector(limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60),
+        connector=BoundedConnector(limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
@@ -48,7 +48,7 @@ def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.Clie
     )
 
 
-class Session:
+class AiohttpSession:
     """`open_session` when it is needed: what has a client of its own needs none, but for its WebSockets."""
 
     def __init__(self, connect_timeout_s: float, max_connections: int) -> None:

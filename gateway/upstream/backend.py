@@ -10,22 +10,22 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.circuit_breaker import State
-from gateway.context import Crowd, RequestContext
-from gateway.errors import BackendError, GivenUp, RateLimited
+from gateway.circuit_breaker import BreakerState
+from gateway.context import Load, RequestContext
+from gateway.errors import AttemptTimedOut, BackendError, RateLimited
 from gateway.latency_forecast import Prediction
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.upstream.hedging import Asked as AskedOf
+from gateway.upstream.hedging import HedgeAttempt as AskedOf
 from gateway.upstream.hedging import HedgeRules, Hedging
-from gateway.upstream.latency import CONFIDENCE, Asked
-from gateway.upstream.load_balancer import UNKNOWN_S, Candidate, Sticky, cheaper_of_two, sticky, sticky_key
+from gateway.upstream.latency import CONFIDENCE, CallFeatures
+from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, cheaper_of_two, sticky, sticky_key
 from gateway.upstream.outlier_detection import is_outlier, may_eject
 from gateway.upstream.retry import (
-    Again,
     Outcome,
     RetryBudget,
+    RetryTarget,
     again,
     backoff_s,
     cost_nothing,
@@ -35,19 +35,19 @@ from gateway.upstream.retry import (
     patience_s,
     repeatable,
 )
-from gateway.upstream.upstream import Lane, in_service
+from gateway.upstream.upstream import Upstream, in_service
 
 # An upstream that fails so much more often than the others of its backend that it is left out for a while.
 LOG = logging.getLogger("nearhit.upstreams")
 
 
-def eject_if_outlier(backend: str, lane: Lane, lanes: Sequence[Lane], now: float) -> None:
+def eject_if_outlier(backend: str, lane: Upstream, lanes: Sequence[Upstream], now: float) -> None:
     """After a failure of `lane`, one of the `lanes` of `backend`."""
     states = {other: other.breaker.state(now) for other in lanes}
-    if states[lane] is not State.CLOSED:
+    if states[lane] is not BreakerState.CLOSED:
         return
     others = [other.record.counts(now) for other in lanes if other is not lane]
-    out = sum(state is not State.CLOSED for state in states.values())
+    out = sum(state is not BreakerState.CLOSED for state in states.values())
     if may_eject(out, len(lanes)) and is_outlier(lane.record.counts(now), others):
         lane.breaker.eject(now)
         lane.record.forget()
@@ -56,7 +56,7 @@ def eject_if_outlier(backend: str, lane: Lane, lanes: Sequence[Lane], now: float
 
 # A backend as the routes see it: by its name, whatever upstreams are behind it.
 @dataclass(frozen=True, slots=True)
-class PoolRules:
+class BackendRules:
     """What the configuration says of a backend's upstreams together."""
 
     sticky: Sticky = "off"
@@ -65,16 +65,16 @@ class PoolRules:
     hedge: HedgeRules | None = None
 
 
-class Pool:
+class UpstreamPool:
     """`name` is the backend's in the configuration. `draw`: numbers in [0, 1)."""
 
     def __init__(
         self,
         name: str,
-        lanes: Sequence[Lane],
+        lanes: Sequence[Upstream],
         clock: Clock,
         telemetry: Telemetry,
-        rules: PoolRules = PoolRules(),
+        rules: BackendRules = BackendRules(),
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
@@ -105,17 +105,17 @@ class Pool:
         return self.crowd.inflight
 
     @property
-    def crowd(self) -> Crowd:
+    def crowd(self) -> Load:
         """At all of its upstreams together."""
         crowds = [lane.backend.crowd for lane in self.lanes]
-        return Crowd(sum(c.inflight for c in crowds), sum(c.limit for c in crowds), sum(c.queued for c in crowds))
+        return Load(sum(c.inflight for c in crowds), sum(c.limit for c in crowds), sum(c.queued for c in crowds))
 
     @property
     def load(self) -> int:
         """Calls that are not over: on their way, or waiting for a place."""
         return sum(lane.load for lane in self.lanes)
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> BreakerState:
         """Of the upstream that fares best. `now`: monotonic clock."""
         return min(lane.breaker.state(now) for lane in self.lanes)
 
@@ -124,7 +124,7 @@ class Pool:
         lanes = in_service(self.lanes, self._clock.monotonic()) if self.lone is None else self.lanes
         return min([lane.backend.wait_s(request.priority) for lane in lanes])
 
-    def predict(self, asked: Asked, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
+    def predict(self, asked: CallFeatures, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
         """What it would take to answer, kept with `confidence`, by the slowest upstream that may be chosen. None while
         nothing recent is known, `lane.UNTOLD` while a call is on its way that will tell."""
         all_of_them = [lane.predict(asked, now, confidence) for lane in in_service(self.lanes, now)]
@@ -156,16 +156,18 @@ class Pool:
             return response  # as a rule: nothing to tell, nobody else to call
         return await self._settled(request, lane, [AskedOf(lane, response)])
 
-    async def _settled(self, request: RequestContext, lane: Lane, came: list[AskedOf]) -> Response:
+    async def _settled(self, request: RequestContext, lane: Upstream, came: list[AskedOf]) -> Response:
         """What a call comes to, of which this came when `lane` was asked; as `call`."""
         tried, retries = [lane], 0
         while True:
-            self.budget.unspent(sum(isinstance(each.outcome, GivenUp) for each in came))  # one is, where any follows
+            self.budget.unspent(
+                sum(isinstance(each.outcome, AttemptTimedOut) for each in came)
+            )  # one is, where any follows
             whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
             lane, outcome = came[-1].lane, came[-1].outcome
             tried += [each.lane for each in came if each.lane not in tried]
             if retries:
-                recovered = isinstance(outcome, Response) and whom is Again.NOBODY
+                recovered = isinstance(outcome, Response) and whom is RetryTarget.NOBODY
                 self._telemetry.retries.add(self.name, "recovered" if recovered else "failed")
             following = self._following(request, lane, tried, whom)
             if following is None:
@@ -198,30 +200,34 @@ class Pool:
         for lane in self.lanes:
             await lane.backend.close()
 
-    def _sent(self, lane: Lane, request: RequestContext, tried: Sequence[Lane], retries: int) -> Awaitable[Response]:
+    def _sent(
+        self, lane: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
+    ) -> Awaitable[Response]:
         now = self._clock.monotonic()
         lane.breaker.allow(now)  # where it is half-open, this is its probe
         patience_s = None if self.lone is not None else self._patience_s(request, {*tried, lane}, retries, now)
         return lane.call(request, None) if patience_s is None else self._patiently(lane, request, patience_s)
 
-    async def _patiently(self, lane: Lane, request: RequestContext, patience_s: float) -> Response:
+    async def _patiently(self, lane: Upstream, request: RequestContext, patience_s: float) -> Response:
         """A retry is set aside for it meanwhile: many who are given up at once would else exceed the budget."""
         self.budget.held += 1
         try:
             return await lane.call(request, patience_s)
-        except GivenUp:
+        except AttemptTimedOut:
             self.budget.spend(self._clock.monotonic())
             raise
         finally:
             self.budget.held -= 1
 
-    async def _ask(self, lane: Lane, request: RequestContext, tried: Sequence[Lane], retries: int) -> Outcome:
+    async def _ask(self, lane: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int) -> Outcome:
         try:
             return await self._sent(lane, request, tried, retries)
         except BackendError as error:
             return error
 
-    async def _asked(self, lane: Lane, request: RequestContext, tried: Sequence[Lane], retries: int) -> list[AskedOf]:
+    async def _asked(
+        self, lane: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
+    ) -> list[AskedOf]:
         """An upstream, and a second one meanwhile where the call is hedged: once, not for each retry."""
         hedging = None if retries else self._hedging
         delay_s = None if hedging is None else hedging.delay_s(lane, request)
@@ -235,7 +241,7 @@ class Pool:
             lambda others: self._chosen(request, others, self._clock.monotonic()),
         )
 
-    def _first(self, request: RequestContext, now: float) -> Lane:
+    def _first(self, request: RequestContext, now: float) -> Upstream:
         """Raises `RateLimited`."""
         lone = self.lone
         if lone is not None and not (lone.waits.until and lone.told_to_wait_s(request.tenant, now)):
@@ -246,13 +252,15 @@ class Pool:
             self._telemetry.backend_requests.add(self.name, "rate_limited")
             raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
         ready = [lane for lane in askable if lane.breaker.ready(now)]
-        probes = [lane for lane in ready if lane.breaker.state(now) is State.HALF_OPEN]
+        probes = [lane for lane in ready if lane.breaker.state(now) is BreakerState.HALF_OPEN]
         if probes and (len(probes) == len(ready) or repeatable(request)):
             return probes[0]  # else nothing might ever ask the one that is known to have been bad
         return self._chosen(request, in_service(askable, now), now)
 
-    def _following(self, request: RequestContext, lane: Lane, tried: Sequence[Lane], again: Again) -> Lane | None:
-        if again is Again.NOBODY:
+    def _following(
+        self, request: RequestContext, lane: Upstream, tried: Sequence[Upstream], again: RetryTarget
+    ) -> Upstream | None:
+        if again is RetryTarget.NOBODY:
             return None
         now = self._clock.monotonic()
         others = [
@@ -262,22 +270,22 @@ class Pool:
         ]
         if others:
             return self._chosen(request, in_service(others, now), now)
-        return lane if again is Again.ANYBODY and not lane.told_to_wait_s(request.tenant, now) else None
+        return lane if again is RetryTarget.ANYBODY and not lane.told_to_wait_s(request.tenant, now) else None
 
-    def _chosen(self, request: RequestContext, lanes: Sequence[Lane], now: float) -> Lane:
+    def _chosen(self, request: RequestContext, lanes: Sequence[Upstream], now: float) -> Upstream:
         if len(lanes) == 1:
             return lanes[0]
         paces = [lane.pace_of(request.call) for lane in lanes]
         best = min((p.seconds for p in paces if p is not None and p.seconds is not None), default=UNKNOWN_S)
         expected = [best if pace is None else pace.expected(best, now) for pace in paces]
         candidates = [
-            Candidate(lane.upstream.address, lane.load, lane.upstream.weight, seconds)
+            LoadCandidate(lane.upstream.address, lane.load, lane.upstream.weight, seconds)
             for lane, seconds in zip(lanes, expected, strict=True)
         ]
         key = sticky_key(request.call, request.tenant, self._rules.sticky) if request.call is not None else None
         return lanes[cheaper_of_two(candidates, self._draw) if key is None else sticky(key, candidates)]
 
-    def _again(self, outcome: Outcome, lane: Lane, request: RequestContext) -> Again:
+    def _again(self, outcome: Outcome, lane: Upstream, request: RequestContext) -> RetryTarget:
         if failed(outcome):
             eject_if_outlier(self.name, lane, self.lanes, self._clock.monotonic())
         return again(outcome, request, waits=lane.told_to_wait_s(request.tenant, self._clock.monotonic()) > 0)
@@ -287,7 +295,7 @@ class Pool:
         if retries + 1 >= self._rules.attempts:
             return None
         now, until = self._clock.monotonic(), request.due
-        given_up = isinstance(outcome, GivenUp)  # for this: the retry was set aside for it
+        given_up = isinstance(outcome, AttemptTimedOut)  # for this: the retry was set aside for it
         pause_s = 0.0 if given_up else backoff_s(retries, self._draw())
         if now + pause_s >= until:
             self._telemetry.retries.add(self.name, "deadline")
@@ -298,7 +306,9 @@ class Pool:
         self.budget.spend(now)
         return pause_s
 
-    def _patience_s(self, request: RequestContext, tried: Collection[Lane], retries: int, now: float) -> float | None:
+    def _patience_s(
+        self, request: RequestContext, tried: Collection[Upstream], retries: int, now: float
+    ) -> float | None:
         """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
         until = request.due
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
@@ -309,7 +319,7 @@ class Pool:
             lane
             for lane in self.lanes
             if lane not in tried
-            and lane.breaker.state(now) is State.CLOSED
+            and lane.breaker.state(now) is BreakerState.CLOSED
             and not lane.told_to_wait_s(request.tenant, now)
         ]
         if not others:
@@ -317,7 +327,7 @@ class Pool:
         paces = [pace.seconds for lane in others if (pace := lane.pace_of(request.call)) is not None]
         return patience_s(until - now, min((seconds for seconds in paces if seconds is not None), default=None))
 
-    def _note(self, request: RequestContext, lane: Lane, outcome: Outcome) -> None:
+    def _note(self, request: RequestContext, lane: Upstream, outcome: Outcome) -> None:
         why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
         fields = {**request.log_fields, "backend": self.name, "upstream": lane.upstream.address, "error": why}
         LOG.warning("asking again", extra={"fields": fields})

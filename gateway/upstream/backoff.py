@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 _PARAMETER = re.compile(r"(?:^|[;,\s])(remaining|reset|r|t)\s*=\s*(\d{1,12})", re.ASCII)
 
 
-class Waits:
+class UpstreamBackoff:
     """Until when an upstream wants to be left alone, by whose credentials were shown to it: limits are an account's.
     Times are of the monotonic clock."""
 

@@ -10,8 +10,8 @@ from yarl import URL
 
 from gateway.context import RequestContext
 from gateway.errors import BadRequest
-from gateway.messages import Response, Whole
-from gateway.upstream.http_client import Outward
+from gateway.messages import FullBody, Response
+from gateway.upstream.http_client import UpstreamRequest
 
 # Base URLs as OpenAI's clients are given them: what speaks for a wrong one. Pure.
 EXPECTED = "the base URL that an OpenAI client is given, such as http://host:8000/v1"
@@ -69,10 +69,10 @@ class BaseUrl:
         below = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
         return f"{below or '/'}?{query}" if query else below or "/"
 
-    def not_found(self, request: RequestContext, sent: Outward, answer: Response) -> None:
+    def not_found(self, request: RequestContext, sent: UpstreamRequest, answer: Response) -> None:
         """A call was answered by 404. Said once: it is wrong, or right, for all of them."""
         body = answer.body
-        if not self._doubtful or not isinstance(body, Whole) or about_a_model(body.data):
+        if not self._doubtful or not isinstance(body, FullBody) or about_a_model(body.data):
             return
         self._doubtful = False
         asked = self.origin + sent.target.partition("?")[0]  # clients may have keys in their queries

@@ -12,11 +12,11 @@ from typing import Any
 
 from gateway.bounded_cache import BoundedCache
 from gateway.config.backends import BatchRule
-from gateway.context import Backend, Crowd, RequestContext
+from gateway.context import Backend, Load, RequestContext
 from gateway.dialects.kserve import divided, form_of, joined, rows_of
-from gateway.errors import BackendError, Malformed
+from gateway.errors import BackendError, MalformedResponse
 from gateway.input_batch import again
-from gateway.messages import Call, Response, Whole
+from gateway.messages import Call, FullBody, Response
 from gateway.ports import Clock
 from gateway.priority import Priority
 from gateway.streams import close_body
@@ -75,7 +75,7 @@ class Batching:
         return self._inner.speaks
 
     @property
-    def crowd(self) -> Crowd:
+    def crowd(self) -> Load:
         return self._inner.crowd
 
     def wait_s(self, priority: Priority) -> float:
@@ -162,7 +162,7 @@ class Batching:
     async def _together(self, form: bytes, members: Sequence[_Member]) -> list[Response] | None:
         """None where they are to be asked one by one."""
         response = await self._inner.send(_request(members))
-        if not isinstance(response.body, Whole):
+        if not isinstance(response.body, FullBody):
             await close_body(response.body)
             raise BackendError("the answer to a batch is too large to be read", retryable=False)
         if response.status != 200:
@@ -170,11 +170,11 @@ class Batching:
             return None
         try:
             parts = divided(response.body.data, [member.rows for member in members])
-        except Malformed as error:
+        except MalformedResponse as error:
             self._no_use(form, MAX_REFUSED, str(error))
             return None
         self._refused.pop(form)
-        return [replace(response, body=Whole(part)) for part in parts]
+        return [replace(response, body=FullBody(part)) for part in parts]
 
     def _no_use(self, form: bytes, weight: int, reason: str) -> None:
         count = (self._refused.peek(form) or 0) + weight

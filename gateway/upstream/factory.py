@@ -16,22 +16,24 @@ from gateway.dialects.model_names import ModelNames
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.upstream import onnx_factory
-from gateway.upstream.aiohttp_session import Session
-from gateway.upstream.backend import Pool, PoolRules
+from gateway.upstream.aiohttp_session import AiohttpSession
+from gateway.upstream.backend import BackendRules, UpstreamPool
 from gateway.upstream.batching import Batching
 from gateway.upstream.hedging import HedgeRules
 from gateway.upstream.http_backend import HttpBackend
-from gateway.upstream.http_client import AiohttpClient, HttpClient, OwnClient
-from gateway.upstream.upstream import Lane, Upstream
+from gateway.upstream.http_client import AiohttpClient, Http1Client, HttpClient
+from gateway.upstream.upstream import Upstream, UpstreamConfig
 
 
-def build_pools(config: Config, environ: Mapping[str, str], clock: Clock, telemetry: Telemetry) -> dict[str, Pool]:
-    """To be called in the running event loop. Raises `StartFailed` where a named secret is not in the environment,
+def build_pools(
+    config: Config, environ: Mapping[str, str], clock: Clock, telemetry: Telemetry
+) -> dict[str, UpstreamPool]:
+    """To be called in the running event loop. Raises `StartupError` where a named secret is not in the environment,
     `ModelMissing` or `ModelCorrupt` where a model that is to run in this process cannot."""
     return {
-        name: Pool(
+        name: UpstreamPool(
             name,
-            [Lane(upstream, clock, telemetry) for upstream in _upstreams(name, section, config, environ, clock)],
+            [Upstream(upstream, clock, telemetry) for upstream in _upstreams(name, section, config, environ, clock)],
             clock,
             telemetry,
             _rules(section),
@@ -46,11 +48,11 @@ def reloads(section: BackendSection) -> bool:
     return isinstance(section, TritonBackendConfig) and section.reload
 
 
-def _rules(section: BackendSection) -> PoolRules:
+def _rules(section: BackendSection) -> BackendRules:
     if isinstance(section, OnnxBackendConfig):
-        return PoolRules(attempts=1)  # what failed on this machine fails again
+        return BackendRules(attempts=1)  # what failed on this machine fails again
     hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
-    return PoolRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
+    return BackendRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
 
 
 def _upstreams(
@@ -59,7 +61,7 @@ def _upstreams(
     config: Config,
     environ: Mapping[str, str],
     clock: Clock,
-) -> list[Upstream]:
+) -> list[UpstreamConfig]:
     if isinstance(section, OnnxBackendConfig):
         return [onnx_factory.upstream(name, section, clock)]
     if isinstance(section, TritonBackendConfig):
@@ -80,8 +82,8 @@ def _http(
     api_key: str | None,
     passthrough: bool,
     clock: Clock,
-) -> Upstream:
-    session = Session(section.timeouts.connect, section.max_concurrency)
+) -> UpstreamConfig:
+    session = AiohttpSession(section.timeouts.connect, section.max_concurrency)
     backend = HttpBackend(
         name,
         address.url,
@@ -98,17 +100,17 @@ def _http(
     )
     own_account = api_key is not None or not passthrough
     asked = batching(backend, section, clock, shared=own_account)
-    return Upstream(
+    return UpstreamConfig(
         asked, address.url, address.weight, provider=section.adapter, models=names(section), own_account=own_account
     )
 
 
-def client_of(section: OpenAIBackendConfig, url: str, session: Session) -> HttpClient:
+def client_of(section: OpenAIBackendConfig, url: str, session: AiohttpSession) -> HttpClient:
     """`session`: for what the gateway's own client leaves to aiohttp's, or is not asked to do."""
     origin = str(URL(url).origin())
     if section.client == "aiohttp":
         return AiohttpClient(origin, session)
-    return OwnClient(origin, connect_s=section.timeouts.connect, max_connections=section.max_concurrency)
+    return Http1Client(origin, connect_s=section.timeouts.connect, max_connections=section.max_concurrency)
 
 
 def batching(

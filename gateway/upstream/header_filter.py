@@ -42,7 +42,7 @@ NOT_RETURNED = HOP_BY_HOP | FRAMING | ANSWERED
 MAX_NAMES = 1024  # that are remembered; a sender that invents more of them makes it begin anew
 
 
-class Passing(dict[str, bool]):
+class HeaderFilter(dict[str, bool]):
     """Whether a header goes through, by its name as it is written. Remembered: senders say the same few every time.
     `prefix`: what begins so does not."""
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gateway.circuit_breaker import State
-from gateway.context import Crowd, RequestContext
+from gateway.circuit_breaker import BreakerState
+from gateway.context import Load, RequestContext
 from gateway.messages import Call
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.tasks import held
-from gateway.upstream.retry import Again, Outcome, again, let_go
-from gateway.upstream.upstream import Lane, asked_of
+from gateway.upstream.retry import Outcome, RetryTarget, again, let_go
+from gateway.upstream.upstream import Upstream, asked_of
 
 # Whether, when and within what a call is sent to a second upstream while the first one has not answered. Pure.
 #
@@ -109,12 +109,12 @@ def delay_s(predicted_s: float | None, remaining_s: float, other_s: float | None
     return delay if delay + (other_s or 0.0) < remaining_s else None
 
 
-def has_room(crowd: Crowd) -> bool:
+def has_room(crowd: Load) -> bool:
     """Whether one more call would find a place there at once."""
     return crowd.queued == 0 and crowd.inflight < crowd.limit
 
 
-def held_back(budget: HedgeBudget, everywhere: Sequence[Crowd], others: Sequence[Crowd]) -> Hedged | None:
+def held_back(budget: HedgeBudget, everywhere: Sequence[Load], others: Sequence[Load]) -> Hedged | None:
     """Why the hedge that is due is not sent; None where it is, and its token taken. `everywhere`: all upstreams of the
     backend; `others`: those in service but the one that is waited for. Where anybody waits for a place, calls are more
     than the upstreams bear, and more of them would make everybody's slower."""
@@ -129,23 +129,23 @@ def held_back(budget: HedgeBudget, everywhere: Sequence[Crowd], others: Sequence
 # `routing.hedge`.
 RECALL_S = 0.05  # a library in the middle of a connection's end can lose a cancellation: it is said again
 
-Ask = Callable[[Lane, RequestContext], Coroutine[Any, Any, Outcome]]
+Ask = Callable[[Upstream, RequestContext], Coroutine[Any, Any, Outcome]]
 
-Choose = Callable[[Sequence[Lane]], Lane]
+Choose = Callable[[Sequence[Upstream]], Upstream]
 
 
 @dataclass(slots=True)
-class Asked:
+class HedgeAttempt:
     """An upstream, and what came of it."""
 
-    lane: Lane
+    lane: Upstream
     outcome: Outcome
 
 
 class Hedging:
     """Of one backend with several upstreams."""
 
-    def __init__(self, rules: HedgeRules, lanes: Sequence[Lane], clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, rules: HedgeRules, lanes: Sequence[Upstream], clock: Clock, telemetry: Telemetry) -> None:
         self._rules = rules
         self._lanes = lanes
         self._clock = clock
@@ -153,7 +153,7 @@ class Hedging:
         self._budget = HedgeBudget(rules.budget)
         self._ending: set[asyncio.Task[None]] = set()  # races whose request is over, and whose calls are not yet
 
-    def delay_s(self, lane: Lane, request: RequestContext) -> float | None:
+    def delay_s(self, lane: Upstream, request: RequestContext) -> float | None:
         """How long `lane` is waited for before another one is asked; None: however long it takes. To be asked once for
         each call, before it is sent: the budget grows by it."""
         asked = asked_of(request.call, request.route)
@@ -166,12 +166,14 @@ class Hedging:
         known = (other.ttft_s for other in others if other is not None and not math.isinf(other.ttft_s))
         return delay_s(None if predicted is None else predicted.ttft_s, until - now, min(known, default=None))
 
-    async def asked(self, ask: Ask, lane: Lane, request: RequestContext, delay: float, choose: Choose) -> list[Asked]:
+    async def asked(
+        self, ask: Ask, lane: Upstream, request: RequestContext, delay: float, choose: Choose
+    ) -> list[HedgeAttempt]:
         """Asks `lane`, and after `delay` seconds without an answer another one that `choose` names. -> what came of it:
         the last one decides, one before it has failed and is let go. Raises what `ask` raises. Who was not heard to the
         end has then been cancelled, and its place is free; where this is cancelled twice, soon after."""
         started, before = self._clock.monotonic(), request.timings.get("upstream", 0.0)
-        race, came = _Race(ask, request), list[Asked]()
+        race, came = _Race(ask, request), list[HedgeAttempt]()
         try:
             race.join(lane)
             await race.pause(delay)
@@ -188,7 +190,7 @@ class Hedging:
             request.add_time("upstream", elsewhere)
         return came
 
-    async def _against(self, race: _Race, other: Lane) -> list[Asked]:
+    async def _against(self, race: _Race, other: Upstream) -> list[HedgeAttempt]:
         race.join(other, apart=True)
         outcome = Hedged.FAILED
         try:
@@ -202,13 +204,13 @@ class Hedging:
         finally:
             self._telemetry.hedges.add(outcome)
 
-    def _another(self, lane: Lane, request: RequestContext, choose: Choose) -> Lane | None:
+    def _another(self, lane: Upstream, request: RequestContext, choose: Choose) -> Upstream | None:
         now = self._clock.monotonic()
         others = [
             other
             for other in self._lanes
             if other is not lane
-            and other.breaker.state(now) is State.CLOSED
+            and other.breaker.state(now) is BreakerState.CLOSED
             and not other.told_to_wait_s(request.tenant, now)
         ]
         crowds = [each.backend.crowd for each in self._lanes]
@@ -219,7 +221,7 @@ class Hedging:
         return choose([other for other in others if has_room(other.backend.crowd)])
 
 
-async def _ended(race: _Race, came: Sequence[Asked]) -> None:
+async def _ended(race: _Race, came: Sequence[HedgeAttempt]) -> None:
     """`came`: where its client has left while who had lost was ended."""
     try:
         for each in came:
@@ -234,14 +236,14 @@ class _Race:
     def __init__(self, ask: Ask, request: RequestContext) -> None:
         self._ask = ask
         self._request = request
-        self._lanes: dict[asyncio.Task[Outcome], Lane] = {}  # in the order in which they were asked
+        self._lanes: dict[asyncio.Task[Outcome], Upstream] = {}  # in the order in which they were asked
 
     @property
     def open(self) -> bool:
         """Whether nobody has answered or failed yet."""
         return not any(task.done() for task in self._lanes)
 
-    def join(self, lane: Lane, *, apart: bool = False) -> None:
+    def join(self, lane: Upstream, *, apart: bool = False) -> None:
         """`apart`: with timings of its own."""
         request = self._request.child("hedge") if apart else self._request
         self._lanes[asyncio.create_task(self._ask(lane, request))] = lane
@@ -252,16 +254,16 @@ class _Race:
 
     def decides(self, outcome: Outcome) -> bool:
         """Whether there is no use in waiting for another one."""
-        return again(outcome, self._request, waits=False) is Again.NOBODY
+        return again(outcome, self._request, waits=False) is RetryTarget.NOBODY
 
-    async def decided(self) -> list[Asked]:
+    async def decided(self) -> list[HedgeAttempt]:
         """What came, until one of them decides or nobody is left."""
-        came: list[Asked] = []
+        came: list[HedgeAttempt] = []
         while True:
             done, _ = await asyncio.wait(self._lanes, return_when=asyncio.FIRST_COMPLETED)
             task = next(task for task in self._lanes if task in done)
             outcome = task.result()
-            came.append(Asked(self._lanes.pop(task), outcome))
+            came.append(HedgeAttempt(self._lanes.pop(task), outcome))
             if not self._lanes or self.decides(outcome):
                 return came
             await let_go(outcome)

@@ -21,25 +21,25 @@ from gateway.dialects.kserve import model_in, renamed
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
-from gateway.errors import BackendError, BadRequest, Malformed, StreamBroken
-from gateway.messages import Call, Event, EventStream, Outgoing, Response, Tunnel, Whole
+from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
+from gateway.messages import Call, Event, EventStream, FullBody, Outgoing, Response, Tunnel
 from gateway.ports import Clock, Translated
-from gateway.streams import Guarded, close_body
-from gateway.upstream.aiohttp_session import Session
+from gateway.streams import ClosingStream, close_body
+from gateway.upstream.aiohttp_session import AiohttpSession
 from gateway.upstream.base_url import BaseUrl
-from gateway.upstream.concurrency_limiter import Gate, Gated, Place
+from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
 from gateway.upstream.header_filter import (
     NOT_RETURNED,
     NOT_SENT,
     OURS_RETURNED,
-    Passing,
+    HeaderFilter,
     named_by_connection,
     own_headers,
     translated_headers,
 )
 from gateway.upstream.http1.errors import ConnectTimedOut, ExchangeFailed, TimedOut
-from gateway.upstream.http_client import HttpAnswer, HttpClient, Opening, Outward
-from gateway.upstream.response_reader import MAX_WHOLE_BYTES, Exchange, is_event_stream
+from gateway.upstream.http_client import HttpClient, Opening, UpstreamRequest, UpstreamResponse
+from gateway.upstream.response_reader import MAX_WHOLE_BYTES, ResponseReader, is_event_stream
 from gateway.upstream.retry import IDEMPOTENT
 from gateway.upstream.websocket import HttpWebSocket, open_websocket
 
@@ -48,13 +48,13 @@ from gateway.upstream.websocket import HttpWebSocket, open_websocket
 # models beside those of inference.
 def in_stored_form(backend: str, call: Call, answer: Response) -> Response:
     """Raises `BackendError` where the answer cannot be read."""
-    if answer.status != 200 or not isinstance(answer.body, Whole):
+    if answer.status != 200 or not isinstance(answer.body, FullBody):
         return answer
     try:
         stored = call.dialect.stored_form(call, answer.body.data, CIMultiDict(answer.headers))
-    except (Malformed, BadRequest) as error:
+    except (MalformedResponse, BadRequest) as error:
         raise BackendError(f"backend '{backend}': {error}", retryable=False) from None
-    return answer if stored is answer.body.data else replace(answer, body=Whole(stored))
+    return answer if stored is answer.body.data else replace(answer, body=FullBody(stored))
 
 
 def about_a_model(path: str, models: ModelNames) -> str:
@@ -69,11 +69,13 @@ async def in_the_clients_dialect(name: str, response: Response, translated: Tran
     body = response.body
     try:
         if isinstance(body, EventStream):
-            return replace(response, body=EventStream(Guarded(_events(body.events, translated), source=body.events)))
-        if isinstance(body, Whole):
+            return replace(
+                response, body=EventStream(ClosingStream(_events(body.events, translated), source=body.events))
+            )
+        if isinstance(body, FullBody):
             said = translated.whole(body.data) if response.status == 200 else None
             return _json(response, translated.error(response.status, body.data) if said is None else said)
-    except Malformed as error:
+    except MalformedResponse as error:
         raise BackendError(f"backend '{name}': {error}", retryable=False) from None
     await close_body(body)
     raise BackendError(f"backend '{name}' sent an answer that is too large to be translated", retryable=False)
@@ -81,15 +83,15 @@ async def in_the_clients_dialect(name: str, response: Response, translated: Tran
 
 def _json(response: Response, data: bytes) -> Response:
     headers = tuple(header for header in response.headers if header[0].lower() != "content-type")
-    return replace(response, headers=(*headers, ("Content-Type", "application/json")), body=Whole(data))
+    return replace(response, headers=(*headers, ("Content-Type", "application/json")), body=FullBody(data))
 
 
 async def _events(events: AsyncIterator[Event], translated: Translated) -> AsyncGenerator[Event, None]:
     async for event in events:
         try:
             said = translated.events(event)
-        except Malformed as error:
-            raise StreamBroken(str(error)) from None
+        except MalformedResponse as error:
+            raise UpstreamStreamError(str(error)) from None
         for each in said:
             yield each
 
@@ -102,7 +104,7 @@ ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many a
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
-class HttpBackend(Gated):
+class HttpBackend(LimitedBackend):
     """`speaks`: the name of the dialect that the endpoint understands. `forward_credentials`: the client's own
     credentials go upstream unless `api_key` replaces them."""
 
@@ -115,7 +117,7 @@ class HttpBackend(Gated):
         *,
         speaks: str = "openai",
         client: HttpClient,
-        session: Session,
+        session: AiohttpSession,
         models: ModelNames,
         api_key: str | None,
         forward_credentials: bool,
@@ -133,12 +135,12 @@ class HttpBackend(Gated):
         self._models = models
         self._api_key = api_key
         not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
-        self._sent = Passing(not_sent)
-        self._sent_when_read = Passing(not_sent | ENCODINGS)
-        self._returned = Passing(NOT_RETURNED, prefix=OURS_RETURNED)
+        self._sent = HeaderFilter(not_sent)
+        self._sent_when_read = HeaderFilter(not_sent | ENCODINGS)
+        self._returned = HeaderFilter(NOT_RETURNED, prefix=OURS_RETURNED)
         self._timeouts = timeouts
         self._clock = clock
-        super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
     async def send(self, request: RequestContext) -> Response:
         """Raises `BadRequest` where it cannot be said to this endpoint."""
@@ -172,23 +174,25 @@ class HttpBackend(Gated):
             return await in_the_clients_dialect(self.name, response, translated)
         return response if call is None or not call.dialect.reforms else in_stored_form(self.name, call, response)
 
-    async def _read(self, request: RequestContext, answer: HttpAnswer, place: Place) -> Response:
+    async def _read(self, request: RequestContext, answer: UpstreamResponse, place: ConcurrencyPermit) -> Response:
         """From its first byte, or whole."""
         parse, memo = request.call is not None, answer.memo
         if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.noted)):
             headers = memo.get(parse) if memo is not None else None
-            response = Response(answer.status, headers or self._headers_of(answer, parse=parse), Whole(answer.take()))
+            response = Response(
+                answer.status, headers or self._headers_of(answer, parse=parse), FullBody(answer.take())
+            )
             answer.close()
             place.leave()
             return response
-        exchange = Exchange(self.name, answer, place, self._timeouts, request.upstream_deadline)
+        exchange = ResponseReader(self.name, answer, place, self._timeouts, request.upstream_deadline)
         try:
             return await exchange.answer(self._headers_of(answer, parse=parse), parse=parse)
         except BaseException:
             exchange.close()
             raise
 
-    def _headers_of(self, answer: HttpAnswer, *, parse: bool) -> tuple[tuple[str, str], ...]:
+    def _headers_of(self, answer: UpstreamResponse, *, parse: bool) -> tuple[tuple[str, str], ...]:
         """Those that go on. What passes through undecoded keeps its length; of an answer to HEAD it is all there is of
         the body."""
         headers = tuple(self._returned.of(answer.headers, answer.noted.get("connection")))
@@ -199,7 +203,7 @@ class HttpBackend(Gated):
             answer.memo[parse] = headers
         return headers
 
-    def _due_of(self, request: RequestContext, sent: Outward) -> float:
+    def _due_of(self, request: RequestContext, sent: UpstreamRequest) -> float:
         """When its answer is to begin, by the event loop's time. `timeouts.total` is that of all attempts together."""
         uploads = request.call is None and sent.body != b""
         now = asyncio.get_running_loop().time()
@@ -263,7 +267,7 @@ class HttpBackend(Gated):
             place.leave()
         raise BackendError(f"backend '{self.name}' does not list its models")
 
-    async def _whole(self, answer: HttpAnswer) -> bytes:
+    async def _whole(self, answer: UpstreamResponse) -> bytes:
         """All of a body that is not large. Raises `ExchangeFailed`."""
         due, data = self._due(self._timeouts.first_byte), bytearray()
         while piece := await answer.read(due):
@@ -285,10 +289,10 @@ class HttpBackend(Gated):
         await self._client.close()
         await self._session.close()
 
-    def _listing(self, headers: list[tuple[str, str]], query: str = "") -> Outward:
-        return Outward("GET", self.target(MODELS, query), headers)
+    def _listing(self, headers: list[tuple[str, str]], query: str = "") -> UpstreamRequest:
+        return UpstreamRequest("GET", self.target(MODELS, query), headers)
 
-    def outward(self, request: RequestContext, translated: Translated | None = None) -> Outward:
+    def outward(self, request: RequestContext, translated: Translated | None = None) -> UpstreamRequest:
         """As `send` sends it. Raises `BadRequest`."""
         call = request.call
         if call is None:
@@ -296,14 +300,16 @@ class HttpBackend(Gated):
         if translated is not None:
             sent = translated.outgoing
             headers = self._headers(request, foreign=True)
-            return Outward(request.method, self.target(sent.path, ""), _instead(headers, sent.headers), sent.body)
+            return UpstreamRequest(
+                request.method, self.target(sent.path, ""), _instead(headers, sent.headers), sent.body
+            )
         sent = self._outgoing(request, call)
         if sent.headers or sent.path != request.path:
             headers = _instead(self._headers(request), sent.headers)
-            return Outward(request.method, self.target(sent.path, request.query), headers, sent.body)
+            return UpstreamRequest(request.method, self.target(sent.path, request.query), headers, sent.body)
         target, headers, opening = request.head.upstream.get(self) or self._usual(request)
         more = request.upstream_trace_headers()
-        return Outward(request.method, target, headers, sent.body, None, True, more, opening)
+        return UpstreamRequest(request.method, target, headers, sent.body, None, True, more, opening)
 
     def _usual(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
         """What all requests with its head are sent with: the target, and the headers but for those that trace it."""
@@ -311,21 +317,21 @@ class HttpBackend(Gated):
         usual = request.head.upstream[self] = self.target(request.path, request.query), headers, Opening()
         return usual
 
-    def _passed_on(self, request: RequestContext) -> Outward:
+    def _passed_on(self, request: RequestContext) -> UpstreamRequest:
         """What no dialect knows. A body that is on its way goes on as it comes."""
         source, method = request.body_source, request.method
         body = source.taken
         if body is not None and self.speaks != "kserve":
             target, headers, opening = request.head.upstream.get(self) or self._usual(request)
             more, repeatable = request.upstream_trace_headers(), not body or method in IDEMPOTENT
-            return Outward(method, target, headers, body, None, repeatable, more, opening)
+            return UpstreamRequest(method, target, headers, body, None, repeatable, more, opening)
         path = about_a_model(request.path, self._models) if self.speaks == "kserve" else request.path
         target, headers = self.target(path, request.query), self._headers(request)
         if body is not None:
-            return Outward(method, target, headers, body, repeatable=not body or method in IDEMPOTENT)
+            return UpstreamRequest(method, target, headers, body, repeatable=not body or method in IDEMPOTENT)
         length = request.headers.get("content-length", "")
         known = int(length) if length.isascii() and length.isdigit() else None
-        return Outward(method, target, headers, source.stream() or b"", known, repeatable=False)
+        return UpstreamRequest(method, target, headers, source.stream() or b"", known, repeatable=False)
 
     def _due(self, limit_s: float) -> float:
         return asyncio.get_running_loop().time() + limit_s

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import aiohttp
 from yarl import URL
 
-from gateway.upstream.aiohttp_session import ASKED, Connection, Session
+from gateway.upstream.aiohttp_session import ASKED, AiohttpSession, PooledConnection
 from gateway.upstream.http1.client import Client
 from gateway.upstream.http1.errors import Broken, ConnectFailed, ConnectTimedOut, ExchangeFailed, TimedOut
 from gateway.upstream.http1.headers import NOTED, Origin, framing_of, header_lines, request_opening
@@ -29,7 +29,7 @@ class Opening:
         self.written: bytes | None = None
 
 
-class Outward(NamedTuple):
+class UpstreamRequest(NamedTuple):
     """A request as it is to go out. `body` streams where it is not at hand, with its `length` where that is known;
     `repeatable`: it may be sent once more where the server closes a kept connection without a word. `opening`: shared
     by all requests of this method, target and headers, which then differ in `more` headers, body and length alone."""
@@ -44,7 +44,7 @@ class Outward(NamedTuple):
     opening: Opening | None = None
 
 
-class HttpAnswer(Protocol):
+class UpstreamResponse(Protocol):
     """Whoever has it reads it to its end, or closes it."""
 
     @property
@@ -84,7 +84,7 @@ class HttpAnswer(Protocol):
 class HttpClient(Protocol):
     """Of one origin."""
 
-    def ask(self, request: Outward, due: float) -> Awaitable[HttpAnswer]:
+    def ask(self, request: UpstreamRequest, due: float) -> Awaitable[UpstreamResponse]:
         """Status and headers of the answer. `due`: time of the event loop. Raises `ExchangeFailed`, `ValueError` where
         the request cannot be said in HTTP/1.1, and what its body raises."""
 
@@ -92,7 +92,7 @@ class HttpClient(Protocol):
 
 
 # `gateway.http1` as the client of an HTTP backend.
-class OwnClient:
+class Http1Client:
     """Implements `HttpClient`."""
 
     def __init__(
@@ -101,7 +101,7 @@ class OwnClient:
         self.client = Client(Origin.of(origin), connect_s=connect_s, max_connections=max_connections, tls=tls)
         self.authority = self.client.origin.authority
 
-    def ask(self, request: Outward, due: float) -> Awaitable[HttpAnswer]:
+    def ask(self, request: UpstreamRequest, due: float) -> Awaitable[UpstreamResponse]:
         method, target, headers, body, length, repeatable, more, opening = request
         written = None if opening is None else opening.written
         if written is None:
@@ -128,15 +128,15 @@ TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 class AiohttpClient:
     """Implements `HttpClient`."""
 
-    def __init__(self, origin: str, session: Session) -> None:
+    def __init__(self, origin: str, session: AiohttpSession) -> None:
         self._origin = origin
         self._session = session
 
-    async def ask(self, request: Outward, due: float) -> HttpAnswer:
+    async def ask(self, request: UpstreamRequest, due: float) -> UpstreamResponse:
         headers, body = [*request.headers, *request.more], request.body
         if request.length is not None and not isinstance(body, bytes):
             headers.append(("Content-Length", str(request.length)))
-        url, connection = URL(self._origin + request.target, encoded=True), Connection()
+        url, connection = URL(self._origin + request.target, encoded=True), PooledConnection()
         attempt = partial(
             self._session.get().request, request.method, url, headers=headers, data=body or None, allow_redirects=False
         )
@@ -163,7 +163,7 @@ class AiohttpClient:
 
 
 class _Answer:
-    """Implements `HttpAnswer`."""
+    """Implements `UpstreamResponse`."""
 
     memo = None
 

@@ -1,7 +1,7 @@
 """What an upstream's answer will take, predicted from what its answers took. Pure: the clock's reading comes in.
 
 Three steps. What is expected: parts that grow with the input, the output and the load (`Trend`). How much slower or
-faster answers of this kind are of late (`Levels`). How far answers lie from that (`Ratios`): its quantile makes the
+faster answers of this kind are of late (`Levels`). How far answers lie from that (`RatioSketch`): its quantile makes the
 bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the parts'
 quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
 """
@@ -53,7 +53,7 @@ def _prior() -> list[float]:
 _PRIOR = _prior()
 
 
-class Ratios:
+class RatioSketch:
     """188 buckets, whatever is observed and for however long."""
 
     __slots__ = ("_cumulated", "_half_life_s", "_origin", "_total", "_weights")
@@ -206,7 +206,7 @@ class Trend:
 # What an upstream's answer will take, predicted from what its answers took. Pure: the clock's reading comes in.
 #
 # Three steps. What is expected: parts that grow with the input, the output and the load (`Trend`). How much slower or
-# faster answers of this kind are of late (`Levels`). How far answers lie from that (`Ratios`): its quantile makes the
+# faster answers of this kind are of late (`Levels`). How far answers lie from that (`RatioSketch`): its quantile makes the
 # bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the parts'
 # quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
 
@@ -231,7 +231,7 @@ KINDS = 256  # of route and size that are told apart; beyond it the longest unus
 SMALLEST_S = 1e-6
 
 
-class Asked(NamedTuple):
+class CallFeatures(NamedTuple):
     """What is known of a call before it is sent."""
 
     stream: bool = False
@@ -275,14 +275,14 @@ class Levels:
         return total * faded, weight * faded
 
 
-class Track:
+class LatencyTrack:
     """How one quantity (the whole answer, its first token, each further one) lies to what is expected of it."""
 
     __slots__ = ("levels", "ratios")
 
     def __init__(self) -> None:
         self.levels = Levels()
-        self.ratios = Ratios(SHAPE_HALF_LIFE_S)
+        self.ratios = RatioSketch(SHAPE_HALF_LIFE_S)
 
     def bound(self, expected: float, kind: tuple[str, int], now: float, confidence: float) -> float:
         return expected * self.levels.of(kind, now) * self.ratios.quantile(confidence)
@@ -311,11 +311,13 @@ class LatencyBook:
 
     def __init__(self) -> None:
         self._trend = Trend(_SIZE, SHAPE_HALF_LIFE_S)
-        self._total, self._ttft, self._tpot = Track(), Track(), Track()
+        self._total, self._ttft, self._tpot = LatencyTrack(), LatencyTrack(), LatencyTrack()
         self._output: dict[int, tuple[float, float]] = {}  # size -> sum of tokens, weight
         self._weight, self._seen = 0.0, 0.0  # answers, and when the last one came
 
-    def predict(self, asked: Asked, *, load: int, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
+    def predict(
+        self, asked: CallFeatures, *, load: int, now: float, confidence: float = CONFIDENCE
+    ) -> Prediction | None:
         """None while nothing recent is known. `load`: calls that it has not finished yet. `confidence` in (0, 1)."""
         if self.weight(now) < MIN_WEIGHT:
             return None
@@ -329,7 +331,7 @@ class LatencyBook:
         return Prediction(min(ttft, total), tpot, total)
 
     def observe(
-        self, asked: Asked, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
+        self, asked: CallFeatures, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
     ) -> None:
         """A complete answer. `load`: calls that were unfinished when it was sent. For an answer that came in one piece
         `ttft_s` is `total_s`, and `output_tokens` 0 where it does not tell them."""
@@ -347,7 +349,9 @@ class LatencyBook:
             self._trend.observe(whole, total_s, now)
         self._total.observe(expected or self._trend.of(whole), total_s, kind, now)
 
-    def outlasted(self, asked: Asked, *, load: int, seconds: float, now: float, ttft_s: float | None = None) -> None:
+    def outlasted(
+        self, asked: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
+    ) -> None:
         """A call that was given up after `seconds`: its answer would have taken longer. `ttft_s`: its first token, if
         that had come. A call that is given up on an unknown upstream tells that it is slow."""
         kind, first, output = asked.kind, _first(asked, load), self._output_of(asked)
@@ -375,7 +379,7 @@ class LatencyBook:
         self._weight, self._seen = min(self.weight(now), 1e6) + 1.0, now
 
     def _observe_stream(
-        self, asked: Asked, first: list[float], load: int, ttft_s: float, tpot_s: float, now: float
+        self, asked: CallFeatures, first: list[float], load: int, ttft_s: float, tpot_s: float, now: float
     ) -> None:
         parts, token = [*first, 0.0, 0.0], [*_NONE, 1.0, float(load)]
         for track, of, seconds in ((self._ttft, parts, ttft_s), (self._tpot, token, max(tpot_s, 0.0))):
@@ -388,11 +392,11 @@ class LatencyBook:
         self._trend.observe([*first, 0.0, 0.0], 0.5 * total_s, now, weight=0.5)
         self._trend.observe([*_NONE, output, 0.0], 0.5 * total_s, now, weight=0.5)
 
-    def _wrote(self, asked: Asked, tokens: int) -> None:
+    def _wrote(self, asked: CallFeatures, tokens: int) -> None:
         total, weight = self._output.get(_size(asked.max_tokens), (0.0, 0.0))
         self._output[_size(asked.max_tokens)] = 0.99 * total + tokens, 0.99 * weight + 1.0
 
-    def _output_of(self, asked: Asked) -> float:
+    def _output_of(self, asked: CallFeatures) -> float:
         """Output tokens to expect."""
         total, weight = self._output.get(_size(asked.max_tokens), (0.0, 0.0))
         if weight == 0.0:  # none of this size yet: as those of all sizes
@@ -402,7 +406,7 @@ class LatencyBook:
         return tokens if asked.max_tokens is None else min(tokens, float(asked.max_tokens))
 
 
-def _first(asked: Asked, load: int) -> list[float]:
+def _first(asked: CallFeatures, load: int) -> list[float]:
     """What the time to the first token is made of: something, the input, and each call ahead."""
     ahead = [float(load - knot) if load > knot else 0.0 for knot in LOADS]
     return [1.0, asked.input_tokens / 1000.0, float(load), *ahead]
@@ -432,16 +436,18 @@ UNREAD = 128
 EVERY = 8
 
 
-class UnreadBook:
+class LazyLatencyBook:
     """A `LatencyBook`, read late."""
 
     def __init__(self) -> None:
         self._book = LatencyBook()
-        self._unread: deque[tuple[Asked, int, float, float, int, float]] = deque(maxlen=UNREAD)
+        self._unread: deque[tuple[CallFeatures, int, float, float, int, float]] = deque(maxlen=UNREAD)
         self._asked = float("-inf")  # when it was asked last
         self._passed = 0  # answers that were not noted since the last one that was
 
-    def predict(self, asked: Asked, *, load: int, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
+    def predict(
+        self, asked: CallFeatures, *, load: int, now: float, confidence: float = CONFIDENCE
+    ) -> Prediction | None:
         """As `LatencyBook.predict`."""
         self._asked = now
         self._read()
@@ -455,14 +461,16 @@ class UnreadBook:
         return self._passed == 0
 
     def observe(
-        self, asked: Asked, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
+        self, asked: CallFeatures, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
     ) -> None:
         """As `LatencyBook.observe`."""
         self._unread.append((asked, load, ttft_s, total_s, output_tokens, now))
         if now - self._asked <= HALF_LIFE_S:
             self._read()
 
-    def outlasted(self, asked: Asked, *, load: int, seconds: float, now: float, ttft_s: float | None = None) -> None:
+    def outlasted(
+        self, asked: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
+    ) -> None:
         """As `LatencyBook.outlasted`: rare, and made of what is known, so it is read at once."""
         self._read()
         self._book.outlasted(asked, load=load, seconds=seconds, now=now, ttft_s=ttft_s)

@@ -109,7 +109,7 @@ class PeakEwma:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LoadCandidate:
     """An upstream that may be asked."""
 
     name: str  # tells it from the others, over restarts too
@@ -122,7 +122,7 @@ class Candidate:
         return max(SHORTEST_S, self.expected_s) * (self.load + 1) / self.weight
 
 
-def cheaper_of_two(candidates: Sequence[Candidate], draw: Callable[[], float]) -> int:
+def cheaper_of_two(candidates: Sequence[LoadCandidate], draw: Callable[[], float]) -> int:
     """The index of the cheaper one of two different candidates that `draw`, in [0, 1), chooses; of equal ones either.
     There is at least one candidate."""
     count = len(candidates)
@@ -133,7 +133,7 @@ def cheaper_of_two(candidates: Sequence[Candidate], draw: Callable[[], float]) -
     return second if candidates[second].cost < candidates[first].cost else first
 
 
-def sticky(key: bytes, candidates: Sequence[Candidate]) -> int:
+def sticky(key: bytes, candidates: Sequence[LoadCandidate]) -> int:
     """The index of the candidate that `key` belongs to; the next one in the key's own order where that one's load has
     reached `BOUND` times its part of all calls, this one included. One of them is always below that."""
     total = sum(candidate.load for candidate in candidates) + 1
@@ -146,7 +146,7 @@ def sticky(key: bytes, candidates: Sequence[Candidate]) -> int:
     return order[0]
 
 
-def _rank(key: bytes, candidate: Candidate) -> float:
+def _rank(key: bytes, candidate: LoadCandidate) -> float:
     """The highest of `-weight / ln(hash)`, with hashes in (0, 1), falls to each by its weight, and a candidate that
     comes or goes changes nothing between the others."""
     digest = blake2b(candidate.name.encode(), key=key[:64], digest_size=8).digest()

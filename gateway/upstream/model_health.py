@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from enum import StrEnum
 
-from gateway.circuit_breaker import State
-from gateway.errors import BackendError, LoadRefused
+from gateway.circuit_breaker import BreakerState
+from gateway.errors import BackendError, ModelControlDisabled
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, Condition, HostedModels
+from gateway.ports import Clock, HostedModels, ModelCondition
 from gateway.tasks import run_within
-from gateway.upstream.backend import Pool
-from gateway.upstream.upstream import Lane
+from gateway.upstream.backend import UpstreamPool
+from gateway.upstream.upstream import Upstream
 
 # When a model that does not answer is looked at, and when it is loaded anew. Pure: the clock's reading and chance come
 # in.
@@ -90,7 +90,7 @@ class ModelCare:
 
     def __init__(
         self,
-        lane: Lane,
+        lane: Upstream,
         hosted: HostedModels,
         clock: Clock,
         telemetry: Telemetry,
@@ -113,39 +113,39 @@ class ModelCare:
         while True:
             await self._hosted.wrong()
             for name, condition in tuple(self._hosted.conditions.items()):
-                if condition is not Condition.READY:
+                if condition is not ModelCondition.READY:
                     try:
                         await self.look(name, condition)
                     except Exception:
                         LOG.exception("looking at a model failed", extra={"fields": self._fields(name)})
             await asyncio.sleep(look_again_s(self._draw()))
 
-    async def look(self, name: str, condition: Condition) -> None:
+    async def look(self, name: str, condition: ModelCondition) -> None:
         """Finds out whether it answers, and reloads it where that is due. Then the upstream is asked again, or left out
         for another while."""
         repairs = self._repairs[name]
         async with self._locks.setdefault((self._hosted.server, name), asyncio.Lock()):
             now = self._clock.monotonic()
-            ill = condition is Condition.DEAD or name in self._ours
+            ill = condition is ModelCondition.DEAD or name in self._ours
             reloadable = self._reload and ill and repairs.due(now)
             well = (repairs.trusts(now) or not reloadable) and await self._answers(name, condition)
             if not well and reloadable:
                 well = await self._reloaded(name, repairs)
         now, breaker = self._clock.monotonic(), self._lane.breaker
         if not well:
-            if breaker.state(now) is not State.CLOSED:
+            if breaker.state(now) is not BreakerState.CLOSED:
                 breaker.failed(now)  # no client's request need find out until the next look
             return
         repairs.answered(now)
         self._ours.discard(name)
-        self._hosted.told(name, Condition.READY)
-        if all(each is Condition.READY for each in self._hosted.conditions.values()):
+        self._hosted.told(name, ModelCondition.READY)
+        if all(each is ModelCondition.READY for each in self._hosted.conditions.values()):
             breaker.succeeded(asked_at=now)
         LOG.info("model answers again", extra={"fields": self._fields(name)})
 
-    async def _answers(self, name: str, condition: Condition) -> bool:
+    async def _answers(self, name: str, condition: ModelCondition) -> bool:
         """A server that does not have it need not be asked for more than that."""
-        if condition is Condition.ABSENT and not await self._hosted.loaded(name):
+        if condition is ModelCondition.ABSENT and not await self._hosted.loaded(name):
             return False
         return await self._hosted.answers(name)
 
@@ -157,7 +157,7 @@ class ModelCare:
             await self._hosted.reload(name)
             if not await self._hosted.answers(name):
                 outcome, why = Reload.FAILED, "it was loaded, and does not answer"
-        except LoadRefused as error:
+        except ModelControlDisabled as error:
             self._ours.discard(name)
             outcome, why = Reload.REFUSED, str(error)
         except BackendError as error:
@@ -179,7 +179,11 @@ class ModelCare:
 
 
 def care_for(
-    stack: AsyncExitStack, pools: Iterable[Pool], reloads: Callable[[str], bool], clock: Clock, telemetry: Telemetry
+    stack: AsyncExitStack,
+    pools: Iterable[UpstreamPool],
+    reloads: Callable[[str], bool],
+    clock: Clock,
+    telemetry: Telemetry,
 ) -> None:
     """Begins a job for each upstream that hosts models; they end with `stack`. `reloads`: whether those of the backend
     of that name are reloaded."""
@@ -189,7 +193,7 @@ def care_for(
         run_within(stack, care.run())
 
 
-def _hosting(pools: Iterable[Pool]) -> Iterator[tuple[Pool, Lane, HostedModels]]:
+def _hosting(pools: Iterable[UpstreamPool]) -> Iterator[tuple[UpstreamPool, Upstream, HostedModels]]:
     for pool in pools:
         for lane in pool.lanes:
             if lane.upstream.hosted is not None:

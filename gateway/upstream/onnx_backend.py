@@ -14,25 +14,25 @@ from typing import Any, TypeVar
 import onnxruntime
 import orjson
 
-from gateway.adapters.onnx.tensors import Graph
-from gateway.adapters.onnx.text_models import Classifier, Question, Vectors, question_of
+from gateway.adapters.onnx.tensors import TensorGraph
+from gateway.adapters.onnx.text_models import ClassifierInput, SentenceEmbedder, TextClassifier, question_of
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
-from gateway.errors import BackendError, BadRequest, NotFound, Refused, Unfit
-from gateway.messages import Call, Event, EventStream, Response, TextAnswer, Whole
+from gateway.errors import BackendError, BadRequest, GatewayError, NotFound, UnsupportedByBackend
+from gateway.messages import Call, Event, EventStream, FullBody, Response, TextAnswer
 from gateway.ports import Clock
-from gateway.streams import Ready
-from gateway.upstream.concurrency_limiter import Gate, Gated, Place
+from gateway.streams import BufferedStream
+from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
 from gateway.upstream.header_filter import JSON, OCTETS, SSE
 
 T = TypeVar("T")
-Model = Classifier | Vectors | Graph
+Model = TextClassifier | SentenceEmbedder | TensorGraph
 NICENESS = 10  # the event loop and the embedder go first
 
 
-class OnnxBackend(Gated):
+class OnnxBackend(LimitedBackend):
     """`model` belongs to the backend's own thread from now on; `shown` is the name that lists of models have for it.
-    Calls that it cannot do raise `Unfit`, so that the next backend of a route is asked."""
+    Calls that it cannot do raise `UnsupportedByBackend`, so that the next backend of a route is asked."""
 
     http = False
     speaks = "text"
@@ -53,15 +53,15 @@ class OnnxBackend(Gated):
         self._shown = shown
         self._timeouts = timeouts
         self._clock = clock
-        super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onnx {name}", initializer=_step_back)
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
-        if call is None and isinstance(self._model, Graph):
+        if call is None and isinstance(self._model, TensorGraph):
             told = self._model.about(request.method, request.path)
             if told is not None:
-                return Response(200, JSON, Whole(b"" if told is True else orjson.dumps(told)))
+                return Response(200, JSON, FullBody(b"" if told is True else orjson.dumps(told)))
         if call is None:
             raise NotFound(f"the path {request.path} is not known, and backend '{self.name}' is no HTTP endpoint")
         answering = self._answering(request, call)  # refuses before a place is taken
@@ -73,7 +73,7 @@ class OnnxBackend(Gated):
                 place.overdue()
             place.leave()
             raise
-        if isinstance(response.body, Whole):
+        if isinstance(response.body, FullBody):
             place.leave()
         return response
 
@@ -86,51 +86,57 @@ class OnnxBackend(Gated):
     async def close(self) -> None:
         self._thread.shutdown(wait=False)
 
-    def _answering(self, request: RequestContext, call: Call) -> Callable[[Place], Awaitable[Response]]:
-        """What is to be done once there is a place. Raises `Unfit`."""
-        if isinstance(self._model, Vectors):
+    def _answering(self, request: RequestContext, call: Call) -> Callable[[ConcurrencyPermit], Awaitable[Response]]:
+        """What is to be done once there is a place. Raises `UnsupportedByBackend`."""
+        if isinstance(self._model, SentenceEmbedder):
             if call.operation != "embeddings":
-                raise Unfit(f"backend '{self.name}' embeds texts and writes none")
+                raise UnsupportedByBackend(f"backend '{self.name}' embeds texts and writes none")
             if not call.questions:
-                raise Unfit("'input' has no text: expected a string or an array of strings", param="input")
+                raise UnsupportedByBackend(
+                    "'input' has no text: expected a string or an array of strings", param="input"
+                )
             return partial(self._embed, request, call, self._model)
-        if isinstance(self._model, Graph):
+        if isinstance(self._model, TensorGraph):
             if call.operation != "infer":
-                raise Unfit(f"backend '{self.name}' is asked with tensors")
+                raise UnsupportedByBackend(f"backend '{self.name}' is asked with tensors")
             return partial(self._infer, request, call, self._model)
         if call.operation == "embeddings":
-            raise Unfit(f"backend '{self.name}' has no embedding model")
+            raise UnsupportedByBackend(f"backend '{self.name}' has no embedding model")
         question, created = question_of(call, self.name), int(self._clock.wall())
         try:
             answer = call.dialect.text_answer(call, answer_id=request.id, created=created, model=call.model)
         except BadRequest as refused:  # a dialect may say more than text can
-            raise Unfit(refused.message, param=refused.param) from None
+            raise UnsupportedByBackend(refused.message, param=refused.param) from None
         return partial(self._classify, request, call, self._model, question, answer)
 
-    async def _embed(self, request: RequestContext, call: Call, model: Vectors, place: Place) -> Response:
+    async def _embed(
+        self, request: RequestContext, call: Call, model: SentenceEmbedder, place: ConcurrencyPermit
+    ) -> Response:
         """A turn of the thread for each text, so that a long list holds up nobody else's."""
         async with self._in_time(self._timeouts.total):
             found = [await self._pass(partial(model.embed, text)) for text in call.questions]
         place.answered(request, 200)
         body = call.dialect.embedding_answer(call, [vector.tolist() for vector in found], model=call.model)
-        return Response(200, JSON, Whole(body))
+        return Response(200, JSON, FullBody(body))
 
-    async def _infer(self, request: RequestContext, call: Call, model: Graph, place: Place) -> Response:
+    async def _infer(
+        self, request: RequestContext, call: Call, model: TensorGraph, place: ConcurrencyPermit
+    ) -> Response:
         async with self._in_time(self._timeouts.first_byte):
             answer = await self._pass(partial(model.infer, call.body["inference"], call.model))
         place.answered(request, 200)
         if call.stream:  # of a client that would take several
-            return Response(200, OCTETS, EventStream(Ready((Event(answer),), place.leave)))
-        return Response(200, OCTETS, Whole(answer))
+            return Response(200, OCTETS, EventStream(BufferedStream((Event(answer),), place.leave)))
+        return Response(200, OCTETS, FullBody(answer))
 
     async def _classify(
         self,
         request: RequestContext,
         call: Call,
-        model: Classifier,
-        question: Question,
+        model: TextClassifier,
+        question: ClassifierInput,
         answer: TextAnswer,
-        place: Place,
+        place: ConcurrencyPermit,
     ) -> Response:
         async with self._in_time(self._timeouts.first_byte):
             found = await self._pass(partial(model.classify, question))
@@ -141,16 +147,16 @@ class OnnxBackend(Gated):
             *answer.finish("stop", found.input_tokens, 1),
         )
         if call.stream:
-            return Response(200, SSE, EventStream(Ready(events, place.leave)))
-        return Response(200, JSON, Whole(call.dialect.whole(call, [event.data for event in events])))
+            return Response(200, SSE, EventStream(BufferedStream(events, place.leave)))
+        return Response(200, JSON, FullBody(call.dialect.whole(call, [event.data for event in events])))
 
     async def _pass(self, run: Callable[[onnxruntime.RunOptions], T]) -> T:
-        """In the model's own thread. A caller that leaves breaks it off. Raises `Refused` as `run` does, and
+        """In the model's own thread. A caller that leaves breaks it off. Raises `GatewayError` as `run` does, and
         `BackendError` where it fails in any other way."""
         options = onnxruntime.RunOptions()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, run, options)
-        except Refused:
+        except GatewayError:
             raise
         except Exception as error:
             # The type alone: a message may quote the prompt.

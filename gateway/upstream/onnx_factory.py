@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gateway.adapters.onnx.model_dir import ModelFolder
-from gateway.adapters.onnx.tensors import Graph
-from gateway.adapters.onnx.text_models import Classifier, Vectors
+from gateway.adapters.onnx.model_dir import ModelDir
+from gateway.adapters.onnx.tensors import TensorGraph
+from gateway.adapters.onnx.text_models import SentenceEmbedder, TextClassifier
 from gateway.config import OnnxBackendConfig
 from gateway.ports import Clock
 from gateway.upstream.onnx_backend import Model, OnnxBackend
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.upstream import UpstreamConfig
 
-_READERS: Mapping[str, Callable[[ModelFolder, int], Model]] = {
-    "embed": Vectors,
-    "classify": Classifier,
-    "tensors": Graph,
+_READERS: Mapping[str, Callable[[ModelDir, int], Model]] = {
+    "embed": SentenceEmbedder,
+    "classify": TextClassifier,
+    "tensors": TensorGraph,
 }
 
 
-def upstream(name: str, section: OnnxBackendConfig, clock: Clock) -> Upstream:
+def upstream(name: str, section: OnnxBackendConfig, clock: Clock) -> UpstreamConfig:
     """Loads the model. Raises `ModelMissing` or `ModelCorrupt`."""
-    folder = ModelFolder(section.path)
+    folder = ModelDir(section.path)
     backend = OnnxBackend(
         name,
         _READERS[section.task](folder, section.threads),
@@ -31,4 +31,4 @@ def upstream(name: str, section: OnnxBackendConfig, clock: Clock) -> Upstream:
         clock=clock,
         adaptive=section.adaptive,
     )
-    return Upstream(backend, "in process", provider=section.adapter)
+    return UpstreamConfig(backend, "in process", provider=section.adapter)

@@ -8,22 +8,24 @@ from typing import Generic, TypeVar
 
 from gateway.config.backends import Timeouts
 from gateway.dialects.sse import SSEParser
-from gateway.errors import BackendError, StreamBroken
-from gateway.messages import ByteStream, EventStream, Response, Whole
-from gateway.streams import Flow, Tap
-from gateway.upstream.concurrency_limiter import Place
+from gateway.errors import BackendError, UpstreamStreamError
+from gateway.messages import ByteStream, EventStream, FullBody, Response
+from gateway.streams import ObservedStream, StreamObserver
+from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.http1.errors import ExchangeFailed, TimedOut
-from gateway.upstream.http1.response import Answer
-from gateway.upstream.http_client import HttpAnswer
+from gateway.upstream.http1.response import HttpResponse
+from gateway.upstream.http_client import UpstreamResponse
 
 T = TypeVar("T")
 MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
 
 
-class Exchange:
+class ResponseReader:
     """One answer on its way: holds the connection and the place at the gate until the body is done or given up."""
 
-    def __init__(self, name: str, answer: HttpAnswer, place: Place, timeouts: Timeouts, deadline: float) -> None:
+    def __init__(
+        self, name: str, answer: UpstreamResponse, place: ConcurrencyPermit, timeouts: Timeouts, deadline: float
+    ) -> None:
         """`deadline`: event loop time, for the end of the body: that of all attempts together."""
         self._name = name
         self._answer = answer
@@ -45,7 +47,7 @@ class Exchange:
         if not complete:
             return Response(answer.status, headers, self._bytes(data))
         self.close()
-        return Response(answer.status, headers, Whole(data))
+        return Response(answer.status, headers, FullBody(data))
 
     async def _first(self) -> bytes:
         """The first piece of the body; empty where there is none."""
@@ -56,10 +58,10 @@ class Exchange:
         except ExchangeFailed as error:
             raise BackendError(f"backend '{self._name}' broke off ({error})") from None
 
-    def _opaque(self, first: bytes) -> Whole | ByteStream:
+    def _opaque(self, first: bytes) -> FullBody | ByteStream:
         if self._answer.at_end:
             self.close()
-            return Whole(first)
+            return FullBody(first)
         return self._bytes(first)
 
     async def _collect(self, first: bytes) -> tuple[bytes, bool]:
@@ -72,21 +74,23 @@ class Exchange:
                     return b"".join(pieces), True
                 pieces.append(piece)
                 size += len(piece)
-        except StreamBroken as error:
+        except UpstreamStreamError as error:
             raise BackendError(str(error)) from None
         return b"".join(pieces), False
 
     def _bytes(self, first: bytes) -> ByteStream:
         return ByteStream(self._flow(first, lambda piece: (piece,), tuple))
 
-    def _flow(self, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]) -> Flow[T]:
+    def _flow(
+        self, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]
+    ) -> ObservedStream[T]:
         answer = self._answer
-        if isinstance(answer, Answer):
-            return Flow(_Telling(self, answer, first, feed, close), Tap(closed=self.close))
-        return Flow(_Body(self, first, feed, close), Tap(closed=self.close))
+        if isinstance(answer, HttpResponse):
+            return ObservedStream(_Telling(self, answer, first, feed, close), StreamObserver(closed=self.close))
+        return ObservedStream(_Body(self, first, feed, close), StreamObserver(closed=self.close))
 
     async def read(self) -> bytes:
-        """The next piece; empty at the end. Raises `StreamBroken`."""
+        """The next piece; empty at the end. Raises `UpstreamStreamError`."""
         if self._answer.at_end:
             return b""
         try:
@@ -99,11 +103,11 @@ class Exchange:
         """For how many seconds it may be silent, and when it has to be over, by the event loop's time."""
         return self._timeouts.idle, self._deadline
 
-    def broken(self, error: BaseException) -> StreamBroken:
+    def broken(self, error: BaseException) -> UpstreamStreamError:
         if not isinstance(error, TimedOut):
-            return StreamBroken(f"backend '{self._name}' broke off ({error})")
+            return UpstreamStreamError(f"backend '{self._name}' broke off ({error})")
         what = "exceeded its total time" if self._loop.time() >= self._deadline else "fell silent"
-        return StreamBroken(f"backend '{self._name}' {what}")
+        return UpstreamStreamError(f"backend '{self._name}' {what}")
 
     def close(self) -> None:
         """Gives the connection back if the body is done, and cuts it otherwise, which cancels the call upstream."""
@@ -117,7 +121,11 @@ class _Body(Generic[T]):
     tells, dry = False, True
 
     def __init__(
-        self, exchange: Exchange, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]
+        self,
+        exchange: ResponseReader,
+        first: bytes,
+        feed: Callable[[bytes], Sequence[T]],
+        close: Callable[[], Sequence[T]],
     ) -> None:
         self._exchange = exchange
         self._piece: bytes | None = first or None  # that has come
@@ -148,8 +156,8 @@ class _Telling(_Body[T]):
 
     def __init__(
         self,
-        exchange: Exchange,
-        answer: Answer,
+        exchange: ResponseReader,
+        answer: HttpResponse,
         first: bytes,
         feed: Callable[[bytes], Sequence[T]],
         close: Callable[[], Sequence[T]],

@@ -6,7 +6,7 @@ from collections import deque
 from enum import Enum
 
 from gateway.context import RequestContext
-from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, Unfit
+from gateway.errors import AttemptTimedOut, BackendError, BackendOverloaded, ModelNotReady, UnsupportedByBackend
 from gateway.messages import Response
 from gateway.streams import close_body
 
@@ -20,7 +20,7 @@ BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.25  # Envoy's defaults
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})  # RFC 9110 section 9.2.2
 
 
-class Again(Enum):
+class RetryTarget(Enum):
     """Who may be asked after a failure."""
 
     NOBODY = "nobody"
@@ -28,21 +28,21 @@ class Again(Enum):
     ANYBODY = "anybody"  # another one, or this one where there is no other
 
 
-def after_answer(status: int, *, waits: bool) -> Again:
+def after_answer(status: int, *, waits: bool) -> RetryTarget:
     """`waits`: the upstream said when it wants to be asked again."""
     if status in (502, 503, 504):
-        return Again.OTHERS if waits else Again.ANYBODY
-    return Again.OTHERS if status in (408, 429, 500) else Again.NOBODY
+        return RetryTarget.OTHERS if waits else RetryTarget.ANYBODY
+    return RetryTarget.OTHERS if status in (408, 429, 500) else RetryTarget.NOBODY
 
 
-def after_failure(status: int, *, retryable: bool) -> Again:
+def after_failure(status: int, *, retryable: bool) -> RetryTarget:
     """Of a call without an answer: `status` is 504 where none came in time, 400 where the request was refused."""
     if not retryable or status == 400:
-        return Again.NOBODY
-    return Again.OTHERS if status == 504 else Again.ANYBODY
+        return RetryTarget.NOBODY
+    return RetryTarget.OTHERS if status == 504 else RetryTarget.ANYBODY
 
 
-class Window(deque[tuple[float, int]]):
+class RetryWindow(deque[tuple[float, int]]):
     """What was counted in the last `WINDOW_S`, by the second: `WINDOW_S` + 1 counts at most."""
 
     __slots__ = ()
@@ -83,7 +83,7 @@ class RetryBudget:
     def __init__(self, share: float) -> None:
         self._share = share
         self.held = 0
-        self._asked, self._retried = Window(), Window()
+        self._asked, self._retried = RetryWindow(), RetryWindow()
         self.asked, self.spend = self._asked.add, self._retried.add  # every call comes by: no frame more
         self.unspent = self._retried.without
 
@@ -114,28 +114,28 @@ def patience_s(remaining_s: float, other_s: float | None) -> float | None:
 Outcome = Response | BackendError
 
 
-def again(outcome: Outcome, request: RequestContext, *, waits: bool) -> Again:
+def again(outcome: Outcome, request: RequestContext, *, waits: bool) -> RetryTarget:
     """Who may be asked after it. `waits`: the upstream said when it wants to be asked again."""
     if isinstance(outcome, Response):
         whom, sent = after_answer(outcome.status, waits=waits), True
-    elif isinstance(outcome, BackendFull):
-        return Again.OTHERS
-    elif isinstance(outcome, Unfit):
-        return Again.NOBODY  # upstreams have the same models
+    elif isinstance(outcome, BackendOverloaded):
+        return RetryTarget.OTHERS
+    elif isinstance(outcome, UnsupportedByBackend):
+        return RetryTarget.NOBODY  # upstreams have the same models
     else:
         whom, sent = after_failure(outcome.status, retryable=outcome.retryable), outcome.sent
-        if isinstance(outcome, GivenUp):
-            whom = Again.ANYBODY  # it may be all there is by now
-        elif isinstance(outcome, ModelDown):
-            whom = Again.OTHERS
-    return whom if repeatable(request, sent=sent) else Again.NOBODY
+        if isinstance(outcome, AttemptTimedOut):
+            whom = RetryTarget.ANYBODY  # it may be all there is by now
+        elif isinstance(outcome, ModelNotReady):
+            whom = RetryTarget.OTHERS
+    return whom if repeatable(request, sent=sent) else RetryTarget.NOBODY
 
 
 def failed(outcome: Outcome) -> bool:
     """Whether it speaks against the upstream."""
     if isinstance(outcome, Response):
         return outcome.status >= 500
-    return not isinstance(outcome, BackendFull | GivenUp | Unfit)
+    return not isinstance(outcome, BackendOverloaded | AttemptTimedOut | UnsupportedByBackend)
 
 
 def repeatable(request: RequestContext, *, sent: bool = True) -> bool:

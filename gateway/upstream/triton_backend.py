@@ -13,32 +13,32 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.triton.models import OPTIONS, Described, TritonModels, condition_told, once
+from gateway.adapters.triton.models import OPTIONS, ModelConfig, TritonModels, condition_told, once
 from gateway.config.backends import Tensors, Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.model_names import ModelNames
-from gateway.errors import BackendError, BadRequest, ModelDown, NotFound, StreamBroken
-from gateway.messages import Call, Event, EventStream, Response, TextAnswer, Whole
-from gateway.ports import Clock, Condition
-from gateway.streams import Guarded
+from gateway.errors import BackendError, BadRequest, ModelNotReady, NotFound, UpstreamStreamError
+from gateway.messages import Call, Event, EventStream, FullBody, Response, TextAnswer
+from gateway.ports import Clock, ModelCondition
+from gateway.streams import ClosingStream
 from gateway.tracing import metadata_of
-from gateway.upstream.concurrency_limiter import Gate, Gated, Place
+from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
 from gateway.upstream.header_filter import JSON, SSE
-from gateway.upstream.triton_tensors import TensorCalls
+from gateway.upstream.triton_tensors import TensorClient
 
 FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
 CHARACTERS_PER_TOKEN = 4  # where a model does not count its tokens: the usual rule of thumb for English
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _TextPiece:
     text: str
     finish: str | None
     input_tokens: int | None
     output_tokens: int | None
 
 
-class TritonBackend(Gated):
+class TritonBackend(LimitedBackend):
     """Credentials are not forwarded: Triton has none to check."""
 
     http = False
@@ -60,7 +60,7 @@ class TritonBackend(Gated):
     ) -> None:
         self.name = name
         self._client = triton.InferenceServerClient(address, ssl=tls, channel_args=OPTIONS)
-        self._tensor_calls = TensorCalls(name, address, tls=tls, models=models, timeouts=timeouts)
+        self._tensor_calls = TensorClient(name, address, tls=tls, models=models, timeouts=timeouts)
         self._models = models
         self._embedding_model = embedding_model
         self._tensors = tensors
@@ -68,7 +68,7 @@ class TritonBackend(Gated):
         self._clock = clock
         known = [name for name in dict.fromkeys([*models.known, embedding_model]) if name]
         self.hosted = TritonModels(name, address, self._client, known, tensors, timeouts)
-        super().__init__(Gate(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
@@ -91,8 +91,8 @@ class TritonBackend(Gated):
             place.leave()
             raise
         if response.status == 200:
-            self.hosted.told(self._model_of(call), Condition.READY)
-        if isinstance(response.body, Whole):
+            self.hosted.told(self._model_of(call), ModelCondition.READY)
+        if isinstance(response.body, FullBody):
             place.leave()
         return response
 
@@ -111,7 +111,7 @@ class TritonBackend(Gated):
         await self._client.close()
         await self._tensor_calls.close()
 
-    async def _generate(self, request: RequestContext, call: Call, place: Place) -> Response:
+    async def _generate(self, request: RequestContext, call: Call, place: ConcurrencyPermit) -> Response:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
         name = self._model_of(call)
         model = await self.hosted.describe(name)
@@ -122,16 +122,16 @@ class TritonBackend(Gated):
         place.answered(request, 200)
         events = self._events(first, pieces, answer, call)
         if call.stream:
-            return Response(200, SSE, EventStream(Guarded(events, place.leave, source=pieces)))
+            return Response(200, SSE, EventStream(ClosingStream(events, place.leave, source=pieces)))
         try:
             payload = [event.data async for event in events]
-        except StreamBroken as error:
+        except UpstreamStreamError as error:
             # Nothing of a whole answer has gone to the client: another backend may still be asked.
             raise BackendError(str(error)) from None
-        return Response(200, JSON, Whole(call.dialect.whole(call, payload)))
+        return Response(200, JSON, FullBody(call.dialect.whole(call, payload)))
 
     async def _events(
-        self, first: _Piece | None, pieces: AsyncGenerator[_Piece, None], answer: TextAnswer, call: Call
+        self, first: _TextPiece | None, pieces: AsyncGenerator[_TextPiece, None], answer: TextAnswer, call: Call
     ) -> AsyncGenerator[Event, None]:
         written: list[str] = []
         last = piece = first
@@ -144,7 +144,7 @@ class TritonBackend(Gated):
                     written.append(piece.text)
                     yield answer.delta(piece.text)
                 piece = await anext(pieces, None)
-        end = last or _Piece("", None, None, None)
+        end = last or _TextPiece("", None, None, None)
         for event in answer.finish(
             end.finish or "stop",
             end.input_tokens if end.input_tokens is not None else _estimated_tokens(call.prompt),
@@ -153,10 +153,10 @@ class TritonBackend(Gated):
             yield event
 
     async def _pieces(
-        self, name: str, model: Described, inputs: list[triton.InferInput], request: RequestContext
-    ) -> AsyncGenerator[_Piece, None]:
+        self, name: str, model: ModelConfig, inputs: list[triton.InferInput], request: RequestContext
+    ) -> AsyncGenerator[_TextPiece, None]:
         """The answer's pieces. Raises `InferenceServerException` or `BackendError` before the first one, and
-        `StreamBroken` after it. Closing it cancels the inference."""
+        `UpstreamStreamError` after it. Closing it cancels the inference."""
         headers = metadata_of(request.upstream_headers())
         if not model.decoupled:
             async with self.hosted.in_time(self._timeouts.first_byte):
@@ -177,7 +177,7 @@ class TritonBackend(Gated):
                     return
                 except (InferenceServerException, BackendError) as error:
                     if started:
-                        raise StreamBroken(f"backend '{self.name}' broke off: {str(error)[:200]}") from None
+                        raise UpstreamStreamError(f"backend '{self.name}' broke off: {str(error)[:200]}") from None
                     raise
                 response = result.get_response()
                 if response.outputs:
@@ -188,14 +188,14 @@ class TritonBackend(Gated):
         finally:
             stream.cancel()
 
-    def _piece(self, result: triton.InferResult) -> _Piece:
+    def _piece(self, result: triton.InferResult) -> _TextPiece:
         answer = result.as_numpy(self._tensors.answer)
         if answer is None:
             raise BackendError(
                 f"model '{result.get_response().model_name}' has no output '{self._tensors.answer}'", retryable=False
             )
         finish = _scalar(result, FINISH_REASON)
-        return _Piece(
+        return _TextPiece(
             text="".join(part.decode("utf-8", "replace") for part in answer.flatten()),
             finish=finish.decode() if finish else None,
             input_tokens=_scalar(result, INPUT_TOKENS),
@@ -219,7 +219,7 @@ class TritonBackend(Gated):
         if vectors is None:
             raise BackendError(f"model '{self._embedding_model}' has no output '{self._tensors.embedding}'")
         body = call.dialect.embedding_answer(call, vectors.reshape(len(call.questions), -1), model=call.model)
-        return Response(200, JSON, Whole(body))
+        return Response(200, JSON, FullBody(body))
 
     def _model_of(self, call: Call) -> str:
         if call.operation == "embeddings":
@@ -234,7 +234,7 @@ class TritonBackend(Gated):
         if condition is not None:
             self.hosted.told(model, condition)
             if model != self._embedding_model:  # without that one texts are answered all the same
-                return ModelDown(f"model '{model}' of backend '{self.name}' is {condition}")
+                return ModelNotReady(f"model '{model}' of backend '{self.name}' is {condition}")
         return BackendError(f"backend '{self.name}' failed ({error.status() or 'no status'})")
 
 

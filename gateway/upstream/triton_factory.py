@@ -7,10 +7,10 @@ from gateway.config.backends import GrpcUpstream
 from gateway.ports import Clock
 from gateway.upstream.factory import batching, names
 from gateway.upstream.triton_backend import TritonBackend
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.upstream import UpstreamConfig
 
 
-def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> Upstream:
+def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> UpstreamConfig:
     scheme, _, server = address.url.partition("://")
     backend = TritonBackend(
         name,
@@ -25,4 +25,6 @@ def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clo
         adaptive=section.adaptive,
     )
     asked = batching(backend, section, clock, shared=True)  # Triton is shown no credentials
-    return Upstream(asked, address.url, address.weight, backend.hosted, provider=section.adapter, models=names(section))
+    return UpstreamConfig(
+        asked, address.url, address.weight, backend.hosted, provider=section.adapter, models=names(section)
+    )

@@ -21,14 +21,14 @@ from gateway.adapters.triton.protobuf import EMPTY_FINAL, FINAL, answer_of, requ
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.kserve import PATH, model_in
-from gateway.dialects.kserve_message import Inference, pack
+from gateway.dialects.kserve_message import InferenceRequest, pack
 from gateway.dialects.model_names import ModelNames
-from gateway.errors import BackendError, BadRequest, Malformed, NotFound, StreamBroken
-from gateway.messages import Call, Event, EventStream, Response, Whole
-from gateway.ports import Condition
-from gateway.streams import Guarded
+from gateway.errors import BackendError, BadRequest, MalformedResponse, NotFound, UpstreamStreamError
+from gateway.messages import Call, Event, EventStream, FullBody, Response
+from gateway.ports import ModelCondition
+from gateway.streams import ClosingStream
 from gateway.tracing import metadata_of
-from gateway.upstream.concurrency_limiter import Place
+from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.header_filter import JSON, OCTETS
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # of one message: it is in memory as a whole
@@ -47,7 +47,7 @@ FAILED = {
 }
 
 
-class TensorCalls:
+class TensorClient:
     """The channel connects on first use."""
 
     def __init__(self, name: str, address: str, *, tls: bool, models: ModelNames, timeouts: Timeouts) -> None:
@@ -66,11 +66,11 @@ class TensorCalls:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def infer(self, request: RequestContext, call: Call, place: Place) -> Response:
+    async def infer(self, request: RequestContext, call: Call, place: ConcurrencyPermit) -> Response:
         """Of a client that takes several answers a stream, which holds the place at the gate until its end.
 
         Raises `BackendError` before the first answer."""
-        inference: Inference = call.body["inference"]
+        inference: InferenceRequest = call.body["inference"]
         if inference.raw is not None:
             raise BadRequest(f"backend '{self._name}' is asked by gRPC, which has no body without a tensor's name")
         found = PATH.fullmatch(request.path)
@@ -96,15 +96,15 @@ class TensorCalls:
         if value is None:
             raise NotFound(f"the path {request.path} is not known, and backend '{self._name}' is no HTTP endpoint")
         if isinstance(value, bool):
-            return Response(200 if value else 400, JSON, Whole(b""))
-        return Response(200, JSON, Whole(orjson.dumps(value)))
+            return Response(200 if value else 400, JSON, FullBody(b""))
+        return Response(200, JSON, FullBody(orjson.dumps(value)))
 
     async def _whole(self, message: Any, request: RequestContext) -> Response:
         async with asyncio.timeout(self._timeouts.first_byte):
             answer = await self._stub.ModelInfer(message, metadata=_metadata(request))
-        return Response(200, OCTETS, Whole(self._packed(answer)))
+        return Response(200, OCTETS, FullBody(self._packed(answer)))
 
-    async def _stream(self, message: Any, request: RequestContext, place: Place) -> Response:
+    async def _stream(self, message: Any, request: RequestContext, place: ConcurrencyPermit) -> Response:
         message.parameters[EMPTY_FINAL].bool_param = True  # so that its end is known
         rpc = self._stub.ModelStreamInfer(_once(message), metadata=_metadata(request))
         answers = self._answers(rpc)
@@ -123,7 +123,7 @@ class TensorCalls:
             rpc.cancel()
             place.leave()
 
-        return Response(200, OCTETS, EventStream(Guarded(self._events(first, answers), over)))
+        return Response(200, OCTETS, EventStream(ClosingStream(self._events(first, answers), over)))
 
     async def _answers(self, rpc: Any) -> AsyncGenerator[Any, None]:
         async for said in rpc:
@@ -139,24 +139,24 @@ class TensorCalls:
         async with aclosing(answers):
             while said is not None:
                 if said.error_message:
-                    raise StreamBroken(said.error_message)
+                    raise UpstreamStreamError(said.error_message)
                 try:
                     yield Event(self._packed(said.infer_response))
                 except BackendError as error:
-                    raise StreamBroken(str(error)) from None
+                    raise UpstreamStreamError(str(error)) from None
                 try:
                     until = min(deadline, asyncio.get_running_loop().time() + self._timeouts.idle)
                     async with asyncio.timeout_at(until):
                         said = await anext(answers, None)
                 except TimeoutError:
-                    raise StreamBroken(f"backend '{self._name}' fell silent") from None
+                    raise UpstreamStreamError(f"backend '{self._name}' fell silent") from None
                 except grpc.aio.AioRpcError as error:
-                    raise StreamBroken(f"backend '{self._name}' broke off ({error.code().name})") from None
+                    raise UpstreamStreamError(f"backend '{self._name}' broke off ({error.code().name})") from None
 
     def _packed(self, answer: Any) -> bytes:
         try:
             return pack(answer_of(answer))
-        except (Malformed, BadRequest) as error:
+        except (MalformedResponse, BadRequest) as error:
             raise BackendError(f"backend '{self._name}': {error}", retryable=False) from None
 
     async def _asked(self, request: RequestContext) -> Any:
@@ -193,12 +193,12 @@ class TensorCalls:
         """What Triton says of the request itself goes to the client. Raises `BackendError` for the rest, and
         `InferenceServerException` where it says that the model is dead."""
         error = InferenceServerException(details, status=str(code))
-        if condition_told(error) is Condition.DEAD:
+        if condition_told(error) is ModelCondition.DEAD:
             raise error
         status = ANSWERED.get(code)
         if status is None:
             raise BackendError(f"backend '{self._name}' failed ({code.name})", status=FAILED.get(code, 502))
-        return Response(status, JSON, Whole(orjson.dumps({"error": details})))
+        return Response(status, JSON, FullBody(orjson.dumps({"error": details})))
 
 
 def _metadata(request: RequestContext) -> tuple[tuple[str, str], ...]:

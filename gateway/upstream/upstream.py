@@ -10,19 +10,26 @@ from enum import IntEnum
 from functools import partial
 from types import TracebackType
 
-from gateway.circuit_breaker import Breaker, State
+from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.context import Backend, RequestContext
 from gateway.dialects.model_names import ModelNames
-from gateway.errors import BackendError, BackendFull, GivenUp, ModelDown, StreamBroken, Unfit
+from gateway.errors import (
+    AttemptTimedOut,
+    BackendError,
+    BackendOverloaded,
+    ModelNotReady,
+    UnsupportedByBackend,
+    UpstreamStreamError,
+)
 from gateway.latency_forecast import Prediction
-from gateway.messages import Call, Event, EventStream, Response, Whole
-from gateway.observability.metrics import Tally
+from gateway.messages import Call, Event, EventStream, FullBody, Response
+from gateway.observability.metrics import MetricBundle
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, HostedModels
-from gateway.streams import Tap, tapped, with_end
+from gateway.streams import StreamObserver, tapped, with_end
 from gateway.tracing import BROKEN, UpstreamCall
-from gateway.upstream.backoff import Waits, limits_in, wait_s
-from gateway.upstream.latency import Asked, UnreadBook
+from gateway.upstream.backoff import UpstreamBackoff, limits_in, wait_s
+from gateway.upstream.latency import CallFeatures, LazyLatencyBook
 from gateway.upstream.load_balancer import PeakEwma
 from gateway.upstream.outlier_detection import Record
 from gateway.upstream.retry import failed
@@ -33,11 +40,11 @@ CHARACTERS_PER_TOKEN = 4  # of English, by the usual rule of thumb
 UNTOLD = Prediction(math.inf, math.inf, math.inf)
 
 
-def asked_of(call: Call | None, route: str) -> Asked | None:
+def asked_of(call: Call | None, route: str) -> CallFeatures | None:
     """What is known of a call before it is sent; None where its latency says nothing of others'."""
     if call is None or call.operation == "embeddings":
         return None
-    return Asked(call.stream, len(call.prompt) / CHARACTERS_PER_TOKEN, call.max_tokens, route)
+    return CallFeatures(call.stream, len(call.prompt) / CHARACTERS_PER_TOKEN, call.max_tokens, route)
 
 
 class UpstreamState(IntEnum):
@@ -50,7 +57,7 @@ class UpstreamState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Upstream:
+class UpstreamConfig:
     """One address of a backend."""
 
     backend: Backend
@@ -62,18 +69,18 @@ class Upstream:
     own_account: bool = True  # it is shown the gateway's credentials, or none: its limits are for all clients together
 
 
-class Lane:
+class Upstream:
     """All routes share it: what one of them learns of an upstream holds for the others."""
 
-    def __init__(self, upstream: Upstream, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, upstream: UpstreamConfig, clock: Clock, telemetry: Telemetry) -> None:
         self.upstream = upstream
         self.backend = upstream.backend
-        self.latency = UnreadBook()
-        self.breaker = Breaker(FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S)
+        self.latency = LazyLatencyBook()
+        self.breaker = CircuitBreaker(FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S)
         self.record = Record()
         self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate
         self.telling = 0  # those of them from which latencies are learnt
-        self.waits = Waits()
+        self.waits = UpstreamBackoff()
         self.opened: Callable[[], None] = lambda: None  # told when the breaker opens
         self._paces: dict[tuple[str, bool], PeakEwma] = {}  # by what calls have in common: embeddings are no chats
         self.clock = clock
@@ -81,7 +88,7 @@ class Lane:
         self.compared = False  # its failures are, with those of its backend's other upstreams
         # Books a call from here on: to be used as a context manager around the call.
         self.attempt: Callable[[RequestContext], Attempt] = partial(Attempt, self)
-        self._answers: dict[tuple[int, bool], Tally] = {}  # by status, and whether the answer came at once
+        self._answers: dict[tuple[int, bool], MetricBundle] = {}  # by status, and whether the answer came at once
         self.heeded: Sequence[tuple[str, str]] | None = None  # the last headers that said nothing of limits
 
     def pace_of(self, call: Call | None) -> PeakEwma | None:
@@ -108,7 +115,7 @@ class Lane:
         waits = self.told_to_wait_s(None, now) > 0
         return UpstreamState.WAITS if waits else UpstreamState(self.breaker.state(now))
 
-    def predict(self, asked: Asked, now: float, confidence: float) -> Prediction | None:
+    def predict(self, asked: CallFeatures, now: float, confidence: float) -> Prediction | None:
         """What it would take now. None while nothing recent is known, `UNTOLD` while somebody is finding out."""
         known = self.latency.predict(asked, load=self.load, now=now, confidence=confidence)
         return UNTOLD if known is None and self.telling > 0 else known
@@ -131,11 +138,13 @@ class Lane:
             times = [(telemetry.backend_ttft_seconds, (name,))]
             if whole:
                 times.append((telemetry.backend_seconds, (name,)))
-            tally = self._answers[status, whole] = Tally([(telemetry.backend_requests, (name, str(status)))], [times])
+            tally = self._answers[status, whole] = MetricBundle(
+                [(telemetry.backend_requests, (name, str(status)))], [times]
+            )
         tally.add(seconds)
 
     async def call(self, request: RequestContext, timeout_s: float | None = None) -> Response:
-        """Sends the call. Raises `BackendError` where it fails before its first byte, `GivenUp` where that takes longer
+        """Sends the call. Raises `BackendError` where it fails before its first byte, `AttemptTimedOut` where that takes longer
         than `timeout_s`."""
         with self.attempt(request) as attempt:
             answer = self.backend.send(request)
@@ -146,7 +155,7 @@ class Lane:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
-            raise GivenUp(f"backend '{self.backend.name}' took too long for the request's deadline") from None
+            raise AttemptTimedOut(f"backend '{self.backend.name}' took too long for the request's deadline") from None
 
 
 class Attempt:
@@ -155,7 +164,7 @@ class Attempt:
 
     __slots__ = ("_lane", "_load", "_pace", "_request", "_settled", "_tells", "at", "first", "span")
 
-    def __init__(self, lane: Lane, request: RequestContext) -> None:
+    def __init__(self, lane: Upstream, request: RequestContext) -> None:
         call = request.call
         self._lane = lane
         self._request = request
@@ -188,7 +197,7 @@ class Attempt:
         if isinstance(error, BackendError):
             if failed(error):
                 self._judge(lane.clock.monotonic(), ok=False)
-            if isinstance(error, ModelDown):
+            if isinstance(error, ModelNotReady):
                 lane.breaker.eject(lane.clock.monotonic())
             lane.telemetry.backend_requests.add(lane.backend.name, outcome_of(error))
         late = isinstance(error, BackendError) and error.status == 504
@@ -201,7 +210,7 @@ class Attempt:
         """With the first byte, which of a short answer is the last one too. -> the answer, whose body tells its end."""
         lane, body, status, request = self._lane, response.body, response.status, self._request
         self.first = now = request.since("upstream", self.at)
-        whole = isinstance(body, Whole)
+        whole = isinstance(body, FullBody)
         lane.count(status, now - self.at, whole=whole)
         if status >= 500 or lane.compared or lane.breaker.failures:
             self._judge(now, ok=status < 500)
@@ -234,10 +243,10 @@ class Attempt:
             return
         before = lane.breaker.state(now)
         lane.breaker.failed(now, asked_at=self.at)
-        if before is State.CLOSED and lane.breaker.state(now) is not State.CLOSED:
+        if before is BreakerState.CLOSED and lane.breaker.state(now) is not BreakerState.CLOSED:
             lane.opened()
 
-    def _timing(self, first: float) -> Tap[Event]:
+    def _timing(self, first: float) -> StreamObserver[Event]:
         pieces, span = 0, self.span
 
         def saw(events: Sequence[Event]) -> Sequence[Event]:
@@ -255,12 +264,12 @@ class Attempt:
             if self._tells and self._lane.latency.wants(now):
                 self._learn(first, now, pieces=pieces)
 
-        def broke(error: StreamBroken) -> None:
+        def broke(error: UpstreamStreamError) -> None:
             self._settled = True  # that says nothing of how long it would have taken
             if span is not None:
                 span.error = outcome_of(error)
 
-        return Tap(saw, ended, broke)
+        return StreamObserver(saw, ended, broke)
 
     def _learn(self, first: float, now: float, *, pieces: int) -> None:
         """With its last byte. `pieces`: events of a stream; models send a token in each, or nearly."""
@@ -295,7 +304,7 @@ class Attempt:
             lane.latency.outlasted(features, load=self._load, seconds=now - self.at, now=now, ttft_s=first)
 
 
-def upstream_span(request: RequestContext, upstream: Upstream, at: float) -> UpstreamCall:
+def upstream_span(request: RequestContext, upstream: UpstreamConfig, at: float) -> UpstreamCall:
     """The span of a call that is sent `at`, and the parent of what the upstream traces."""
     call, before = request.call, request.upstream_call
     sent = None if call is None or upstream.models is None else upstream.models.sent_for(call.model)
@@ -314,20 +323,20 @@ def upstream_span(request: RequestContext, upstream: Upstream, at: float) -> Ups
 
 def outcome_of(error: BaseException) -> str:
     """The label `outcome` of a call that gave no whole answer, and its `error.type`."""
-    if isinstance(error, BackendFull):
+    if isinstance(error, BackendOverloaded):
         return "full"
-    if isinstance(error, GivenUp):
+    if isinstance(error, AttemptTimedOut):
         return "given_up"
-    if isinstance(error, Unfit):
+    if isinstance(error, UnsupportedByBackend):
         return "unfit"
     if isinstance(error, BackendError):
         return "timeout" if error.status == 504 else "error"
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return "cancelled"
-    return BROKEN if isinstance(error, StreamBroken) else "error"
+    return BROKEN if isinstance(error, UpstreamStreamError) else "error"
 
 
-def in_service(lanes: Sequence[Lane], now: float) -> Sequence[Lane]:
+def in_service(lanes: Sequence[Upstream], now: float) -> Sequence[Upstream]:
     """Those whose breaker is closed; where none is, those that may be probed; else all: somebody has to answer."""
-    closed = [lane for lane in lanes if lane.breaker.state(now) is State.CLOSED]
+    closed = [lane for lane in lanes if lane.breaker.state(now) is BreakerState.CLOSED]
     return closed or [lane for lane in lanes if lane.breaker.ready(now)] or lanes

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 
-from gateway.priority import Priority, Shed
+from gateway.priority import Priority, ShedReason
 
 BURST_HOLDS = 4.0  # how long one of a burst waits at most, in times of what an answer takes
 STANDING_HOLDS = 0.5  # likewise in a queue that stands
@@ -50,7 +50,7 @@ class Ticket:
     tenant: str = ""
 
 
-class Waiting:
+class WaitQueue:
     def __init__(self) -> None:
         self._classes: dict[Priority, list[Ticket]] = {priority: [] for priority in Priority}  # in order
         self._tenants: dict[Priority, dict[str, int]] = {priority: {} for priority in Priority}  # how many of each
@@ -102,7 +102,7 @@ class Waiting:
             self.remove(gone[-1], now)
         return gone
 
-    def offer(self, ticket: Ticket, room: int, now: float) -> Ticket | Shed | None:
+    def offer(self, ticket: Ticket, room: int, now: float) -> Ticket | ShedReason | None:
         """None: it waits. A ticket: it waits in place of that one. A reason: it may not."""
         victim = None
         if len(self) >= room:
@@ -164,12 +164,12 @@ class Waiting:
             return self._newest(ticket.priority, busiest)
         return None
 
-    def _blame(self, ticket: Ticket) -> Shed:
+    def _blame(self, ticket: Ticket) -> ShedReason:
         """Its own tenant, where nobody waits more often and others wait, too."""
         tenants = self._tenants[ticket.priority]
         own = tenants.get(ticket.tenant, 0)
         greedy = len(tenants) > 1 and own > 1 and own == max(tenants.values())
-        return Shed.TENANT_SHARE if greedy else Shed.QUEUE_FULL
+        return ShedReason.TENANT_SHARE if greedy else ShedReason.QUEUE_FULL
 
     def _lowest_above_reserve(self, room: int) -> Priority:
         """To be asked where the queue is full."""

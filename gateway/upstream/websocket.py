@@ -10,7 +10,7 @@ from yarl import URL
 
 from gateway.context import RequestContext
 from gateway.messages import Closing, Frame
-from gateway.upstream.concurrency_limiter import Place
+from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 HEARTBEAT_S = 30.0  # a backend that does not answer a ping within half of it is gone
@@ -24,7 +24,7 @@ HANDSHAKE = frozenset(
 class HttpWebSocket:
     """Implements `Duplex`; holds its place at the gate until it is closed."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, place: Place) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, place: ConcurrencyPermit) -> None:
         self._socket = socket
         self._place = place
 

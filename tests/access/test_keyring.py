@@ -10,43 +10,43 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.redis.api_keys import RedisKeys
+from gateway.adapters.redis.api_keys import RedisApiKeys
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.keys import Change, Keychain, Rotation, Wanted
-from gateway.api_keys import KeyChange, Outdated, digest_of, new_key
+from gateway.admin.keys import KeyAdmin, KeyRotation, KeySpec, KeyUpdate
+from gateway.api_keys import KeyChange, VersionConflict, digest_of, new_key
 from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
-from gateway.principal import Permit
+from gateway.principal import Principal
 from gateway.steps import key_cache as keyrings
-from gateway.steps.key_cache import MAX_AGE_S, Keyring
+from gateway.steps.key_cache import MAX_AGE_S, KeyCache
 from tests.access.keys import ADMIN, admin, bearer, create, keyed
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import EXACT_CACHE, PATIENT_S, gateway_of
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 
-WANTED = Wanted(name="app", tenant="acme")
+WANTED = KeySpec(name="app", tenant="acme")
 
 
 @pytest.fixture
-async def store(outside_store: OutsideServer) -> AsyncIterator[RedisKeys]:
+async def store(outside_store: OutsideServer) -> AsyncIterator[RedisApiKeys]:
     client = connect(outside_store.url, PATIENT_S)
     redis = RedisStore(client, embedder="e", timeout_s=5.0, clock=SystemClock())
-    yield RedisKeys(redis)
+    yield RedisApiKeys(redis)
     await redis.close()
 
 
-def keyring_of(store: RedisKeys, clock: FakeClock) -> Keyring:
-    return Keyring(store, {}, clock, Telemetry(), kept_s=60.0)
+def keyring_of(store: RedisApiKeys, clock: FakeClock) -> KeyCache:
+    return KeyCache(store, {}, clock, Telemetry(), kept_s=60.0)
 
 
-async def test_a_change_of_what_has_changed_meanwhile_is_refused(store: RedisKeys) -> None:
+async def test_a_change_of_what_has_changed_meanwhile_is_refused(store: RedisApiKeys) -> None:
     change = KeyChange("key_a", None, b"1", ["d1"], [])
     await store.swap(change)
     assert await store.by_digest("d1") == await store.by_id("key_a") == b"1"
-    with pytest.raises(Outdated):
+    with pytest.raises(VersionConflict):
         await store.swap(change)
     versions = [await store.version()]
     await store.swap(KeyChange("key_a", b"1", b"2", ["d2", "d3"], ["d1"]))
@@ -59,15 +59,15 @@ async def test_a_change_of_what_has_changed_meanwhile_is_refused(store: RedisKey
     assert await store.by_digest("d2") is None
 
 
-async def test_a_key_that_another_gateway_ends_is_believed_for_a_second_at_most(store: RedisKeys) -> None:
+async def test_a_key_that_another_gateway_ends_is_believed_for_a_second_at_most(store: RedisApiKeys) -> None:
     """Also where its version cannot be asked for: then each use asks the store."""
     clock = FakeClock()
     here, there = keyring_of(store, clock), keyring_of(store, clock)
-    chain = Keychain(store, there, clock)
+    chain = KeyAdmin(store, there, clock)
     key, text = await chain.create(WANTED, {}, "test")
     await here.refresh()
     permit = await here.find(digest_of(text))
-    assert isinstance(permit, Permit)
+    assert isinstance(permit, Principal)
     assert here.at_hand(digest_of(text)) is permit
     await chain.revoke(key.id)
     assert here.holds(permit), "it has not heard of it"
@@ -78,25 +78,25 @@ async def test_a_key_that_another_gateway_ends_is_believed_for_a_second_at_most(
     assert await here.find(digest_of(text)) == "revoked"
 
 
-async def test_what_is_no_key_is_asked_for_once_until_a_key_changes(store: RedisKeys) -> None:
+async def test_what_is_no_key_is_asked_for_once_until_a_key_changes(store: RedisApiKeys) -> None:
     keyring = keyring_of(store, FakeClock())
     await keyring.refresh()
     stranger = digest_of(new_key())
     for _ in range(3):
         assert await keyring.find(stranger) == "unknown"
     assert keyring._telemetry.key_lookups.values == {("absent",): 1}
-    await Keychain(store, keyring, FakeClock()).create(WANTED, {}, "test")
+    await KeyAdmin(store, keyring, FakeClock()).create(WANTED, {}, "test")
     assert await keyring.find(stranger) == "unknown"
     assert keyring._telemetry.key_lookups.values == {("absent",): 2}
 
 
 async def test_what_is_known_is_bounded_and_strangers_push_out_no_key(
-    store: RedisKeys, monkeypatch: pytest.MonkeyPatch
+    store: RedisApiKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyrings, "MAX_KNOWN", 5)
     monkeypatch.setattr(keyrings, "MAX_STRANGERS", 3)
     keyring = keyring_of(store, FakeClock())
-    chain = Keychain(store, keyring, FakeClock())
+    chain = KeyAdmin(store, keyring, FakeClock())
     texts = [(await chain.create(WANTED, {}, "test"))[1] for _ in range(7)]
     for text in texts:
         await keyring.find(digest_of(text))
@@ -106,20 +106,20 @@ async def test_what_is_known_is_bounded_and_strangers_push_out_no_key(
     assert len(keyring._strangers) == 3
 
 
-async def test_a_crowd_that_shows_one_key_asks_once(store: RedisKeys) -> None:
+async def test_a_crowd_that_shows_one_key_asks_once(store: RedisApiKeys) -> None:
     keyring = keyring_of(store, FakeClock())
-    _, text = await Keychain(store, keyring, FakeClock()).create(WANTED, {}, "test")
+    _, text = await KeyAdmin(store, keyring, FakeClock()).create(WANTED, {}, "test")
     found = await asyncio.gather(*(keyring.find(digest_of(text)) for _ in range(50)))
-    assert all(isinstance(each, Permit) for each in found)
+    assert all(isinstance(each, Principal) for each in found)
     assert keyring._telemetry.key_lookups.values == {("found",): 1}
 
 
 async def test_grace_counts_from_when_the_store_last_confirmed_a_key(
-    store: RedisKeys, monkeypatch: pytest.MonkeyPatch
+    store: RedisApiKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
     keyring = keyring_of(store, clock)
-    chain = Keychain(store, keyring, clock)
+    chain = KeyAdmin(store, keyring, clock)
     _, text = await chain.create(WANTED, {}, "test")
     await keyring.find(digest_of(text))
     clock.advance(3600)  # an hour in which the store has said all the time that nothing changed
@@ -132,20 +132,20 @@ async def test_grace_counts_from_when_the_store_last_confirmed_a_key(
     monkeypatch.setattr(store, "by_digest", away)
     monkeypatch.setattr(store, "version", away)
     clock.advance(59)
-    assert isinstance(await keyring.find(digest_of(text)), Permit)
+    assert isinstance(await keyring.find(digest_of(text)), Principal)
     clock.advance(2)
     with pytest.raises(Overloaded):
         await keyring.find(digest_of(text))
 
 
-async def test_two_who_change_a_key_at_once_both_do(store: RedisKeys) -> None:
+async def test_two_who_change_a_key_at_once_both_do(store: RedisApiKeys) -> None:
     clock = FakeClock()
-    chain = Keychain(store, keyring_of(store, clock), clock)
+    chain = KeyAdmin(store, keyring_of(store, clock), clock)
     key, _ = await chain.create(WANTED, {}, "test")
     await asyncio.gather(
-        chain.rotate(key.id, Rotation()),
-        chain.change(key.id, Change(models=("a-*",)), {"models": ["a-*"]}),
-        chain.rotate(key.id, Rotation()),
+        chain.rotate(key.id, KeyRotation()),
+        chain.change(key.id, KeyUpdate(models=("a-*",)), {"models": ["a-*"]}),
+        chain.rotate(key.id, KeyRotation()),
     )
     after = await chain.one(key.id)
     assert (len(after.secrets), after.models) == (3, ("a-*",))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis.api_keys import RedisKeys
+from gateway.adapters.redis.api_keys import RedisApiKeys
 from gateway.api_keys import digest_of, new_key
 from gateway.errors import StoreUnavailable
 from gateway.steps.authenticate import BURST
@@ -241,7 +241,7 @@ async def test_without_the_store_known_keys_go_on_for_their_grace(
         raise StoreUnavailable("the store failed")
 
     for name in ("version", "by_digest"):
-        monkeypatch.setattr(RedisKeys, name, away)
+        monkeypatch.setattr(RedisApiKeys, name, away)
     clock.advance(599)
     assert is_hit(await served.chat("hi", headers=bearer(made["key"])))
     refused = await served.chat("hi", headers=bearer(unknown["key"]))

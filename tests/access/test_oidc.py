@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from gateway.adapters.system.jwks import AGAIN_S, FRESH_S, MAX_BYTES, STALE_S, Jwks, JwksFailed
 from gateway.admin.oidc import role_of
-from gateway.errors import Overloaded, StartFailed
+from gateway.errors import Overloaded, StartupError
 from gateway.principal import Role
 from tests.access.issuer import Issuer, issuing
 from tests.access.keys import admin, bearer
@@ -253,7 +253,7 @@ def test_an_issuer_is_asked_by_https_unless_it_is_said() -> None:
 async def test_a_gateway_does_not_start_with_an_issuer_that_it_may_not_ask(
     upstream: Upstream, tmp_path: Path, issuer: Issuer
 ) -> None:
-    with pytest.raises(StartFailed, match=r"auth\.oidc\.issuer: expected https"):
+    with pytest.raises(StartupError, match=r"auth\.oidc\.issuer: expected https"):
         async with trusting(tmp_path, upstream, issuer, private_hosts=[]):
             pass
 

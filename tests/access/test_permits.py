@@ -6,9 +6,9 @@ import pytest
 
 from gateway.errors import Forbidden
 from gateway.http_server.grpc.port import address_of
-from gateway.principal import Permit, Role
+from gateway.principal import Principal, Role
 
-NARROW = Permit("key_a", "a", "acme", Role.USE, models=("gpt-4o-*", "text-?"))
+NARROW = Principal("key_a", "a", "acme", Role.USE, models=("gpt-4o-*", "text-?"))
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.faiss.exclusive_executor import Closed
+from gateway.adapters.faiss.exclusive_executor import ExecutorClosed
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Matrix
-from gateway.adapters.faiss.rebuilder import Check, Plan, train_centroids
+from gateway.adapters.faiss.rebuilder import Check, IndexPlan, train_centroids
 from gateway.messages import Vector
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.waiting import until
 
 EVERYTHING = 10**6  # lists to look through: all there are, so that what is found is exact
-TINY = Plan(flat_up_to=8, probes=EVERYTHING, few=0)
+TINY = IndexPlan(flat_up_to=8, probes=EVERYTHING, few=0)
 HALF = 5e-4  # what half floats may change of a similarity
 
 
@@ -90,7 +90,7 @@ async def test_it_is_trained_again_when_it_has_grown_fourfold_and_flat_again_whe
 
 
 async def test_lists_of_few_entries_are_made_anew_at_twice_as_many() -> None:
-    plan = Plan(flat_up_to=8, probes=EVERYTHING, few=20)
+    plan = IndexPlan(flat_up_to=8, probes=EVERYTHING, few=20)
     with closing(FaissIndex(DIMENSION, max_entries=100, plan=plan)) as index:
         trained = []
         for entries in (9, 18, 19, 38, 39, 76, 100):
@@ -134,7 +134,7 @@ async def test_what_is_added_and_removed_during_the_training_is_there_and_gone_a
 
 
 async def test_a_swap_amid_concurrent_additions_and_removals_loses_and_revives_nothing() -> None:
-    with closing(FaissIndex(DIMENSION, max_entries=10_000, plan=Plan(flat_up_to=50, probes=EVERYTHING))) as index:
+    with closing(FaissIndex(DIMENSION, max_entries=10_000, plan=IndexPlan(flat_up_to=50, probes=EVERYTHING))) as index:
 
         async def work(worker: int) -> None:
             for i in range(200):
@@ -199,7 +199,7 @@ async def test_closing_ends_a_training() -> None:
         try:
             while True:
                 check()
-        except Closed:
+        except ExecutorClosed:
             ended.set()
             raise
 
@@ -210,7 +210,7 @@ async def test_closing_ends_a_training() -> None:
 
 
 async def test_the_bytes_it_reports_are_those_of_the_form_it_has() -> None:
-    plan = Plan(flat_up_to=1000)
+    plan = IndexPlan(flat_up_to=1000)
     with closing(FaissIndex(256, max_entries=10_000, plan=plan)) as index:
         for i in range(1000):
             await index.add(str(i), "s", vector_of(i, 256))
@@ -224,11 +224,11 @@ async def test_the_bytes_it_reports_are_those_of_the_form_it_has() -> None:
 
 
 def test_what_has_few_entries_has_more_of_its_lists_looked_through() -> None:
-    plan = Plan()
+    plan = IndexPlan()
     probes = [plan.probes_for(entries) for entries in (1, 4_000, 10_000, 40_000, 160_000, 1_000_000)]
     assert probes[1:] == [51, 32, 16, 8, 8]
     assert probes[0] >= 1
-    assert Plan(probes=64).probes_for(1_000_000) == 64
+    assert IndexPlan(probes=64).probes_for(1_000_000) == 64
 
 
 async def test_every_hit_is_found_among_clusters_with_the_usual_number_of_lists() -> None:
@@ -237,7 +237,7 @@ async def test_every_hit_is_found_among_clusters_with_the_usual_number_of_lists(
     centres = draw.standard_normal((60, 64))
     points = centres[draw.integers(60, size=4000)] + 0.7 * draw.standard_normal((4000, 64))
     stored = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
-    with closing(FaissIndex(64, max_entries=10_000, plan=Plan(flat_up_to=500))) as index:
+    with closing(FaissIndex(64, max_entries=10_000, plan=IndexPlan(flat_up_to=500))) as index:
         for i, vector in enumerate(stored):
             await index.add(str(i), "s", vector)
         await index.settled()
@@ -269,7 +269,7 @@ STEPS = st.one_of(
 def test_any_sequence_finds_what_looking_at_everything_would(steps: list[tuple]) -> None:  # type: ignore[type-arg]
     async def run() -> None:
         model: dict[str, tuple[int, Vector]] = {}
-        with closing(FaissIndex(DIMENSION, max_entries=25, plan=Plan(flat_up_to=6, probes=EVERYTHING))) as index:
+        with closing(FaissIndex(DIMENSION, max_entries=25, plan=IndexPlan(flat_up_to=6, probes=EVERYTHING))) as index:
             for step in steps:
                 match step:
                     case ("add", name, scope, seed):

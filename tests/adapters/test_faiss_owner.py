@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gateway.adapters.faiss.exclusive_executor import Owner
+from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import BRIEF_ENTRIES
 from gateway.messages import Vector
@@ -19,13 +19,13 @@ DIMENSION = 8
 
 
 @pytest.fixture
-def owner() -> Iterator[Owner]:
-    owner = Owner()
+def owner() -> Iterator[ExclusiveExecutor]:
+    owner = ExclusiveExecutor()
     yield owner
     owner.close()
 
 
-async def test_the_event_loop_takes_its_turn_where_nobody_is_at_it(owner: Owner) -> None:
+async def test_the_event_loop_takes_its_turn_where_nobody_is_at_it(owner: ExclusiveExecutor) -> None:
     assert owner.enter()
     assert not owner.enter(), "it is somebody's turn"
     owner.leave()
@@ -34,7 +34,7 @@ async def test_the_event_loop_takes_its_turn_where_nobody_is_at_it(owner: Owner)
     owner.leave()
 
 
-async def test_the_thread_waits_for_the_event_loop_to_leave(owner: Owner) -> None:
+async def test_the_thread_waits_for_the_event_loop_to_leave(owner: ExclusiveExecutor) -> None:
     begun: list[str] = []
     assert owner.enter()
     asked = asyncio.ensure_future(owner.run(lambda: begun.append("thread")))
@@ -45,7 +45,7 @@ async def test_the_thread_waits_for_the_event_loop_to_leave(owner: Owner) -> Non
     assert begun == ["loop", "thread"]
 
 
-async def test_nothing_overtakes_what_was_asked_for_earlier(owner: Owner) -> None:
+async def test_nothing_overtakes_what_was_asked_for_earlier(owner: ExclusiveExecutor) -> None:
     go = threading.Event()
     asked = asyncio.ensure_future(owner.run(go.wait))
     await asyncio.sleep(0)
@@ -56,7 +56,7 @@ async def test_nothing_overtakes_what_was_asked_for_earlier(owner: Owner) -> Non
     owner.leave()
 
 
-async def test_what_was_given_up_before_its_turn_is_not_waited_for(owner: Owner) -> None:
+async def test_what_was_given_up_before_its_turn_is_not_waited_for(owner: ExclusiveExecutor) -> None:
     go = threading.Event()
     first = asyncio.ensure_future(owner.run(go.wait))
     await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def test_what_was_given_up_before_its_turn_is_not_waited_for(owner: Owner)
     owner.leave()
 
 
-async def test_a_closed_index_is_not_touched(owner: Owner) -> None:
+async def test_a_closed_index_is_not_touched(owner: ExclusiveExecutor) -> None:
     owner.close()
     assert not owner.enter()
     with pytest.raises(RuntimeError):

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.faiss.checkpoint import Kind, read_checkpoint, write_checkpoint
-from gateway.adapters.faiss.gpu_partition import MOST, CudaDevice, Device, Placed
+from gateway.adapters.faiss.checkpoint import PartitionKind, read_checkpoint, write_checkpoint
+from gateway.adapters.faiss.gpu_partition import MOST, CudaDevice, Device, GpuReplica
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Matrix, empty_lists
-from gateway.adapters.faiss.rebuilder import Plan
+from gateway.adapters.faiss.rebuilder import IndexPlan
 from gateway.cache import index_factory
-from gateway.config.schema import Index
-from gateway.errors import StartFailed
+from gateway.config.schema import IndexConfig
+from gateway.errors import StartupError
 from gateway.ports import StoredVector
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.faiss_device import CpuDevice
@@ -31,8 +31,8 @@ from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
 EVERYTHING = 10**6
-TINY = Plan(flat_up_to=8, probes=EVERYTHING, place_from=12, device_probes=EVERYTHING)
-KIND = Kind("test", DIMENSION)
+TINY = IndexPlan(flat_up_to=8, probes=EVERYTHING, place_from=12, device_probes=EVERYTHING)
+KIND = PartitionKind("test", DIMENSION)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ async def test_a_device_that_fails_is_left_alone(
     with caplog.at_level(logging.ERROR):
         if when == "add":
             partition = index._contents.partitions["s"]
-            assert isinstance(partition, IvfPartition) and isinstance(partition.copy, Placed)
+            assert isinstance(partition, IvfPartition) and isinstance(partition.copy, GpuReplica)
             partition.copy._batch = 1
             await fill(index, range(40, 41))
         assert "7" in await found(index)
@@ -178,15 +178,15 @@ async def test_a_gateway_starts_with_the_device_and_tells_what_is_on_it(
         async with served.session.get(served.admin_url + "/metrics") as metrics:
             assert 'nearhit_cache_entries{kind="device"} 0' in await metrics.text()
     monkeypatch.undo()
-    with pytest.raises(StartFailed, match=r"index\.device cuda:31: "):
-        async with gateway_of(config.model_copy(update={"index": Index(device="cuda:31")}), BOTH_CACHES):
+    with pytest.raises(StartupError, match=r"index\.device cuda:31: "):
+        async with gateway_of(config.model_copy(update={"index": IndexConfig(device="cuda:31")}), BOTH_CACHES):
             pass
 
 
-def placed(entries: int, batch: int) -> tuple[Placed, Matrix]:
+def placed(entries: int, batch: int) -> tuple[GpuReplica, Matrix]:
     """With the entries 0 to `entries`, and their vectors."""
     vectors = np.stack([vector_of(i) for i in range(entries)])
-    made = Placed(CpuDevice().place(empty_lists(vectors[:1], 1)), DIMENSION, batch=batch)
+    made = GpuReplica(CpuDevice().place(empty_lists(vectors[:1], 1)), DIMENSION, batch=batch)
     made.put(np.arange(entries, dtype=np.int64), vectors)
     return made, vectors
 
@@ -226,7 +226,7 @@ def test_a_search_fetches_no_more_than_it_needs_and_gives_up_where_all_that_is_n
     target, vectors = vector_of(1), np.stack([vector_of(i) for i in range(entries)])
     nearest = np.argsort(-(vectors @ target)).astype(np.int64)
     lists = CpuDevice().place(empty_lists(vectors[:1], 1))
-    made = Placed(lists, DIMENSION)
+    made = GpuReplica(lists, DIMENSION)
     made.put(np.arange(entries, dtype=np.int64), vectors)
     made.search(target, 4)
     assert lists.asked == [4], "nothing is gone: nothing more is fetched"
@@ -244,20 +244,20 @@ def test_a_search_fetches_no_more_than_it_needs_and_gives_up_where_all_that_is_n
 
 def test_what_keeps_faiss_from_a_gpu_is_one_sentence() -> None:
     if not hasattr(faiss, "StandardGpuResources"):
-        with pytest.raises(StartFailed, match=r"built for the CPU alone, expected faiss-gpu.*nearhit\[faiss-gpu\]"):
+        with pytest.raises(StartupError, match=r"built for the CPU alone, expected faiss-gpu.*nearhit\[faiss-gpu\]"):
             CudaDevice("cuda")
     elif faiss.get_num_gpus() == 0:
-        with pytest.raises(StartFailed, match="finds no GPU, expected that one with its driver"):
+        with pytest.raises(StartupError, match="finds no GPU, expected that one with its driver"):
             CudaDevice("cuda")
     else:
-        with pytest.raises(StartFailed, match=r"finds .* GPU.*, expected that one"):
+        with pytest.raises(StartupError, match=r"finds .* GPU.*, expected that one"):
             CudaDevice("cuda:99")
 
 
 async def test_a_gpu_finds_what_the_cpu_finds() -> None:
     try:
         device = CudaDevice("cuda")
-    except StartFailed as reason:
+    except StartupError as reason:
         pytest.skip(str(reason))
     with closing(index_on(device)) as index:
         await fill(index, range(400))

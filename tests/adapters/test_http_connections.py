@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import BackendError
-from gateway.upstream.http_client import AiohttpClient, OwnClient
+from gateway.upstream.http_client import AiohttpClient, Http1Client
 from tests.contracts.test_backend import http_backend, request_of
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -63,7 +63,7 @@ async def test_a_fresh_connection_that_is_closed_without_an_answer_is_a_failure(
     assert came == [1, 1]
 
 
-@pytest.mark.parametrize(("section", "client"), [({}, OwnClient), ({"client": "aiohttp"}, AiohttpClient)])
+@pytest.mark.parametrize(("section", "client"), [({}, Http1Client), ({"client": "aiohttp"}, AiohttpClient)])
 async def test_the_configuration_names_the_client(
     tmp_path: Path, upstream: Upstream, section: dict[str, str], client: type[object]
 ) -> None:

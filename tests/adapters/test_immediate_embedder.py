@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from gateway.adapters.embedding.embedders import ImmediateEmbedder
+from gateway.adapters.embedding.embedders import InlineEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
@@ -23,7 +23,7 @@ async def test_it_gives_what_its_encoder_gives_in_the_thread_that_asks() -> None
             return super().encode_one(text)
 
     encoder = Noted()
-    embedder = ImmediateEmbedder(encoder)
+    embedder = InlineEmbedder(encoder)
     assert (embedder.fingerprint, embedder.dimension) == (encoder.fingerprint, encoder.dimension)
     found = await embedder.embed("what is a scope?")
     assert np.array_equal(found.vector, HashEncoder().encode(["what is a scope?"])[0].vector)
@@ -36,13 +36,13 @@ async def test_an_encoder_that_fails_makes_a_miss_and_its_text_is_in_no_log(capl
             raise ValueError(f"cannot read {text}")
 
     with caplog.at_level(logging.ERROR), pytest.raises(EmbedderUnavailable, match="failed on this text"):
-        await ImmediateEmbedder(Broken()).embed("a secret question")
+        await InlineEmbedder(Broken()).embed("a secret question")
     assert "secret" not in caplog.text
     assert "ValueError" in caplog.text
 
 
 async def test_once_closed_it_answers_nobody() -> None:
-    embedder = ImmediateEmbedder(HashEncoder())
+    embedder = InlineEmbedder(HashEncoder())
     embedder.close()
     embedder.close()
     with pytest.raises(EmbedderUnavailable, match="closed"):

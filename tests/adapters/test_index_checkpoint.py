@@ -12,14 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.adapters.faiss import checkpoint
-from gateway.adapters.faiss.checkpoint import CheckpointRefused, Kind, Lists, Piece, read_checkpoint, write_checkpoint
+from gateway.adapters.faiss.checkpoint import (
+    CheckpointChunk,
+    CheckpointRefused,
+    InvertedLists,
+    PartitionKind,
+    read_checkpoint,
+    write_checkpoint,
+)
 from gateway.adapters.faiss.index import FaissIndex
-from gateway.adapters.faiss.partition import IvfPartition, Part
-from gateway.adapters.faiss.rebuilder import Plan
+from gateway.adapters.faiss.partition import IvfPartition, Slice
+from gateway.adapters.faiss.rebuilder import IndexPlan
 from tests.fixtures.entries import DIMENSION, vector_of
 
-KIND = Kind("model/int8", DIMENSION)
-PLAN = Plan(flat_up_to=8, probes=10**6)
+KIND = PartitionKind("model/int8", DIMENSION)
+PLAN = IndexPlan(flat_up_to=8, probes=10**6)
 
 
 def new_index(max_entries: int = 100) -> FaissIndex:
@@ -55,7 +62,7 @@ async def written(path: Path) -> Path:
     return path
 
 
-def refusal(path: Path, kind: Kind = KIND, max_entries: int = 100) -> str:
+def refusal(path: Path, kind: PartitionKind = KIND, max_entries: int = 100) -> str:
     with pytest.raises(CheckpointRefused) as refused:
         list(read_checkpoint(path, kind, max_entries))
     return str(refused.value)
@@ -102,9 +109,9 @@ async def test_what_was_added_before_the_load_is_younger_and_stays(written: Path
 
 
 async def test_an_entry_that_changed_its_scope_during_the_copy_is_there_once(path: Path) -> None:
-    def pieces() -> Iterator[Piece]:
-        yield Piece("old", ["a", "b"], Part(np.array([1, 2]), np.stack([vector_of(1), vector_of(2)])), None)
-        yield Piece("new", ["a"], Part(np.array([3]), vector_of(3)[np.newaxis]), None)
+    def pieces() -> Iterator[CheckpointChunk]:
+        yield CheckpointChunk("old", ["a", "b"], Slice(np.array([1, 2]), np.stack([vector_of(1), vector_of(2)])), None)
+        yield CheckpointChunk("new", ["a"], Slice(np.array([3]), vector_of(3)[np.newaxis]), None)
 
     write_checkpoint(path, KIND, pieces())
     with closing(new_index()) as index:
@@ -141,8 +148,8 @@ async def test_one_of_another_embedder_dimension_or_version_is_refused(
     written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vectors of two models are never compared."""
-    assert refusal(written, Kind("other", DIMENSION)) == "its embedder is 'model/int8', expected 'other'"
-    assert refusal(written, Kind("model/int8", 8)) == f"its dimension is {DIMENSION}, expected 8"
+    assert refusal(written, PartitionKind("other", DIMENSION)) == "its embedder is 'model/int8', expected 'other'"
+    assert refusal(written, PartitionKind("model/int8", 8)) == f"its dimension is {DIMENSION}, expected 8"
     monkeypatch.setattr(checkpoint, "VERSION", 2)
     assert refusal(written) == "its version is 1, expected 2"
 
@@ -174,15 +181,15 @@ async def test_no_flipped_bit_goes_unnoticed(written: Path, position: int, bit: 
         written.write_bytes(whole)
 
 
-ODD_VECTOR = Part(np.array([1]), vector_of(1, DIMENSION - 1)[np.newaxis])
-ODD_COUNT = Part(np.array([1, 2]), vector_of(1)[np.newaxis])
-ODD_LIST = Part(np.array([1]), vector_of(1)[np.newaxis].astype(np.float16), np.array([1], dtype=np.int32))
-ONE_LIST = Lists(vector_of(1)[np.newaxis], 1)
+ODD_VECTOR = Slice(np.array([1]), vector_of(1, DIMENSION - 1)[np.newaxis])
+ODD_COUNT = Slice(np.array([1, 2]), vector_of(1)[np.newaxis])
+ODD_LIST = Slice(np.array([1]), vector_of(1)[np.newaxis].astype(np.float16), np.array([1], dtype=np.int32))
+ONE_LIST = InvertedLists(vector_of(1)[np.newaxis], 1)
 
 
 @pytest.mark.parametrize(("part", "lists"), [(ODD_VECTOR, None), (ODD_COUNT, None), (ODD_LIST, ONE_LIST)])
-def test_a_sound_file_with_odd_content_is_refused(path: Path, part: Part, lists: Lists | None) -> None:
-    write_checkpoint(path, KIND, iter([Piece("s", ["a"], part, lists)]))
+def test_a_sound_file_with_odd_content_is_refused(path: Path, part: Slice, lists: InvertedLists | None) -> None:
+    write_checkpoint(path, KIND, iter([CheckpointChunk("s", ["a"], part, lists)]))
     assert refusal(path) == "its content cannot be read (ValueError)"
 
 
@@ -209,8 +216,8 @@ async def test_a_crash_before_the_rename_leaves_the_last_one(written: Path, monk
 async def test_a_disk_that_fills_up_leaves_the_last_one(written: Path) -> None:
     before = written.read_bytes()
 
-    def pieces() -> Iterator[Piece]:
-        yield Piece("s", ["a"], Part(np.array([1]), vector_of(1)[np.newaxis]), None)
+    def pieces() -> Iterator[CheckpointChunk]:
+        yield CheckpointChunk("s", ["a"], Slice(np.array([1]), vector_of(1)[np.newaxis]), None)
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):

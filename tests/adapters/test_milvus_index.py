@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.__main__ import main
-from gateway.circuit_breaker import State
-from gateway.errors import IndexUnavailable, StartFailed
+from gateway.circuit_breaker import BreakerState
+from gateway.errors import IndexUnavailable, StartupError
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of, recovered
 from tests.fixtures.milvus import LACKING, LiteIndex, absent_index
@@ -80,7 +80,7 @@ async def test_a_server_that_keeps_failing_is_left_alone() -> None:
         for _ in range(5):
             with pytest.raises(IndexUnavailable, match="failed"):
                 await index.search("s", vector_of(1), 4)
-        assert index.breaker is State.OPEN
+        assert index.breaker is BreakerState.OPEN
         with pytest.raises(IndexUnavailable, match="left alone"):
             await index.add("a", "s", vector_of(1))
     finally:
@@ -130,7 +130,7 @@ async def test_without_the_extra_the_gateway_says_which(
     monkeypatch.setitem(sys.modules, "pymilvus", None)
     for loaded in ("gateway.adapters.milvus.index", "gateway.adapters.milvus.server"):
         monkeypatch.delitem(sys.modules, loaded, raising=False)
-    with pytest.raises(StartFailed, match=r"pip install 'nearhit\[milvus\]'"):
+    with pytest.raises(StartupError, match=r"pip install 'nearhit\[milvus\]'"):
         async with gateway_of(config(tmp_path, upstream, "http://127.0.0.1:19530"), LOOSE):
             pass
 

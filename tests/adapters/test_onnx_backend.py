@@ -15,13 +15,13 @@ import onnxruntime
 import orjson
 import pytest
 
-from gateway.adapters.onnx.model_dir import ModelFolder
+from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL, ModelCorrupt, ModelMissing, default_model_dir
-from gateway.adapters.onnx.text_models import Classification, Classifier, Question, Vectors
+from gateway.adapters.onnx.text_models import Classification, ClassifierInput, SentenceEmbedder, TextClassifier
 from gateway.config import Timeouts
 from gateway.context import RequestContext
-from gateway.errors import BackendError, BackendFull, Unfit
-from gateway.messages import EventStream, Vector, Whole
+from gateway.errors import BackendError, BackendOverloaded, UnsupportedByBackend
+from gateway.messages import EventStream, FullBody, Vector
 from gateway.upstream.onnx_backend import OnnxBackend
 from tests.contracts.test_backend import request_of
 from tests.fixtures.onnx_models import CLASSIFIER, classifier, onnx
@@ -45,7 +45,7 @@ def chat(question: Any = QUESTION, **fields: Any) -> RequestContext:
 
 async def whole(backend: OnnxBackend, request: RequestContext) -> dict[str, Any]:
     response = await backend.send(request)
-    assert isinstance(response.body, Whole)
+    assert isinstance(response.body, FullBody)
     body: dict[str, Any] = orjson.loads(response.body.data)
     return body
 
@@ -72,13 +72,13 @@ async def deltas(backend: OnnxBackend, request: RequestContext) -> list[str]:
 )
 async def test_what_a_classifier_cannot_do_is_unfit_and_takes_no_place(request_: RequestContext) -> None:
     async with backend_of(classifier()) as backend:
-        with pytest.raises(Unfit) as refused:
+        with pytest.raises(UnsupportedByBackend) as refused:
             await backend.send(request_)
         assert (refused.value.status, refused.value.sent) == (400, False)
         assert backend.crowd.inflight == 0
 
 
-class Scripted(Classifier):
+class Scripted(TextClassifier):
     """A pass that ends when it is let, or when it is broken off."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Scripted(Classifier):
         self.passes: list[str] = []
         self.broken_off = 0
 
-    def classify(self, question: Question, options: onnxruntime.RunOptions) -> Classification:
+    def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> Classification:
         self.passes.append(question.text)
         while not self.let.wait(0.001):
             if options.terminate:
@@ -130,14 +130,14 @@ async def test_who_waits_too_long_for_a_place_is_refused() -> None:
         waiting = [asyncio.create_task(backend.send(chat())) for _ in range(40)]
         await until(lambda: any(task.done() for task in waiting))
         refused = [task.exception() for task in waiting if task.done()]
-        assert all(isinstance(error, BackendFull) for error in refused)
+        assert all(isinstance(error, BackendOverloaded) for error in refused)
         model.let.set()
         await asyncio.gather(first, *waiting, return_exceptions=True)
         assert backend.crowd.inflight == 0
 
 
 async def test_lists_of_texts_take_turns() -> None:
-    class Turns(Vectors):
+    class Turns(SentenceEmbedder):
         def __init__(self) -> None:
             self.read: list[str] = []
             self.let = threading.Event()
@@ -162,12 +162,12 @@ def test_a_pass_is_broken_off_by_its_options() -> None:
     options = onnxruntime.RunOptions()
     options.terminate = True
     with pytest.raises(Exception, match="terminate"):
-        classifier().classify(Question(QUESTION), options)
+        classifier().classify(ClassifierInput(QUESTION), options)
 
 
 async def test_a_model_that_fails_is_an_error_that_does_not_repeat_the_prompt() -> None:
     class Failing(Scripted):
-        def classify(self, question: Question, options: onnxruntime.RunOptions) -> Classification:
+        def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> Classification:
             raise ValueError(question.text)
 
     async with backend_of(Failing()) as backend:
@@ -178,14 +178,16 @@ async def test_a_model_that_fails_is_an_error_that_does_not_repeat_the_prompt() 
 
 async def test_vectors_are_those_of_the_embedder() -> None:
     """The shipped all-MiniLM-L6-v2, which is built by `make setup`."""
-    async with backend_of(Vectors(ModelFolder(default_model_dir() / MODEL), threads=1)) as backend:
+    async with backend_of(SentenceEmbedder(ModelDir(default_model_dir() / MODEL), threads=1)) as backend:
         body = await whole(backend, request_of("/v1/embeddings", input=["a scope", "who may share"]))
         vectors = np.array([item["embedding"] for item in body["data"]])
         assert vectors.shape == (2, 384)
         assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1], abs=1e-5)
-        with pytest.raises(Unfit, match=r"a text has \d+ tokens and the model on this machine reads 1 to 256"):
+        with pytest.raises(
+            UnsupportedByBackend, match=r"a text has \d+ tokens and the model on this machine reads 1 to 256"
+        ):
             await backend.send(request_of("/v1/embeddings", input=["word " * 500]))
-        with pytest.raises(Unfit, match="writes none"):
+        with pytest.raises(UnsupportedByBackend, match="writes none"):
             await backend.send(chat())
 
 
@@ -220,25 +222,27 @@ async def test_a_classifier_reads_a_prompt_and_the_last_text_of_the_user() -> No
 
 async def test_a_text_beyond_the_context_is_refused_in_a_sentence() -> None:
     async with backend_of(classifier()) as backend:
-        with pytest.raises(Unfit, match=r"a text has \d+ tokens and the model on this machine reads 1 to 64"):
+        with pytest.raises(
+            UnsupportedByBackend, match=r"a text has \d+ tokens and the model on this machine reads 1 to 64"
+        ):
             await backend.send(chat("word " * 200))
         assert backend.crowd.inflight == 0
 
 
-def broken(tmp_path: Path, change: Callable[[Path], object]) -> ModelFolder:
+def broken(tmp_path: Path, change: Callable[[Path], object]) -> ModelDir:
     copy = tmp_path / "model"
     shutil.copytree(CLASSIFIER, copy)
     change(copy)
-    return ModelFolder(copy)
+    return ModelDir(copy)
 
 
 def test_a_folder_that_is_no_model_is_said_so_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=r"has no model\.onnx, expected a folder as Hugging Face Optimum exports it"):
-        ModelFolder(tmp_path)
+        ModelDir(tmp_path)
     with pytest.raises(ModelCorrupt, match="expected some of attention_mask"):
-        Vectors(ModelFolder(CLASSIFIER), threads=1)
+        SentenceEmbedder(ModelDir(CLASSIFIER), threads=1)
     with pytest.raises(ModelCorrupt, match=r"expected id2label in config\.json"):
-        Classifier(broken(tmp_path, lambda path: (path / "config.json").write_text("{}")), threads=1)
+        TextClassifier(broken(tmp_path, lambda path: (path / "config.json").write_text("{}")), threads=1)
 
 
 @pytest.mark.parametrize(
@@ -251,4 +255,4 @@ def test_a_folder_that_is_no_model_is_said_so_in_one_sentence(tmp_path: Path) ->
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, file: str, text: str, sentence: str) -> None:
     with pytest.raises(ModelCorrupt, match=sentence):
-        Classifier(broken(tmp_path, lambda path: (path / file).write_text(text)), threads=1)
+        TextClassifier(broken(tmp_path, lambda path: (path / file).write_text(text)), threads=1)

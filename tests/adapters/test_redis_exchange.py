@@ -25,7 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from gateway.adapters.redis import connection
-from gateway.adapters.redis.connection import Exchange
+from gateway.adapters.redis.connection import PipelinedConnection
 from gateway.errors import StoreUnavailable
 
 LONG_S = 60.0
@@ -53,9 +53,9 @@ class Wire(asyncio.Transport):
 
 class Opened:
     def __init__(self, patience_s: float = LONG_S) -> None:
-        self.gone: list[Exchange] = []
+        self.gone: list[PipelinedConnection] = []
         self.loop = asyncio.get_running_loop()
-        self.exchange = Exchange(self.loop, patience_s, _read_only, self.gone.append)
+        self.exchange = PipelinedConnection(self.loop, patience_s, _read_only, self.gone.append)
         self.wire = Wire()
 
     def begin(self) -> None:

@@ -15,9 +15,9 @@ from redis.asyncio.connection import DefaultParser
 from gateway.adapters.redis import connection as reconnecting
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis.store_client import Guard, Script
+from gateway.adapters.redis.store_client import Script, StoreClient
 from gateway.adapters.system.clock import SystemClock
-from gateway.circuit_breaker import State
+from gateway.circuit_breaker import BreakerState
 from gateway.errors import StoreUnavailable
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.stores import OutsideServer, outside_server
@@ -71,8 +71,10 @@ async def scripted(path: Path, says: Callable[[list[bytes]], bytes | None]) -> A
 
 
 @asynccontextmanager
-async def guard_of(url: str, timeout_s: float = PATIENCE_S, clock: FakeClock | None = None) -> AsyncIterator[Guard]:
-    guard = Guard(connect(url, PATIENCE_S), timeout_s, clock or SystemClock())
+async def guard_of(
+    url: str, timeout_s: float = PATIENCE_S, clock: FakeClock | None = None
+) -> AsyncIterator[StoreClient]:
+    guard = StoreClient(connect(url, PATIENCE_S), timeout_s, clock or SystemClock())
     try:
         yield guard
     finally:
@@ -125,7 +127,7 @@ async def test_a_server_that_is_killed_amid_its_replies_fails_who_waits_and_the_
             clock.advance(1.1)  # the breaker's cooldown
             with outside_server(tmp_path, port=port):
                 assert await guard.ask("ECHO", "back") == b"back"
-                assert guard.breaker is State.CLOSED
+                assert guard.breaker is BreakerState.CLOSED
 
 
 async def test_a_connection_that_the_server_closes_is_opened_anew(tmp_path: Path) -> None:
@@ -178,9 +180,9 @@ async def test_what_a_server_says_is_told_as_redis_py_would(
     async with scripted(tmp_path, lambda _: reply) as server, guard_of(server.url, clock=FakeClock()) as guard:
         for _ in range(6):
             assert said in await refused(guard.ask("GET", "a"))
-            if guard.breaker is State.OPEN:
+            if guard.breaker is BreakerState.OPEN:
                 break
-        assert (guard.breaker is State.CLOSED) is lives
+        assert (guard.breaker is BreakerState.CLOSED) is lives
         assert len(server.writers) == (1 if lives else 5)
 
 
@@ -207,7 +209,7 @@ async def test_a_task_that_is_cancelled_while_the_connection_opens_leaves_the_ot
 async def test_closing_lets_what_was_asked_be_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconnecting, "CLOSE_S", PATIENCE_S)
     async with scripted(tmp_path, echo) as server:
-        guard = Guard(connect(server.url, PATIENCE_S), PATIENCE_S, SystemClock())
+        guard = StoreClient(connect(server.url, PATIENCE_S), PATIENCE_S, SystemClock())
         asked = [asyncio.create_task(guard.ask("ECHO", f"{number}")) for number in range(20)]
         await asyncio.sleep(0)
         await guard.close()

@@ -18,14 +18,14 @@ from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_mod
 from gateway.adapters.onnx.tokenizer import MAX_PAIR_TOKENS
 from gateway.adapters.triton.cross_encoder import FORM, TOLERANCE, TritonCrossEncoder
 from gateway.adapters.triton.encoder import TritonEncoder
-from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S, TritonMemory
+from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S, MetadataCache
 from gateway.cache.model_factory import build_verifier
-from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, ThoroughVerifier, load_weights
+from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, TwoStageVerifier, load_weights
 from gateway.cli.doctor.machine import look_at_models
-from gateway.config import Verifier
+from gateway.config import VerifierConfig
 from gateway.config.schema import EmbeddingModel
-from gateway.errors import ModelAway, StartFailed
-from gateway.ports import Candidate
+from gateway.errors import ModelUnavailable, StartupError
+from gateway.ports import StoredCandidate
 from gateway.tools.embedding_model.triton_repository import CROSS_ENCODER, EMBEDDER, config_of
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.float_triton import FloatTriton, float_triton
@@ -91,13 +91,15 @@ async def test_other_weights_than_the_gateways_own_are_refused(served: FloatTrit
     about["served"][3][2] += 2 * TOLERANCE
     (tmp_path / "weights" / ABOUT_FILE).write_text(json.dumps(about))
     with pytest.raises(
-        StartFailed, match=r"not the one that this gateway's weights belong to \(logits differ by up to"
+        StartupError, match=r"not the one that this gateway's weights belong to \(logits differ by up to"
     ):
         await asyncio.to_thread(cross_encoder, served.url, None, tmp_path / "weights")
-    with pytest.raises(StartFailed, match=r"has inputs .* expected INT64 input_ids, attention_mask and token_type_ids"):
+    with pytest.raises(
+        StartupError, match=r"has inputs .* expected INT64 input_ids, attention_mask and token_type_ids"
+    ):
         await asyncio.to_thread(TritonCrossEncoder, served.url, EMBEDDER, TOKENIZER, timeout_s=30.0, clock=FakeClock())
     nowhere = f"grpc://127.0.0.1:{free_ports(1)[0]}"
-    with pytest.raises(StartFailed, match=r"the cross-encoder 'cross_encoder' at grpc://.* does not answer"):
+    with pytest.raises(StartupError, match=r"the cross-encoder 'cross_encoder' at grpc://.* does not answer"):
         await asyncio.to_thread(cross_encoder, nowhere)
 
 
@@ -117,21 +119,21 @@ async def test_a_server_that_is_away_at_a_later_start_is_asked_when_it_is_needed
 
     there = await asyncio.to_thread(made, served.url)
     nowhere = f"grpc://127.0.0.1:{free_ports(1)[0]}"
-    with pytest.raises(StartFailed, match="does not answer"):
+    with pytest.raises(StartupError, match="does not answer"):
         await asyncio.to_thread(made, nowhere)
     (kept,) = (tmp_path / "data" / "served-models").iterdir()
-    memory = TritonMemory(tmp_path / "data", FORM.kind, nowhere, CROSS_ENCODER, there.digest)
-    known = TritonMemory(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).recall()
+    memory = MetadataCache(tmp_path / "data", FORM.kind, nowhere, CROSS_ENCODER, there.digest)
+    known = MetadataCache(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).recall()
     assert known is not None
     memory.note(known)
     with caplog.at_level(logging.WARNING, "nearhit.semantic"):
         away = await asyncio.to_thread(made, nowhere)
     assert caplog.messages == ["the cross-encoder does not answer: the first opinion decides until it does"]
     assert away.digest == there.digest
-    with pytest.raises(ModelAway, match="UNAVAILABLE"):
+    with pytest.raises(ModelUnavailable, match="UNAVAILABLE"):
         away.score("a", ["b"])
     kept.write_text("{")
-    assert TritonMemory(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).recall() is None
+    assert MetadataCache(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).recall() is None
     assert "what a served model was cannot be read" in caplog.messages
 
 
@@ -164,10 +166,10 @@ async def test_batches_form_over_gateways_and_leave_every_vector_as_it_is(served
 async def test_without_an_answer_the_first_opinion_stands_and_the_log_says_so_once(
     served: FloatTriton, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, candidate = FakeClock(), Candidate("What are the steps to reset a password?", 0.9)
+    clock, candidate = FakeClock(), StoredCandidate("What are the steps to reset a password?", 0.9)
     there = await asyncio.to_thread(cross_encoder, served.url, clock)
     first = LearnedVerifier(load_weights())
-    verifier = ThoroughVerifier(first, there)
+    verifier = TwoStageVerifier(first, there)
     (opinion,) = verifier.opinions("How do I reset my password?", [candidate])
 
     async def second() -> object:
@@ -179,7 +181,7 @@ async def test_without_an_answer_the_first_opinion_stands_and_the_log_says_so_on
         with served.held(CROSS_ENCODER):
             for _ in range(FAILURES + 2):  # the last two are not even asked
                 assert await second() is None
-            with pytest.raises(ModelAway, match="is left alone"):
+            with pytest.raises(ModelUnavailable, match="is left alone"):
                 there.score("a", ["b"])
         there._model._timeout_s = 30.0
         clock.advance(COOLDOWN_S)
@@ -201,10 +203,10 @@ async def test_a_gateway_verifies_with_it_beside_any_embedder_and_doctor_names_i
     config = gateway_config(tmp_path, backends, verifier={"cross_encoder": section})
     async with gateway_of(config, BOTH_CACHES) as gateway:
         verifier = gateway.gateway.parts.space.verifier
-        assert isinstance(verifier, ThoroughVerifier)
-        here = await asyncio.to_thread(build_verifier, Verifier(), EmbeddingModel())
+        assert isinstance(verifier, TwoStageVerifier)
+        here = await asyncio.to_thread(build_verifier, VerifierConfig(), EmbeddingModel())
         assert verifier.basis != here.basis
-        candidate = Candidate("How do I reset my router?", 0.9)
+        candidate = StoredCandidate("How do I reset my router?", 0.9)
         (first,) = verifier.opinions("How do I reset my password?", [candidate])
         pair = ("How do I reset my password?", candidate, first)
         ours, theirs = await here.second_opinion(*pair), await verifier.second_opinion(*pair)

@@ -16,7 +16,7 @@ from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S
 from gateway.cli.doctor.machine import look_at_models
 from gateway.cli.doctor.machine import model as verdict
 from gateway.config import Config
-from gateway.errors import EmbedderUnavailable, StartFailed
+from gateway.errors import EmbedderUnavailable, StartupError
 from tests.contracts.text_encoder_rules import LONG, RULES, TEXTS
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.embedding_triton import EmbeddingTriton, embedding_triton
@@ -136,11 +136,13 @@ def config_before(served: EmbeddingTriton, upstream: Upstream, tmp_path: Path) -
 
 def test_what_keeps_the_gateway_from_starting_is_one_sentence(triton: RunningTriton, tmp_path: Path) -> None:
     nowhere = f"grpc://127.0.0.1:{free_ports(1)[0]}"
-    with pytest.raises(StartFailed, match=r"^the embedding model 'embedder' at grpc://.* does not answer: UNAVAILABLE"):
+    with pytest.raises(
+        StartupError, match=r"^the embedding model 'embedder' at grpc://.* does not answer: UNAVAILABLE"
+    ):
         encoder_of(nowhere)
-    with pytest.raises(StartFailed, match=r"does not answer: .*unknown model"):
+    with pytest.raises(StartupError, match=r"does not answer: .*unknown model"):
         encoder_of(triton.url, model="none")
-    with pytest.raises(StartFailed, match="has inputs BYTES text_input and outputs FP32 embedding, expected INT64"):
+    with pytest.raises(StartupError, match="has inputs BYTES text_input and outputs FP32 embedding, expected INT64"):
         encoder_of(triton.url)
     with pytest.raises(ModelMissing, match="nearhit model fetch"):
         TritonEncoder(nowhere, "embedder", tmp_path / "tokenizer.json", timeout_s=1.0, clock=FakeClock())

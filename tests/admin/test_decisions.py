@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from gateway.errors import Overloaded
-from gateway.observability.live_events import MAX_WAITING, MAX_WATCHERS, Decisions
+from gateway.observability.live_events import MAX_WAITING, MAX_WATCHERS, LiveEvents
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -65,7 +65,7 @@ async def test_watchers_are_bounded(served: Served) -> None:
 
 
 async def test_who_does_not_keep_up_loses_the_oldest_and_is_told_how_many() -> None:
-    decisions = Decisions()
+    decisions = LiveEvents()
     with decisions.watch() as watch:
         for number in range(MAX_WAITING + 7):
             decisions.tell({"number": number})
@@ -87,7 +87,7 @@ async def test_a_gateway_ends_at_once_though_somebody_watches(upstream: Upstream
 
 
 async def test_at_the_end_all_who_watch_are_let_go() -> None:
-    decisions = Decisions()
+    decisions = LiveEvents()
     with decisions.watch() as watch:
         decisions.close()
         assert await watch.take(60.0) == []

@@ -9,11 +9,11 @@ from typing import Never
 import pytest
 
 from gateway.admin import static_files
-from gateway.admin.static_files import Page, chart_files
+from gateway.admin.static_files import StaticFiles, chart_files
 
 
 def test_every_module_is_there_and_fetched_at_once() -> None:
-    files = Page()._files
+    files = StaticFiles()._files
     index = files["index.html"].decode()
     named = set(re.findall(r'"/dashboard/([a-z_./]+)"', index))
     assert named == set(files) - {"index.html"}
@@ -23,7 +23,7 @@ def test_every_module_is_there_and_fetched_at_once() -> None:
 
 
 def test_no_module_makes_markup_of_text() -> None:
-    for name, content in Page()._files.items():
+    for name, content in StaticFiles()._files.items():
         if name.endswith(".js") and name != "uplot.js":
             assert not re.search(
                 r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|javascript:", content.decode()

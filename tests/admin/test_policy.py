@@ -14,15 +14,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.admin.policy_manager import PolicyLife, files_of, resume, staged_folder
+from gateway.admin.policy_manager import PolicyManager, files_of, resume, staged_folder
 from gateway.app import running
 from gateway.cli.serve import following
 from gateway.config import Config
 from gateway.config.policy import files as folder_module
 from gateway.config.policy.files import PolicyFolder
-from gateway.config.policy.history import Author, Change, Version
+from gateway.config.policy.history import Author, PolicyChange, Version
 from tests.admin.test_admin_port import TOKEN
-from tests.admin.test_admin_port import guarded as guarded
 from tests.fixtures.gateways import Answer, Served, config_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
@@ -297,9 +296,9 @@ async def test_a_gateway_that_ends_between_two_files_has_both_after_the_next_sta
         assert (newest["hash"], newest["author"]) == (change.hash, "alice")
 
 
-def _change(version: Version, config: Config) -> Change:
+def _change(version: Version, config: Config) -> PolicyChange:
     before = files_of(tuple(PolicyFolder(config.policies).texts()))
-    return Change(version.hash, Author("alice", "rollback"), before, version.files)
+    return PolicyChange(version.hash, Author("alice", "rollback"), before, version.files)
 
 
 async def test_a_gateway_that_ends_between_file_and_swap_has_the_policy_and_its_author_after_the_next_start(
@@ -310,7 +309,7 @@ async def test_a_gateway_that_ends_between_file_and_swap_has_the_policy_and_its_
     def ended(*_: object) -> None:
         raise RuntimeError("the process is gone")
 
-    life = PolicyLife(config, config.policies, staged_folder(config.policies, config), ended, lambda: 0.0)
+    life = PolicyManager(config, config.policies, staged_folder(config.policies, config), ended, lambda: 0.0)
     await life.begin()
     with pytest.raises(RuntimeError):
         await life.apply(None, CHANGED.encode(), Author("alice", "api"), None)

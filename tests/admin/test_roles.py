@@ -11,9 +11,8 @@ from gateway.adapters.system.audit_file import AuditFile
 from gateway.admin.middleware import LOOKS, ROLES, TAKES, acts
 from gateway.admin.static_files import is_page
 from gateway.principal import Role
-from gateway.steps.authenticate import BURST, INTERVAL_S, Failures, network_of
+from gateway.steps.authenticate import BURST, INTERVAL_S, AuthThrottle, network_of
 from tests.admin.test_admin_port import TOKEN, get, metrics
-from tests.admin.test_admin_port import guarded as guarded
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served
 
@@ -96,7 +95,7 @@ async def test_guesses_are_bounded_and_a_right_one_does_not_count_then(
     guarded: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entrance = guarded.gateway.access.guard._entrance
-    monkeypatch.setattr(entrance, "_failures", Failures(FakeClock().monotonic))  # none is forgotten meanwhile
+    monkeypatch.setattr(entrance, "_failures", AuthThrottle(FakeClock().monotonic))  # none is forgotten meanwhile
     for _ in range(BURST):
         assert (await get(guarded, "/metrics", Authorization="Bearer guess")).status == 401
     for guess in ("guess", TOKEN):
@@ -115,7 +114,7 @@ async def test_who_shows_nothing_is_asked_and_not_counted(guarded: Served) -> No
 
 def test_a_failure_is_forgotten_after_its_interval() -> None:
     clock = FakeClock()
-    failures = Failures(clock.monotonic)
+    failures = AuthThrottle(clock.monotonic)
     for _ in range(BURST):
         assert failures.wait_s("10.0.0.1") is None
         failures.failed("10.0.0.1")

@@ -14,7 +14,7 @@ from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import load_calibration
 from gateway.messages import Refusal
-from gateway.ports import Acceptance, Candidate
+from gateway.ports import Acceptance, StoredCandidate
 from gateway.weight_files import WeightsCorrupt
 
 VERIFIER = ThresholdVerifier()
@@ -24,9 +24,9 @@ async def test_each_candidate_is_judged_in_order() -> None:
     found = VERIFIER.opinions(
         "How do I turn the alarm on?",
         [
-            Candidate("How do I turn the alarm off?", 0.99),
-            Candidate("How can I turn the alarm on?", 0.97),
-            Candidate("What is an alarm?", 0.5),
+            StoredCandidate("How do I turn the alarm off?", 0.99),
+            StoredCandidate("How can I turn the alarm on?", 0.97),
+            StoredCandidate("What is an alarm?", 0.5),
         ],
     )
     assert [(opinion.score, opinion.veto) for opinion in found] == [(0.99, Refusal.ANTONYM), (0.97, None), (0.5, None)]
@@ -37,7 +37,7 @@ async def test_no_candidates_no_opinions() -> None:
 
 
 async def test_it_has_no_second_opinion_to_give() -> None:
-    candidate = Candidate("a", 0.9)
+    candidate = StoredCandidate("a", 0.9)
     (first,) = VERIFIER.opinions("b", [candidate])
     assert await VERIFIER.second_opinion("b", candidate, first) is None
 

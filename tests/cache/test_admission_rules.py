@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.admission import Frequency, judged, roles_of, unasked
+from gateway.cache.admission import UseCounts, judged, roles_of, unasked
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import AdmissionRules
 from gateway.dialects.openai import OpenAI
@@ -85,20 +85,20 @@ def test_some_answers_are_not_worth_an_entry(
 
 @given(st.lists(st.integers(0, 30), max_size=64))
 def test_a_question_is_never_counted_too_low_within_the_window(questions: Sequence[int]) -> None:
-    frequency, seen = Frequency(width=16, window=64), Counter[int]()
+    frequency, seen = UseCounts(width=16, window=64), Counter[int]()
     for question in questions:
         seen[question] += 1
         assert frequency.add(hexed(str(question))) >= seen[question]
 
 
 def test_hardly_any_new_question_passes_for_one_that_was_asked() -> None:
-    frequency = Frequency()
+    frequency = UseCounts()
     wrong = sum(frequency.add(hexed(str(i))) > 1 for i in range(3 * 65_536))
     assert wrong < 3 * 65_536 / 200
 
 
 def test_what_was_asked_long_ago_is_forgotten() -> None:
-    frequency = Frequency(width=2**12, window=100)
+    frequency = UseCounts(width=2**12, window=100)
     first = [frequency.add(hexed("q")) for _ in range(3)]
     for i in range(200):
         frequency.add(hexed(str(i)))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.cache.answer_comparison import Comparisons
+from gateway.cache.answer_comparison import AnswerComparer
 from gateway.cache.background_calls import MAX_AT_ONCE, MAX_WAITING
-from gateway.cache.learned_state import Learning
+from gateway.cache.learned_state import StateKeeper
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
@@ -23,7 +23,7 @@ from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Refusal
 from gateway.observability.access_log import AccessLog
 from gateway.ports import Acceptance
-from gateway.streams import AtHand
+from gateway.streams import BufferedBody
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, judged_of, vector_of
 from tests.fixtures.fakes import MemoryStore
@@ -187,7 +187,7 @@ async def test_with_learning_off_labels_measure_and_move_nothing(start: Start, u
 
 async def test_too_many_misses_at_once_drop_the_oldest(promising: Served) -> None:
     parts = promising.gateway.parts
-    comparisons = Comparisons(parts.space.embedder, parts.space.labels, parts.telemetry, limit=2)
+    comparisons = AnswerComparer(parts.space.embedder, parts.space.labels, parts.telemetry, limit=2)
     for seed in range(5):
         comparisons.missed(missed(promising), entry_of(f"fresh-{seed}"))
     assert parts.telemetry.comparisons_dropped.values[("default",)] == 3
@@ -218,7 +218,7 @@ async def test_what_the_embedder_cannot_tell_is_undecided(
         entry_of(text[0], payload=(json.dumps(completion({"model": "m"}, text)).encode(),)) for text in answers
     )
     parts = promising.gateway.parts
-    comparisons = Comparisons(HalfRead(up=up), parts.space.labels, parts.telemetry)
+    comparisons = AnswerComparer(HalfRead(up=up), parts.space.labels, parts.telemetry)
     assert await comparisons.label(HI, stored, fresh) is Label.UNDECIDED
     assert await comparisons.label(HI, stored, stored) is Label.RIGHT, "the same needs no embedder"
     assert await comparisons.label(HI, stored, entry_of("x", payload=(b"{}",))) is None
@@ -232,7 +232,7 @@ def missed(served: Served) -> RequestContext:
         path="/v1/chat/completions",
         query="",
         headers={},
-        body_source=AtHand(),
+        body_source=BufferedBody(),
         clock=served.gateway.parts.clock,
     )
     request.call, request.route, request.judged = HI, "default", judged_of(reason=Refusal.SIMILARITY)
@@ -513,7 +513,7 @@ async def test_nothing_is_saved_before_the_last_snapshot_has_been_read(served: S
     store, controls = MemoryStore(FakeClock()), served.gateway.parts.space.controls
     await store.put_learning("default", controls.of("default").snapshot())
     known = await store.learning("default")
-    learning = Learning(controls, store)
+    learning = StateKeeper(controls, store)
     store.down = True
     controls.of("default").learn(Observation(vector_of(1, 384), 0.9, 0.5, Label.RIGHT))
     await learning.save()

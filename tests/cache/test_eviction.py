@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import worth_of
-from gateway.cache.eviction import Ledger
+from gateway.cache.eviction import EvictionLedger
 from gateway.errors import StoreUnavailable
 from gateway.tasks import cancelled
 from tests.fixtures.entries import entry_of
@@ -22,12 +22,12 @@ from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
 
-def evicted(ledger: Ledger, entries: int, size: int | None = None) -> list[tuple[str, str]]:
+def evicted(ledger: EvictionLedger, entries: int, size: int | None = None) -> list[tuple[str, str]]:
     return list(ledger.surplus(entries, size))
 
 
 def test_what_saves_least_a_byte_leaves_first() -> None:
-    ledger = Ledger()
+    ledger = EvictionLedger()
     ledger.put("dear", 100, 0.5, 1)
     ledger.put("cheap", 100, 0.1, 1)
     ledger.put("large", 1000, 0.5, 1)
@@ -36,7 +36,7 @@ def test_what_saves_least_a_byte_leaves_first() -> None:
 
 
 def test_hits_keep_an_entry() -> None:
-    ledger = Ledger()
+    ledger = EvictionLedger()
     for name in "abc":
         ledger.put(name, 100, 0.1, 1)
     for name in "aac":
@@ -45,7 +45,7 @@ def test_hits_keep_an_entry() -> None:
 
 
 def test_what_was_popular_long_ago_leaves_in_the_end() -> None:
-    ledger = Ledger()
+    ledger = EvictionLedger()
     ledger.put("old", 1, 1.0, 1)
     for _ in range(9):
         ledger.used("old")
@@ -70,7 +70,7 @@ STEPS = st.lists(
 def test_the_ledger_is_within_its_budget_and_its_sums_are_right(
     steps: list[tuple[str, str, int]], entries: int, size: int
 ) -> None:
-    ledger, sizes = Ledger(), dict[str, int]()
+    ledger, sizes = EvictionLedger(), dict[str, int]()
     for step, name, number in steps:
         if step == "put":
             ledger.put(name, number, number / 7, 1)

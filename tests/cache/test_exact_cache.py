@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
@@ -239,7 +239,7 @@ async def test_a_second_gateway_on_the_same_data_is_refused(upstream: Upstream, 
     config = config_of(tmp_path, main_of(upstream))
     async with gateway_of(config, EXACT) as served:
         await served.chat("hi")
-        with pytest.raises(StartFailed, match="another gateway uses the data directory"):
+        with pytest.raises(StartupError, match="another gateway uses the data directory"):
             async with gateway_of(config, EXACT):
                 pass
         assert is_hit(await served.chat("hi"))

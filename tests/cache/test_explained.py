@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.explain_pair import Pair, explain_pair, pair_from, route_of
+from gateway.admin.explain_pair import PairRequest, explain_pair, pair_from, route_of
 from gateway.cache.explanation import ExplainedPair
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import Observation, RouteControl
@@ -19,7 +19,7 @@ from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import BadRequest
 from gateway.messages import Embedding, Refusal, Vector
-from gateway.ports import Acceptance, Candidate, Opinion
+from gateway.ports import Acceptance, Opinion, StoredCandidate
 from tests.fixtures.entries import vector_of
 from tests.fixtures.targets import one_backend
 
@@ -51,10 +51,10 @@ class Scripted:
     def opinions(self, question: str, candidates: Any) -> list[Opinion]:
         return [self._first for _ in candidates]
 
-    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         return self._second
 
-    def features(self, question: str, candidate: Candidate) -> dict[str, float]:
+    def features(self, question: str, candidate: StoredCandidate) -> dict[str, float]:
         return {"length": 3.0, "person": 0.123456}
 
 
@@ -65,11 +65,13 @@ def pair_of(
     rule: Semantic = PROMISE,
     control: RouteControl | None = None,
     embedder: Placed | None = None,
-    pair: Pair | None = None,
+    pair: PairRequest | None = None,
 ) -> ExplainedPair:
     control = control or RouteControl(NOTHING_WRONG, "basis")
     embedder = embedder or Placed(vector_of(1), vector_of(1))
-    return asyncio.run(explain_pair(pair or Pair(STORED, ASKED), "r", rule, control, embedder, Scripted(first, second)))
+    return asyncio.run(
+        explain_pair(pair or PairRequest(STORED, ASKED), "r", rule, control, embedder, Scripted(first, second))
+    )
 
 
 def decision(pair: ExplainedPair) -> str:
@@ -146,13 +148,13 @@ def test_what_the_model_cannot_read_is_told_as_the_lookup_tells_it() -> None:
 
 
 def test_the_same_words_need_no_threshold() -> None:
-    found = pair_of(Opinion(0.0, 0.0, veto=Refusal.NUMBERS), pair=Pair(STORED, f" {STORED}  "))
+    found = pair_of(Opinion(0.0, 0.0, veto=Refusal.NUMBERS), pair=PairRequest(STORED, f" {STORED}  "))
     assert (found.served, found.why, found.score, found.evidence_shift) == (True, "the same words", 1.0, 0.0)
 
 
 def test_of_prompts_in_one_frame_the_varying_parts_are_compared() -> None:
     frame = " ".join(["Classify the following review, written by a customer of our shop, by its tone:"] * 3)
-    pair = Pair(f"{frame} good", f"{frame} bad")
+    pair = PairRequest(f"{frame} good", f"{frame} bad")
     embedder = Placed(vector_of(1), vector_of(1))
     assert pair_of(Opinion(0.99, 0.9), pair=pair, embedder=embedder).framed
     empty = pair_of(Opinion(0.99, 0.9), pair=replace(pair, stored=frame), embedder=embedder)
@@ -199,11 +201,11 @@ def test_a_route_that_is_not_there_or_has_no_semantic_cache_is_named() -> None:
 
 def test_verifiers_name_what_sets_two_prompts_apart_and_nothing_else() -> None:
     checks, learned = ThresholdVerifier(), LearnedVerifier(load_weights())
-    asked, stored = "Who did not win in 2014?", Candidate("Who won in 2018?", 0.9)
+    asked, stored = "Who did not win in 2014?", StoredCandidate("Who won in 2018?", 0.9)
     assert checks.features(asked, stored) == {"numbers": 1.0, "negation": 1.0}
     said = learned.features(asked, stored)
     assert (said["numbers_swapped"], said["negation"]) == (1.0, 1.0)
     assert "units_swapped" not in said
     for verifier in (checks, learned):
-        assert verifier.features(asked, Candidate(asked, 1.0)) == {}
-        assert verifier.features("", Candidate("", 1.0)) == {}
+        assert verifier.features(asked, StoredCandidate(asked, 1.0)) == {}
+        assert verifier.features("", StoredCandidate("", 1.0)) == {}

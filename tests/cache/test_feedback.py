@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.feedback import Counterexamples, Served, ServedHits, relation_of
+from gateway.cache.feedback import Counterexamples, ServedHit, ServedHits, relation_of
 from tests.fixtures.entries import judged_of
 from tests.fixtures.gateways import LOOSE, Answer, config_of, gateway_of, recovered
 from tests.fixtures.gateways import Served as Running
@@ -121,7 +121,7 @@ async def test_feedback_is_counted_by_route_and_verdict(loose: Running) -> None:
 def test_served_hits_are_bounded_and_keep_the_latest(given_: list[tuple[str, str]], limit: int) -> None:
     hits = ServedHits(limit)
     for tenant, request_id in given_:
-        hits.add(tenant, request_id, Served("r", HIT))
+        hits.add(tenant, request_id, ServedHit("r", HIT))
     for tenant, request_id in list(dict.fromkeys(reversed(given_)))[:1]:
         assert hits.get(tenant, request_id) is not None
     assert sum(hits.get(*each) is not None for each in set(given_)) <= limit

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.cache.bans import Ban, Conditions
+from gateway.cache.bans import Ban, BanConditions
 from gateway.config.policy.load import policy_from_text
 from gateway.http_server.connections import PlainConnection
 from tests.fixtures.clock import FakeClock
@@ -101,7 +101,7 @@ async def test_what_a_ban_covers_is_not_served(it: FromStore, clock: FakeClock) 
     await it.known()
     await it.hit()
     now = clock.wall()
-    it.served.gateway.stores.front.bans.add(Ban("b", now, now + 3600, Conditions()), now)
+    it.served.gateway.stores.front.bans.add(Ban("b", now, now + 3600, BanConditions()), now)
     await it.not_hit()
 
 

@@ -8,17 +8,17 @@ from gateway.cache.judgement import best, hold, same_words
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Refusal
-from gateway.ports import VERBATIM, Acceptance, Held, Opinion
+from gateway.ports import VERBATIM, Acceptance, Evaluated, Opinion
 from tests.fixtures.entries import judged_of
 
 CONTROL = RouteControl([(0.5, 0.02)] * BANDS, "basis")
 PROMISE, PLAIN = Acceptance(max_wrong_hits=0.01), Acceptance(min_similarity=0.9)
 
 
-def of(opinion: Opinion, acceptance: Acceptance, similarity: float = 0.95) -> Held:
+def of(opinion: Opinion, acceptance: Acceptance, similarity: float = 0.95) -> Evaluated:
     control = CONTROL if acceptance is PROMISE else None
     threshold = CONTROL.threshold(acceptance)
-    return Held(similarity, opinion, threshold, *hold(similarity, opinion, threshold, control))
+    return Evaluated(similarity, opinion, threshold, *hold(similarity, opinion, threshold, control))
 
 
 def test_below_the_threshold_the_doubt_is_the_reason() -> None:

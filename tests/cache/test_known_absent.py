@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis.entry_sizes import RedisWeights
+from gateway.adapters.redis.entry_sizes import RedisEntrySizes
 from gateway.adapters.redis.store import RedisStore
-from gateway.cache.eviction import Evictions
-from gateway.cache.memory_cache import FrontStore
+from gateway.cache.eviction import Evictor
+from gateway.cache.memory_cache import TieredStore
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry
-from gateway.ports import Weight
+from gateway.ports import EntrySize
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import EXACT_CACHE, Served, at_rest, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
@@ -66,10 +66,10 @@ async def test_until_the_first_comparison_the_store_is_asked(
     async with gateway_before(upstream, tmp_path) as served:
         await served.chat("hi")
 
-    async def not_yet(_: Evictions) -> None:
+    async def not_yet(_: Evictor) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Evictions, "compare", not_yet)
+    monkeypatch.setattr(Evictor, "compare", not_yet)
     async with gateway_before(upstream, tmp_path) as served:
         assert (await served.chat("hi")).cache_status.startswith("nearhit; hit")
 
@@ -131,11 +131,11 @@ async def test_what_is_stored_while_the_store_is_compared_stays_known(
     """A page that was read before says of it that it is gone."""
     evictions = alone.gateway.parts.evictions
 
-    async def weights(_: RedisWeights) -> AsyncIterator[list[Weight]]:
+    async def weights(_: RedisEntrySizes) -> AsyncIterator[list[EntrySize]]:
         await alone.chat("hi")
-        yield [Weight(name, 0, 0.0, expired=True) for name in evictions.ledger.names()]
+        yield [EntrySize(name, 0, 0.0, expired=True) for name in evictions.ledger.names()]
 
-    monkeypatch.setattr(RedisWeights, "weights", weights)
+    monkeypatch.setattr(RedisEntrySizes, "weights", weights)
     await evictions.compare()
     assert (await alone.chat("hi")).cache_status.startswith("nearhit; hit")
 
@@ -143,10 +143,10 @@ async def test_what_is_stored_while_the_store_is_compared_stays_known(
 async def test_what_is_on_its_way_out_is_found_until_it_has_left(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unavailable(_: FrontStore, fingerprints: Sequence[str]) -> int:
+    async def unavailable(_: TieredStore, fingerprints: Sequence[str]) -> int:
         raise StoreUnavailable("not now")
 
-    monkeypatch.setattr(FrontStore, "delete", unavailable)
+    monkeypatch.setattr(TieredStore, "delete", unavailable)
     async with gateway_before(upstream, tmp_path, max_entries=1) as served:
         await at_rest(served)
         await served.chat("one")

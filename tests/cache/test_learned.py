@@ -29,7 +29,7 @@ from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, load_weights, provenance
 from gateway.messages import Refusal
-from gateway.ports import Acceptance, Candidate, Opinion
+from gateway.ports import Acceptance, Opinion, StoredCandidate
 from gateway.weight_files import WeightsCorrupt
 
 VERIFIER = LearnedVerifier(load_weights())
@@ -52,7 +52,7 @@ OPPOSITES = [
 
 
 async def opinion_of(a: str, b: str, similarity: float) -> Opinion:
-    (opinion,) = VERIFIER.opinions(a, [Candidate(b, similarity)])
+    (opinion,) = VERIFIER.opinions(a, [StoredCandidate(b, similarity)])
     return opinion
 
 
@@ -90,7 +90,7 @@ async def test_the_same_question_scores_1_and_is_all_but_sure() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200), st.text(max_size=200), st.floats(0, 1))
 def test_no_question_scores_higher_than_the_same_question(a: str, b: str, similarity: float) -> None:
-    same, other = VERIFIER.opinions(a, [Candidate(a, 1.0), Candidate(b, similarity)])
+    same, other = VERIFIER.opinions(a, [StoredCandidate(a, 1.0), StoredCandidate(b, similarity)])
     assert same.score == 1.0
     assert other.score <= 1.0
     assert 0.0 <= other.probability <= same.probability <= 1.0
@@ -117,14 +117,14 @@ async def test_another_text_to_work_on_is_a_veto() -> None:
 
 
 async def test_it_has_no_second_opinion_to_give() -> None:
-    candidate = Candidate("a", 0.9)
+    candidate = StoredCandidate("a", 0.9)
     assert await VERIFIER.second_opinion("b", candidate, await opinion_of("b", "a", 0.9)) is None
 
 
 async def test_a_text_longer_than_is_read_is_served_only_to_its_equal() -> None:
     long = "how do I do this " * 6000
     started = time.process_time()
-    equal, longer = VERIFIER.opinions(long, [Candidate(long, 1.0), Candidate(long + "now", 1.0)])
+    equal, longer = VERIFIER.opinions(long, [StoredCandidate(long, 1.0), StoredCandidate(long + "now", 1.0)])
     assert (equal.score >= LEAST, longer.score >= LEAST) == (True, False)
     assert time.process_time() - started < 1.0
 
@@ -198,7 +198,7 @@ def calls_of(asked: str, *stored: str) -> int:
         nonlocal made
         made += event in ("call", "c_call")
 
-    candidates = [Candidate(each, 0.9) for each in stored]
+    candidates = [StoredCandidate(each, 0.9) for each in stored]
     gc.disable()  # what earlier tests have left calls functions, too, when it is collected
     sys.setprofile(count)
     try:

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from gateway.cache.bans import (
     EVERYTHING,
     Ban,
+    BanConditions,
     Bans,
-    Conditions,
-    Near,
+    SimilarityCondition,
     bounded,
     decode,
     encode,
     same_tenant,
     with_found,
 )
-from gateway.messages import Entry, Placed
+from gateway.messages import EmbeddedVector, Entry
 from tests.fixtures.entries import entry_of, hexed, vector_of
 
 NOW = 1_000_000.0
@@ -38,7 +38,7 @@ ENTRIES = st.builds(
     st.just(0.0) | TIMES,
 )  # fmt: skip
 CONDITIONS = st.builds(
-    Conditions, tags=st.frozensets(NAMES, max_size=2), tenant=MAYBE, route=MAYBE, model=MAYBE, before=st.none() | TIMES,
+    BanConditions, tags=st.frozensets(NAMES, max_size=2), tenant=MAYBE, route=MAYBE, model=MAYBE, before=st.none() | TIMES,
     fingerprint=st.none() | NAMES.map(hexed), backend=MAYBE,
 )  # fmt: skip
 BANS = st.builds(
@@ -47,7 +47,7 @@ BANS = st.builds(
 
 
 def ban_of(at: float = NOW, **conditions: object) -> Ban:
-    return Ban("b", at, at + 1000, Conditions(**conditions))  # type: ignore[arg-type]
+    return Ban("b", at, at + 1000, BanConditions(**conditions))  # type: ignore[arg-type]
 
 
 def test_what_was_asked_for_before_and_came_after_is_covered() -> None:
@@ -98,14 +98,14 @@ def test_a_tenant_that_is_a_hash_may_be_given_by_the_digits_that_are_shown() -> 
 
 def test_close_to_a_question_is_known_by_fingerprint_or_by_vector() -> None:
     asked = vector_of(1)
-    near = Near(asked, 0.8, frozenset({hexed("found")}), "e1")
+    near = SimilarityCondition(asked, 0.8, frozenset({hexed("found")}), "e1")
     ban = ban_of(near=near)
     found, late = (entry_of(name, created=NOW) for name in ("found", "late"))
     assert ban.covers(found)
     assert not ban.covers(late)
-    assert ban.covers(late, Placed(asked, "e1"))
-    assert not ban.covers(late, Placed(vector_of(2), "e1"))
-    assert not ban.covers(late, Placed(vector_of(1, dimension=7), "e1")), "damaged"
+    assert ban.covers(late, EmbeddedVector(asked, "e1"))
+    assert not ban.covers(late, EmbeddedVector(vector_of(2), "e1"))
+    assert not ban.covers(late, EmbeddedVector(vector_of(1, dimension=7), "e1")), "damaged"
     assert with_found(ban, [late.fingerprint]).covers(late)
 
 
@@ -151,7 +151,7 @@ def test_a_ban_comes_back_from_the_store_as_it_was(ban: Ban, entry: Entry) -> No
 
 
 def test_one_by_a_question_comes_back_too() -> None:
-    ban = ban_of(near=Near(vector_of(1), 0.8, frozenset({"x", "y"}), "e1"))
+    ban = ban_of(near=SimilarityCondition(vector_of(1), 0.8, frozenset({"x", "y"}), "e1"))
     back = decode(encode(ban), NOW).conditions.near
     assert back is not None
     assert np.array_equal(back.vector, vector_of(1))
@@ -160,13 +160,13 @@ def test_one_by_a_question_comes_back_too() -> None:
 
 def test_one_by_a_question_is_compared_with_vectors_of_its_own_embedder_alone() -> None:
     """The same dimension says nothing: only the fingerprint tells whose a vector is."""
-    ban = ban_of(near=Near(vector_of(1), 0.8, frozenset({hexed("found")}), "e1"))
+    ban = ban_of(near=SimilarityCondition(vector_of(1), 0.8, frozenset({hexed("found")}), "e1"))
     asked = entry_of("other", created=NOW - 10)
     found = entry_of("found", created=NOW - 10)
     for each in (ban, decode(encode(ban), NOW)):
-        assert each.covers(asked, Placed(vector_of(1), "e1"))
-        assert not each.covers(asked, Placed(vector_of(1), "e2"))
-        assert each.covers(found, Placed(vector_of(2), "e2")), "what it found when it was made stays removed"
+        assert each.covers(asked, EmbeddedVector(vector_of(1), "e1"))
+        assert not each.covers(asked, EmbeddedVector(vector_of(1), "e2"))
+        assert each.covers(found, EmbeddedVector(vector_of(2), "e2")), "what it found when it was made stays removed"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_one_that_could_not_be_read_is_in_force_for_as_long_as_the_store_has_it(
 
 def test_what_the_store_could_not_be_told_stays_in_force_here() -> None:
     bans = Bans()
-    own, other = ban_of(route="a"), Ban("o", NOW, NOW + 1000, Conditions(route="b"))
+    own, other = ban_of(route="a"), Ban("o", NOW, NOW + 1000, BanConditions(route="b"))
     bans.add(own, NOW)
     assert bans.stored([other], NOW) == (other,)
     assert bans.loaded

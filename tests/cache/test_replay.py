@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.cache.hits import LONGEST_S, lasts_s, paced
-from gateway.config.policy.model import Replay
+from gateway.config.policy.model import ReplaySettings
 from gateway.messages import Event, Provenance, Verdict
 from tests.fixtures.clock import FakeClock
 
@@ -28,7 +28,7 @@ def test_a_replay_lasts_what_the_rate_says_within_bounds(
     rate: float | None, tokens: int, upstream_s: float, events: int, left_s: float | None, expected: float
 ) -> None:
     origin = Provenance(Verdict.EXACT, output_tokens=tokens, upstream_s=upstream_s)
-    assert lasts_s(Replay(paced=True, rate=rate), origin, events, left_s) == pytest.approx(expected)
+    assert lasts_s(ReplaySettings(paced=True, rate=rate), origin, events, left_s) == pytest.approx(expected)
 
 
 class Sleeper:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from gateway.cache import lexical
 from gateway.cache.features import reading
-from gateway.cache.lexical import Sought, clues_of, plain
+from gateway.cache.lexical import PatternIndex, clues_of, plain
 
-SOUGHT: list[Sought] = [
-    each for module in (lexical, reading) for each in vars(module).values() if isinstance(each, Sought)
+SOUGHT: list[PatternIndex] = [
+    each for module in (lexical, reading) for each in vars(module).values() if isinstance(each, PatternIndex)
 ]
 # What some pattern looks for, what nearly is that, and what stands between.
 PIECES = [

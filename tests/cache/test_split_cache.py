@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gateway.cache.hits import EVENT_BYTES, LARGEST, SplitCache
 from gateway.dialects.known import DIALECTS
 from gateway.dialects.openai import OpenAI
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Call, Event
 
 CHAT = "/v1/chat/completions"
@@ -61,7 +61,7 @@ def test_a_huge_answer_pushes_nothing_out() -> None:
 def test_what_cannot_be_read_is_refused_each_time() -> None:
     apart = SplitCache()
     for _ in range(2):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedResponse):
             apart.events(call(), b'{"error": {"message": "no"}}')
     assert apart._known.weight == 0
 

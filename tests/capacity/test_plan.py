@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.tools.capacity.costs import COST_NAMES, Costs, Prices, load_costs, load_prices
 from gateway.tools.capacity.demand import Demand, Impossible
-from gateway.tools.capacity.plan import Fleet, fleet_of
+from gateway.tools.capacity.plan import FleetPlan, fleet_of
 from gateway.tools.capacity.report import as_json, as_text, total
 
 COSTS = load_costs(None)
@@ -35,7 +35,7 @@ demands = st.builds(
 )
 
 
-def counts(fleet: Fleet) -> dict[str, int]:
+def counts(fleet: FleetPlan) -> dict[str, int]:
     return {part.name: part.count for part in fleet.parts}
 
 

@@ -410,7 +410,7 @@ async def test_warming_keeps_to_its_rate_and_to_its_bound(
     monkeypatch.setattr(warming, "time", SimpleNamespace(monotonic=FakeClock().monotonic))
     monkeypatch.setattr(warming, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": noted}))
     upstream.gate.clear()
-    plan = warming.Plan(file, served.url, "m", 2.0, 3, {})
+    plan = warming.WarmingPlan(file, served.url, "m", 2.0, 3, {})
     work = asyncio.create_task(warming.warm(plan, 12, lambda *_: None))
     await until(lambda: len(upstream.calls) == 3 and len(waits) == 4)
     upstream.gate.set()

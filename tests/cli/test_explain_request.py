@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.__main__ import main
-from gateway.upstream.latency import Asked
+from gateway.upstream.latency import CallFeatures
 from tests.fixtures.gateways import Served
 from tests.fixtures.upstream import Upstream
 
@@ -17,7 +17,7 @@ from tests.fixtures.upstream import Upstream
 def observe(served: Served, name: str, seconds: float) -> None:
     for _ in range(100):
         served.gateway.parts.pools[name].lanes[0].latency.observe(
-            Asked(route="default"),
+            CallFeatures(route="default"),
             load=0,
             ttft_s=seconds,
             total_s=seconds,

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.screen import Screen
 
 from gateway.cli.top import Fitted, duration, page
-from gateway.cli.top_figures import Figures, figures
+from gateway.cli.top_figures import TopFigures, figures
 from gateway.messages import Verdict
 
 BOUNDS = [0.001, 0.01, 0.1]
@@ -73,7 +73,7 @@ def test_a_gateway_that_was_started_anew_is_counted_from_its_start() -> None:
     assert (found.since_start, found.requests_per_s) == (True, 0.4)
 
 
-def shown(found: Figures, rows: int | None = None, *, colour: bool = False, **more: Any) -> list[str]:
+def shown(found: TopFigures, rows: int | None = None, *, colour: bool = False, **more: Any) -> list[str]:
     """What a terminal of 80 columns has of a page; `rows` None: all of it."""
     stream = StringIO()
     colours = "standard" if colour else None

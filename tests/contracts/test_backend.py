@@ -13,20 +13,20 @@ import pytest
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.adapters.onnx.model_dir import ModelFolder
+from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
-from gateway.adapters.onnx.text_models import Vectors
+from gateway.adapters.onnx.text_models import SentenceEmbedder
 from gateway.adapters.system.clock import SystemClock
 from gateway.config import Tensors, Timeouts
 from gateway.context import Backend, RequestContext
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.openai import OpenAI
 from gateway.errors import BackendError
-from gateway.messages import EventStream, Whole
-from gateway.streams import AtHand, close_body
-from gateway.upstream.aiohttp_session import Session
+from gateway.messages import EventStream, FullBody
+from gateway.streams import BufferedBody, close_body
+from gateway.upstream.aiohttp_session import AiohttpSession
 from gateway.upstream.http_backend import HttpBackend
-from gateway.upstream.http_client import AiohttpClient, HttpClient, OwnClient
+from gateway.upstream.http_client import AiohttpClient, Http1Client, HttpClient
 from gateway.upstream.onnx_backend import OnnxBackend
 from gateway.upstream.triton_backend import TritonBackend
 from tests.fixtures.anthropic_upstream import anthropic
@@ -40,10 +40,10 @@ QUICK = Timeouts.model_validate({"connect": f"{CONNECT_S:g}s", "first_byte": "10
 
 
 def http_backend(url: str, speaks: str = "openai", *, client: str = "own") -> HttpBackend:
-    session, origin = Session(CONNECT_S, 4), str(URL(url).origin())
+    session, origin = AiohttpSession(CONNECT_S, 4), str(URL(url).origin())
     asking: HttpClient = AiohttpClient(origin, session)
     if client == "own":
-        asking = OwnClient(origin, connect_s=CONNECT_S, max_connections=4)
+        asking = Http1Client(origin, connect_s=CONNECT_S, max_connections=4)
     return HttpBackend(
         "b",
         url,
@@ -75,7 +75,7 @@ def triton_backend(port: int) -> TritonBackend:
 
 def onnx_backend(task: str) -> OnnxBackend:
     if task == "embed":
-        return onnx(Vectors(ModelFolder(default_model_dir() / MODEL), threads=1), timeouts=QUICK)
+        return onnx(SentenceEmbedder(ModelDir(default_model_dir() / MODEL), threads=1), timeouts=QUICK)
     return onnx(classifier(), timeouts=QUICK)
 
 
@@ -124,7 +124,7 @@ def request_of(path: str = "/v1/chat/completions", **body: Any) -> RequestContex
         path=path,
         query="",
         headers=CIMultiDict(),
-        body_source=AtHand(),
+        body_source=BufferedBody(),
         clock=clock,
     )
     fields = (
@@ -143,7 +143,7 @@ def streamed() -> RequestContext:
 async def test_a_whole_answer_is_a_whole_body_in_the_dialects_form(backend: Backend) -> None:
     response = await backend.send(request_of())
     assert response.status == 200
-    assert isinstance(response.body, Whole)
+    assert isinstance(response.body, FullBody)
     body = orjson.loads(response.body.data)
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["content"]
@@ -183,7 +183,7 @@ async def test_a_stream_that_was_read_in_part_can_be_given_up(backend: Backend) 
 )  # Anthropic's protocol has no embeddings
 async def test_texts_are_embedded_in_their_order(backend: Backend) -> None:
     response = await backend.send(request_of("/v1/embeddings", input=["one", "two three four", "one"]))
-    assert isinstance(response.body, Whole)
+    assert isinstance(response.body, FullBody)
     vectors = [item["embedding"] for item in orjson.loads(response.body.data)["data"]]
     assert len(vectors) == 3
     assert vectors[0] == pytest.approx(vectors[2])

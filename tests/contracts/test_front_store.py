@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cache.bans import Ban, Bans, Conditions
-from gateway.cache.memory_cache import FrontStore
+from gateway.cache.bans import Ban, BanConditions, Bans
+from gateway.cache.memory_cache import TieredStore
 from gateway.errors import StoreUnavailable
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed
@@ -14,11 +14,11 @@ from tests.fixtures.fakes import MemoryStore
 SIZE = entry_of("a").size
 
 
-def front_of(entries: float, *, max_age_s: float | None = None) -> tuple[FrontStore, MemoryStore, FakeClock]:
+def front_of(entries: float, *, max_age_s: float | None = None) -> tuple[TieredStore, MemoryStore, FakeClock]:
     """With room for so many entries of the usual size."""
     clock = FakeClock()
     behind = MemoryStore(clock)
-    return FrontStore(behind, max_bytes=int(entries * SIZE), max_age_s=max_age_s, clock=clock), behind, clock
+    return TieredStore(behind, max_bytes=int(entries * SIZE), max_age_s=max_age_s, clock=clock), behind, clock
 
 
 async def test_the_bound_on_bytes_holds_after_every_put() -> None:
@@ -125,7 +125,7 @@ async def test_what_a_ban_covers_is_neither_returned_nor_kept_nor_passed_on() ->
     removed, kept = entry_of("a", created=clock.wall()), entry_of("b", created=clock.wall(), tags=())
     for entry in (removed, kept):
         await front.put(entry, None)
-    ban = Ban("b", clock.wall(), clock.wall() + 100, Conditions(tags=frozenset({"docs"})))
+    ban = Ban("b", clock.wall(), clock.wall() + 100, BanConditions(tags=frozenset({"docs"})))
     front.bans.add(ban, clock.wall())
     assert front.peek(removed.fingerprint) is None
     assert await front.get(removed.fingerprint) is None, "though the store still has it"
@@ -140,7 +140,7 @@ async def test_a_sweep_frees_what_nobody_asks_for() -> None:
     front, _, clock = front_of(12)
     for i in range(10):
         await front.put(entry_of(str(i), created=clock.wall(), route=f"r{i % 2}"), None)
-    front.bans.add(Ban("b", clock.wall(), clock.wall() + 100, Conditions(route="r1")), clock.wall())
+    front.bans.add(Ban("b", clock.wall(), clock.wall() + 100, BanConditions(route="r1")), clock.wall())
     assert await front.sweep() == 5
     assert len(front) == 5
     assert front.bytes == 5 * SIZE
@@ -150,7 +150,7 @@ async def test_before_the_removals_are_known_nothing_of_the_store_is_served() ->
     clock = FakeClock()
     behind = MemoryStore(clock)
     await behind.put(entry_of("a"), None)
-    front = FrontStore(behind, max_bytes=10**6, max_age_s=None, clock=clock, bans=Bans())
+    front = TieredStore(behind, max_bytes=10**6, max_age_s=None, clock=clock, bans=Bans())
     assert await front.get(hexed("a")) is None
     await front.put(entry_of("b"), None)
     assert await front.get(hexed("b")) is not None, "what was fetched since then is known to be wanted"

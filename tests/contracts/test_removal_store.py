@@ -13,7 +13,7 @@ import pytest
 from gateway.adapters.redis import durability, purge
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
-from gateway.adapters.redis.purge import MAX_AUDIT, RedisRemovals
+from gateway.adapters.redis.purge import MAX_AUDIT, RedisPurges
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from gateway.errors import StoreUnavailable
@@ -27,7 +27,7 @@ from tests.fixtures.gateways import PATIENT_S
 class Opened:
     kind: str
     store: RedisStore
-    removals: RedisRemovals
+    removals: RedisPurges
 
 
 @pytest.fixture(params=["embedded", "redis", "rediss", "cluster"])
@@ -46,7 +46,7 @@ async def opened(
         client = connect(url, PATIENT_S)
         store = RedisStore(client, embedder="e1", timeout_s=PATIENT_S, clock=SystemClock())
         stack.push_async_callback(store.close)
-        yield Opened(request.param, store, RedisRemovals(store))
+        yield Opened(request.param, store, RedisPurges(store))
 
 
 async def test_bans_are_kept_replaced_and_dropped_and_each_change_has_a_version(opened: Opened) -> None:
@@ -124,7 +124,7 @@ async def test_the_audit_trail_is_bounded_and_the_youngest_come_first(opened: Op
 async def test_a_store_that_is_away_is_unavailable_and_asking_for_the_version_does_not_open_the_breaker() -> None:
     client = connect("redis://127.0.0.1:9/0")
     store = RedisStore(client, embedder="e1", timeout_s=1.0, clock=SystemClock())
-    removals = RedisRemovals(store)
+    removals = RedisPurges(store)
     for _ in range(10):
         with pytest.raises(StoreUnavailable):
             await removals.version()

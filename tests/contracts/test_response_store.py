@@ -18,7 +18,7 @@ from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import COOLDOWN_S
 from gateway.adapters.system.clock import SystemClock
-from gateway.cache.memory_cache import FrontStore
+from gateway.cache.memory_cache import TieredStore
 from gateway.errors import StoreUnavailable
 from gateway.ports import ResponseStore
 from tests.fixtures.entries import entry_of, hexed, vector_of
@@ -45,7 +45,7 @@ class Opened:
 async def open_store(kind: str, request: pytest.FixtureRequest, path: Path, stack: AsyncExitStack) -> Opened:
     if kind.startswith("front-"):
         opened = await open_store(kind.removeprefix("front-"), request, path, stack)
-        return Opened(FrontStore(opened.store, max_bytes=2**20, max_age_s=None, clock=CLOCK), opened.url)
+        return Opened(TieredStore(opened.store, max_bytes=2**20, max_age_s=None, clock=CLOCK), opened.url)
     if kind == "memory":
         return Opened(MemoryStore(CLOCK), None)
     if kind == "embedded":
@@ -177,7 +177,7 @@ async def test_a_caller_that_leaves_does_not_spoil_the_connection_for_others(ope
 async def test_an_entry_past_its_expiry_is_gone(opened: Opened) -> None:
     store = opened.store
     expired = replace(entry_of("old"), expires=CLOCK.wall() - 1)
-    await (store._store if isinstance(store, FrontStore) else store).put(expired, vector_of(1))
+    await (store._store if isinstance(store, TieredStore) else store).put(expired, vector_of(1))
     assert await store.get(expired.fingerprint) is None
     assert [stored async for stored in store.vectors()] == []
     assert (await store.stats()).entries == 0

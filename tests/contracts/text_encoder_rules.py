@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.ports import TextEncoder
 
 TEXTS = (
@@ -98,7 +98,7 @@ def main(model: str) -> None:
         return
     try:
         module.SentenceTransformersEncoder(model, "cuda")
-    except StartFailed as error:
+    except StartupError as error:
         print("cuda:", error)
 
 

@@ -22,7 +22,7 @@ from gateway.dialects.anthropic_answers import (
     tokens_of,
 )
 from gateway.dialects.sse import named
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import JSON, TEXTS, data_of, encoded
 
@@ -206,7 +206,7 @@ def test_an_error_in_a_stream_is_not_stored_and_no_answer() -> None:
     error = encoded({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}})
     payload = [*data_of(split(encoded(message(SAID))))[:3], error]
     assert inspect(payload, True).admission is Admission.ERROR_STATUS
-    with pytest.raises(Malformed, match="Overloaded"):
+    with pytest.raises(MalformedResponse, match="Overloaded"):
         assemble(payload)
 
 
@@ -220,7 +220,7 @@ def test_an_error_in_a_stream_is_not_stored_and_no_answer() -> None:
     ],
 )
 def test_what_is_no_stream_of_a_message_is_malformed(events: list[Any]) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         assemble(map(encoded, events))
 
 

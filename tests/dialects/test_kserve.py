@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gateway.dialects.kserve import JSON_LENGTH, KServe, model_in, renamed
-from gateway.dialects.kserve_message import Answer, answer_for, pack, read_answer, read_inference, unpack
+from gateway.dialects.kserve_message import InferenceResponse, answer_for, pack, read_answer, read_inference, unpack
 from gateway.dialects.kserve_tensors import NUMBERS, Tensor, checked, elements, from_json, packed, to_json
-from gateway.errors import BadRequest, Malformed
+from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call
 
 KSERVE = KServe()
@@ -96,7 +96,7 @@ def test_what_goes_upstream_is_what_was_read(given: list[Any]) -> None:
 @given(st.lists(tensors, min_size=1, max_size=3), st.booleans(), st.text(st.characters(codec="ascii"), max_size=5))
 def test_an_answer_keeps_its_tensors_in_every_form(given: list[Any], binary: bool, identity: str) -> None:
     outputs = tuple(Tensor(f"t{i}", kind, shape, {}, data) for i, (kind, shape, data) in enumerate(given))
-    kept = pack(Answer({"model_name": "m", "model_version": "1"}, outputs))
+    kept = pack(InferenceResponse({"model_name": "m", "model_version": "1"}, outputs))
     assert unpack(kept).outputs == outputs
     asked = read_inference(
         *(lambda body, headers: (body, int(headers[JSON_LENGTH])))(
@@ -251,7 +251,7 @@ def test_outputs_come_in_the_order_in_which_they_were_asked_for() -> None:
         b'"outputs": [{"name": "b", "parameters": {"binary_data": true}}, {"name": "a"}]}',
         None,
     )
-    body, length = answer_for(asked, pack(Answer({}, outputs)))
+    body, length = answer_for(asked, pack(InferenceResponse({}, outputs)))
     assert [(o["name"], "data" in o) for o in json.loads(body[:length])["outputs"]] == [("b", False), ("a", True)]
 
 
@@ -265,7 +265,7 @@ def test_what_a_server_adds_to_an_answer_is_kept() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"outputs": [{}]}', b'{"outputs": 1}', b'{"error": "no"}'])
 def test_an_answer_that_is_none_is_malformed(body: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         read_answer(body, None)
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.kserve import JSON_LENGTH, STREAM, KServe, divided, form_of, joined, rows_of
-from gateway.dialects.kserve_message import Answer, pack, unpack
+from gateway.dialects.kserve_message import InferenceResponse, pack, unpack
 from gateway.dialects.kserve_tensors import Tensor, packed
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Call
 
 
@@ -41,7 +41,7 @@ def test_what_a_model_says_of_the_whole_is_divided_as_it_was_joined(given: list[
     assert len({form_of(member) for member in members}) == 1
     whole = joined(members).body["inference"]
     assert all(each.shape[0] == sum(rows) for each in whole.inputs)
-    answered = divided(pack(Answer({"model_name": "m"}, whole.inputs)), rows)
+    answered = divided(pack(InferenceResponse({"model_name": "m"}, whole.inputs)), rows)
     for member, part in zip(members, answered, strict=True):
         said = unpack(part)
         assert [(t.shape, t.data) for t in said.outputs] == [(t.shape, t.data) for t in member.body["inference"].inputs]
@@ -88,12 +88,12 @@ def test_what_cannot_be_one_with_others_goes_alone(alone: Call) -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1)])
 def test_an_output_without_a_row_for_each_is_malformed(shape: tuple[int, ...]) -> None:
     data = b"\0" * (3 if shape == (3, 1) else 1)
-    with pytest.raises(Malformed, match="has not a row for each of 2"):
-        divided(pack(Answer({}, (Tensor("o", "UINT8", shape, {}, data),))), [1, 1])
+    with pytest.raises(MalformedResponse, match="has not a row for each of 2"):
+        divided(pack(InferenceResponse({}, (Tensor("o", "UINT8", shape, {}, data),))), [1, 1])
 
 
 def test_rows_of_texts_are_divided_by_element() -> None:
     output = Tensor("o", "BYTES", (3, 2), {}, packed([b"a", b"bb", b"", b"c", b"d", b"e"]))
-    first, second = divided(pack(Answer({}, (output,))), [1, 2])
+    first, second = divided(pack(InferenceResponse({}, (output,))), [1, 2])
     assert unpack(first).outputs[0].data == packed([b"a", b"bb"])
     assert unpack(second).outputs[0].data == packed([b"", b"c", b"d", b"e"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.openai_answers import DONE, assemble, inspect, split
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Call, Event
 
 CHAT, TEXT = "chat.completions", "completions"
@@ -232,7 +232,7 @@ def test_whatever_comes_is_judged_and_at_most_malformed(body: bytes) -> None:
         for attempt in (lambda op=operation: split(op, body), lambda op=operation: assemble(op, [body, DONE])):
             try:
                 attempt()
-            except Malformed:
+            except MalformedResponse:
                 continue
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.openai import OpenAI
-from gateway.errors import Malformed
-from gateway.messages import Batch, Call
+from gateway.errors import MalformedResponse
+from gateway.messages import Call, InputSplit
 
 EMBEDDINGS = "/v1/embeddings"
 TEXTS = st.lists(st.text(max_size=20) | st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=8)
@@ -21,7 +21,7 @@ def called(given: Any, **fields: Any) -> Call:
     return OpenAI().parse(EMBEDDINGS, orjson.dumps({"model": "m", "input": given, **fields}), {})
 
 
-def batch_of(call: Call) -> Batch:
+def batch_of(call: Call) -> InputSplit:
     assert call.batch is not None
     return call.batch
 
@@ -76,5 +76,5 @@ def test_one_input_is_not_taken_apart(given: Any) -> None:
 )
 def test_an_answer_that_does_not_fit_is_malformed(whole: bytes) -> None:
     call = called(["a", "b"])
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         batch_of(call).divided(batch_of(call).apart(call), whole)

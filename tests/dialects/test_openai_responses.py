@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.dialects.known import dialect_of, understands
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.openai_responses import OpenAIResponses
-from gateway.errors import BadRequest, Malformed
+from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Event
 from tests.dialects.test_openai_answers import JSON, TEXTS, data_of, encoded
 
@@ -312,7 +312,7 @@ ERROR = encoded({"type": "error", "code": "server_error", "message": "out of mem
 def test_an_error_in_a_stream_is_no_answer(error: bytes) -> None:
     payload = [encoded({"type": "response.created", "response": response()}), error]
     assert RESPONSES.inspect(call_of(), payload, True).admission is Admission.ERROR_STATUS
-    with pytest.raises(Malformed, match="out of memory"):
+    with pytest.raises(MalformedResponse, match="out of memory"):
         RESPONSES.whole(call_of(), payload)
 
 

@@ -20,7 +20,7 @@ from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.chat_to_messages import messages_request
 from gateway.dialects.translation.messages_to_chat import chat_request
 from gateway.dialects.translation.models import anthropic_model, openai_model
-from gateway.errors import BadRequest, Malformed
+from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Event
 from gateway.ports import Translated
 from gateway.upstream.header_filter import own_headers, translated_headers
@@ -168,14 +168,14 @@ def test_any_message_of_claudes_is_translated_or_malformed(body: dict[str, Any])
     ):
         try:
             attempt()
-        except Malformed:
+        except MalformedResponse:
             assert any(block["type"] not in ("text", "thinking", "redacted_thinking") for block in body["content"])
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"choices": [{}]}', b'{"content": [5]}', b"null", b"<html>"])
 def test_what_is_no_answer_is_malformed(data: bytes) -> None:
     for translated in (to_claude(), to_openai()):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedResponse):
             translated.whole(data)
         said = json.loads(translated.error(502, data))["error"]
         assert said["message"] == "the backend answered with status 502"
@@ -183,7 +183,7 @@ def test_what_is_no_answer_is_malformed(data: bytes) -> None:
 
 def test_an_answer_that_is_an_error_is_malformed_and_says_so() -> None:
     for translated in (to_claude(), to_openai()):
-        with pytest.raises(Malformed, match="out of memory"):
+        with pytest.raises(MalformedResponse, match="out of memory"):
             translated.whole(b'{"type": "error", "error": {"type": "api_error", "message": "out of memory"}}')
 
 
@@ -361,6 +361,6 @@ def test_a_model_is_listed_in_either_shape() -> None:
 def test_events_of_the_other_end_that_say_nothing_are_told_nothing_of() -> None:
     assert to_claude().events(Event(b'{"type": "ping"}')) == []
     assert to_claude().events(Event(b"[DONE]")) == []
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         to_openai().events(Event(b"[DONE]"))
     assert data_of(tuple(to_claude().events(Event(b'{"type": "error", "error": {"message": "no"}}'))))

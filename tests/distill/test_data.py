@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.__main__ import main
-from gateway.tools.distillation.data import DataInvalid, Row, check_classes, read_data, split
+from gateway.tools.distillation.data import DataInvalid, TrainingRow, check_classes, read_data, split
 from gateway.tools.distillation.report import threshold
 
 
@@ -19,7 +19,7 @@ def written(path: Path, *lines: str) -> Path:
 
 def test_csv_jsonl_and_both_forms_of_an_export_are_rows(tmp_path: Path) -> None:
     table = written(tmp_path / "a.csv", "text,category", '"Where, please?",lost', "How much?,price")
-    assert read_data(table).rows == (Row("Where, please?", "lost"), Row("How much?", "price"))
+    assert read_data(table).rows == (TrainingRow("Where, please?", "lost"), TrainingRow("How much?", "price"))
     lines = written(
         tmp_path / "a.jsonl",
         '{"text": "one", "label": "a", "probabilities": {"a": 0.9, "b": 0.1}}',
@@ -28,7 +28,11 @@ def test_csv_jsonl_and_both_forms_of_an_export_are_rows(tmp_path: Path) -> None:
         '{"messages": [{"role": "user", "content": "three"}, {"role": "assistant", "content": "a"}]}',
     )
     found = read_data(lines)
-    assert found.rows == (Row("one", "a", {"a": 0.9, "b": 0.1}), Row("two", "b"), Row("three", "a"))
+    assert found.rows == (
+        TrainingRow("one", "a", {"a": 0.9, "b": 0.1}),
+        TrainingRow("two", "b"),
+        TrainingRow("three", "a"),
+    )
     assert found.skipped == 1
 
 
@@ -70,7 +74,7 @@ def test_what_does_not_fit_is_said_before_anything_is_trained(
 
 
 def test_the_same_texts_lie_on_one_side_in_every_run() -> None:
-    rows = [Row(f"text {n % 50}", "a") for n in range(100)]
+    rows = [TrainingRow(f"text {n % 50}", "a") for n in range(100)]
     learnt, held = split(rows, 0.3, seed=1)
     assert (learnt, held) == split(rows, 0.3, seed=1)
     assert not {row.text for row in learnt} & {row.text for row in held}

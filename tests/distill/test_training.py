@@ -17,8 +17,8 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 import gateway.tools.distillation
 from gateway.__main__ import main
-from gateway.adapters.onnx.model_dir import ModelFolder
-from gateway.adapters.onnx.text_models import Classifier as Reader
+from gateway.adapters.onnx.model_dir import ModelDir
+from gateway.adapters.onnx.text_models import TextClassifier as Reader
 from gateway.tools.demo.errors import TritonUnavailable
 from gateway.tools.demo.triton_environment import ensure_triton
 from gateway.tools.demo.triton_server import TritonPorts, TritonServer
@@ -112,7 +112,7 @@ def test_the_entry_is_one_that_triton_and_the_gateway_itself_can_load(entry: Pat
     assert {each.name for each in (entry / "model.py", entry / "model.onnx", entry / "tokenizer.json")} <= {
         each.name for each in entry.iterdir()
     }
-    assert Reader(ModelFolder(entry), 1)
+    assert Reader(ModelDir(entry), 1)
 
 
 def repository_of(entry: Path, home: Path) -> Path:

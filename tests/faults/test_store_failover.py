@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.redis.keyspace import CLUSTERED
-from gateway.circuit_breaker import State
+from gateway.circuit_breaker import BreakerState
 from tests.admin.test_purge import purged
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.store_cluster import store_cluster
@@ -78,7 +78,7 @@ async def survives(
         await running
         assert {answer.status for answer in load.answers} == {200}
         assert promoted_at > killed_at, "clients were served meanwhile"
-        await until(lambda: served.gateway.stores.redis.breaker is State.CLOSED)
+        await until(lambda: served.gateway.stores.redis.breaker is BreakerState.CLOSED)
         assert all([is_hit(await served.chat(question)) for question in kept])
         assert not is_hit(await served.chat("removed"))
 

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.adapters.redis.store_client import COOLDOWN_S, FAILURES
 from gateway.cache import recovery
-from gateway.circuit_breaker import State
+from gateway.circuit_breaker import BreakerState
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered, store_pid
@@ -100,7 +100,7 @@ async def test_a_hung_store_costs_its_timeout_and_no_request(embedded: Served, c
 async def test_the_breaker_opens_after_five_failures_at_most(embedded: Served) -> None:
     with hung(embedded):
         await asyncio.gather(*(embedded.chat(f"hi {i}") for i in range(FAILURES)))
-        assert embedded.gateway.stores.redis.breaker is State.OPEN
+        assert embedded.gateway.stores.redis.breaker is BreakerState.OPEN
 
 
 async def test_a_probe_of_a_store_that_still_hangs_delays_one_request_only(embedded: Served, clock: FakeClock) -> None:
@@ -111,7 +111,7 @@ async def test_a_probe_of_a_store_that_still_hangs_delays_one_request_only(embed
             answers = await asyncio.gather(*(embedded.chat(f"ho {i}") for i in range(30)))
         assert all(map(is_miss, answers))
         # The probe may have been taken by work beside the requests, which has more time.
-        await until(lambda: embedded.gateway.stores.redis.breaker is State.OPEN)
+        await until(lambda: embedded.gateway.stores.redis.breaker is BreakerState.OPEN)
 
 
 async def test_a_killed_store_makes_every_request_a_miss(embedded: Served) -> None:
@@ -119,7 +119,7 @@ async def test_a_killed_store_makes_every_request_a_miss(embedded: Served) -> No
     os.kill(store_pid(embedded), signal.SIGKILL)
     for i in range(20):
         assert is_miss(await embedded.chat("hi" if i % 2 else f"hi {i}", stream=i % 3 == 0))
-    assert embedded.gateway.stores.redis.breaker is State.OPEN
+    assert embedded.gateway.stores.redis.breaker is BreakerState.OPEN
     assert (await embedded.get("/readyz")).status == 200, "a gateway without its cache serves"
 
 
@@ -141,7 +141,7 @@ async def test_a_store_that_is_absent_at_the_start_is_used_once_it_is_there(
     config = config_for(upstream, tmp_path / "one", url)
     async with gateway_of(config, clock=clock) as served:
         assert is_miss(await served.chat("hi"))
-        await until(lambda: served.gateway.stores.redis.breaker is State.OPEN)
+        await until(lambda: served.gateway.stores.redis.breaker is BreakerState.OPEN)
         assert (await ready(served))["index_ready"] is False
         with outside_server(tmp_path, port=port):
             async with gateway_of(config_for(upstream, tmp_path / "two", url), clock=clock) as other:
@@ -169,7 +169,7 @@ async def test_a_full_store_still_serves_what_it_holds(
                 assert is_miss(await served.chat(f"{i} " + "x" * 20_000))
             if policy == "noeviction":
                 assert is_hit(await served.chat("first"))
-            assert served.gateway.stores.redis.breaker is State.CLOSED, "a server that answers is not down"
+            assert served.gateway.stores.redis.breaker is BreakerState.CLOSED, "a server that answers is not down"
             assert client.info("memory")["used_memory"] < used + 1_000_000
         finally:
             client.config_set("maxmemory", 0)

@@ -20,11 +20,11 @@ from redis import Redis
 
 from gateway.adapters.redis import embedded_valkey
 from gateway.adapters.redis import embedded_valkey as valkey_supervisor
-from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, KeptValkey, Reading
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LogLineReader, ValkeySupervisor
 from gateway.adapters.system.child_process import ChildFailed
 from gateway.messages import Entry
-from gateway.observability.json_logging import EVERY_S, Seldom
-from gateway.tasks import Pauses
+from gateway.observability.json_logging import EVERY_S, RateLimitedLog
+from gateway.tasks import Backoff
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -46,7 +46,7 @@ async def embedded(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
         yield served
 
 
-def store_of(served: Served) -> KeptValkey:
+def store_of(served: Served) -> ValkeySupervisor:
     server = served.gateway.stores.server
     assert server is not None
     return server
@@ -167,7 +167,7 @@ async def test_a_store_that_cannot_be_started_at_first_is_tried_again(
     monkeypatch.setattr(valkey_supervisor, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(valkey_supervisor, "LONGEST_PAUSE_S", 0.05)
     told = asyncio.Event()
-    store = await KeptValkey.start(tmp_path, max_memory=MEMORY)
+    store = await ValkeySupervisor.start(tmp_path, max_memory=MEMORY)
     store.told = told.set
     try:
         with Redis.from_url(store.url) as client:
@@ -192,7 +192,7 @@ async def test_the_first_start_is_not_tried_again(tmp_path: Path, monkeypatch: p
     other = await EmbeddedValkey.start(tmp_path, max_memory=MEMORY)
     try:
         with pytest.raises(ChildFailed, match="of another gateway still runs"):
-            await KeptValkey.start(tmp_path, max_memory=MEMORY)
+            await ValkeySupervisor.start(tmp_path, max_memory=MEMORY)
     finally:
         await other.stop()
 
@@ -217,14 +217,14 @@ async def test_a_stop_while_it_is_started_again_ends_both(
     looked = asyncio.Event()
     started: list[int] = []
 
-    async def reads_on(reading: Reading) -> bool:
+    async def reads_on(reading: LogLineReader) -> bool:
         told = await reading._said(b"INFO server\r\n", 8192)
         started.append(int(told.partition(b"process_id:")[2].split()[0]))
         looked.set()
         return False
 
     async with gateway_on(upstream, tmp_path) as served:
-        monkeypatch.setattr(Reading, "over", reads_on)
+        monkeypatch.setattr(LogLineReader, "over", reads_on)
         os.kill(store_of(served).pid, signal.SIGKILL)
         async with asyncio.timeout(120):
             await looked.wait()
@@ -266,7 +266,7 @@ async def test_the_log_says_once_that_the_store_is_away_and_once_that_it_is_back
 
 def test_what_was_not_said_is_counted_in_the_next_line(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    seldom = Seldom(lambda: now)
+    seldom = RateLimitedLog(lambda: now)
     for now in (0.0, 0.1, 0.9, 1.1, 1.2, 2.2, 9.0):
         seldom.warn(logging.getLogger("nearhit.store"), "lookup failed", {"at": now})
     fields = [vars(line)["fields"] for line in caplog.records]
@@ -274,6 +274,6 @@ def test_what_was_not_said_is_counted_in_the_next_line(caplog: pytest.LogCapture
 
 
 def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_steady_life() -> None:
-    pauses = Pauses(0.5, 3.0, 60.0)
+    pauses = Backoff(0.5, 3.0, 60.0)
     assert [pauses.after(1.0) for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     assert [pauses.after(61.0), pauses.after(1.0)] == [0.5, 1.0]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.upstream.http1.errors import ExchangeFailed
-from gateway.upstream.http_client import Outward
+from gateway.upstream.http_client import UpstreamRequest
 from tests.fixtures.http_clients import CLIENTS, asked, client_at
 from tests.fixtures.wire import Message, Wire, wire_upstream
 
@@ -88,7 +88,7 @@ async def seen(kind: str, what: Said) -> list[Seen]:
         server.script = serving(what)  # type: ignore[assignment]
         for _ in range(2):
             try:
-                answer, body = await asked(client, Outward("POST", "/", (), b"{}"))
+                answer, body = await asked(client, UpstreamRequest("POST", "/", (), b"{}"))
             except ExchangeFailed:
                 outcomes.append("failed")
             else:

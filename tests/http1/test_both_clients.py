@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from gateway.upstream.http1.errors import ConnectFailed, ConnectTimedOut, Disconnected, ExchangeFailed, TimedOut
-from gateway.upstream.http_client import HttpClient, Outward
+from gateway.upstream.http_client import HttpClient, UpstreamRequest
 from tests.fixtures.http_clients import CLIENTS, asked, client_at, due, get, rest_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream, wire_upstream
@@ -96,7 +96,7 @@ async def test_answers_without_a_body_have_none_whatever_they_say(
 async def test_an_answer_to_head_has_no_body(client: HttpClient, server: WireUpstream, framing: bytes) -> None:
     server.answer(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n")
     for _ in range(3):
-        got, said = await asked(client, Outward("HEAD", "/", ()))
+        got, said = await asked(client, UpstreamRequest("HEAD", "/", ()))
         assert (got.status, said) == (200, b"")
     server.answer(OK)
     assert (await asked(client, get()))[1] == b"ok"
@@ -129,9 +129,9 @@ async def test_a_request_is_sent_as_it_is(client: HttpClient, server: WireUpstre
     server.answer(OK)
     target = "/v1/x//y/%2F%zz?a=1&a=2&q={b}&c;d"
     headers = (("X-Twice", "1"), ("X-Twice", "2"), ("Cookie", "a=b; c=d"))
-    await asked(client, Outward("POST", target, headers, b"body"))
-    await asked(client, Outward("GET", "/", ()))
-    await asked(client, Outward("POST", "/", ()))
+    await asked(client, UpstreamRequest("POST", target, headers, b"body"))
+    await asked(client, UpstreamRequest("GET", "/", ()))
+    await asked(client, UpstreamRequest("POST", "/", ()))
     one, two, three = server.requests
     assert (one.start, one.body) == (f"POST {target} HTTP/1.1", b"body")
     assert [header for header in one.headers if header[0].lower() in ("x-twice", "cookie")] == list(headers)
@@ -175,7 +175,7 @@ async def test_a_kept_connection_that_ends_without_a_word_costs_no_request(
 
     server.script = script
     await asked(client, get())
-    assert (await asked(client, Outward("POST", "/", (), b"again")))[1] == b"ok"
+    assert (await asked(client, UpstreamRequest("POST", "/", (), b"again")))[1] == b"ok"
     assert [request.body for request in server.requests] == [b"", b"again", b"again"]
 
 
@@ -189,7 +189,7 @@ async def test_what_may_not_be_repeated_is_not(client: HttpClient, server: WireU
     server.script = script
     await asked(client, get())
     with pytest.raises(ExchangeFailed) as raised:
-        await asked(client, Outward("POST", "/", (), b"once", repeatable=False))
+        await asked(client, UpstreamRequest("POST", "/", (), b"once", repeatable=False))
     assert raised.value.sent
     assert len(server.requests) == 2
 
@@ -202,7 +202,7 @@ async def test_a_fresh_connection_that_ends_without_a_word_is_a_failure(
 
     server.script = script
     with pytest.raises(ExchangeFailed):
-        await asked(client, Outward("POST", "/", (), b"once"))
+        await asked(client, UpstreamRequest("POST", "/", (), b"once"))
     assert len(server.requests) == 1
 
 
@@ -413,7 +413,7 @@ async def test_a_body_is_sent_as_it_comes(client: HttpClient, server: WireUpstre
     server.answer(OK)
     for _ in range(2):
         body = pieces(b"hello", b"", b" ", b"world")
-        assert (await asked(client, Outward("PUT", "/", (), body, length, repeatable=False)))[1] == b"ok"
+        assert (await asked(client, UpstreamRequest("PUT", "/", (), body, length, repeatable=False)))[1] == b"ok"
     assert [request.body for request in server.requests] == [b"hello world"] * 2
     assert server.requests[0].all("content-length") == ([] if length is None else ["11"])
     assert connections(server) == 1
@@ -428,7 +428,7 @@ async def test_a_body_that_breaks_off_breaks_off_the_request(client: HttpClient,
 
     server.answer(OK)
     with pytest.raises((ValueError, ExchangeFailed), match=r"the sender is gone|ClientConnectionError"):
-        await asked(client, Outward("PUT", "/", (), body(), repeatable=False))
+        await asked(client, UpstreamRequest("PUT", "/", (), body(), repeatable=False))
     await until(lambda: connections(server) == 0)
     assert server.requests == []
 
@@ -451,7 +451,7 @@ async def test_an_answer_before_the_end_of_the_request_is_delivered_and_the_conn
         await wire.rest()
 
     server.script, server.streaming = script, True
-    got, said = await asked(client, Outward("PUT", "/", (), body(), repeatable=False))
+    got, said = await asked(client, UpstreamRequest("PUT", "/", (), body(), repeatable=False))
     assert (got.status, said) == (413, b"no")
     await until(lambda: connections(server) == 0)
     await until(ended.is_set)
@@ -471,7 +471,7 @@ async def test_an_answer_may_come_while_its_request_goes_on(client: HttpClient, 
         await wire.send(b"3\r\n%b\r\n0\r\n\r\n" % b"".join([piece async for piece in chunks]))
 
     server.script, server.streaming = script, True
-    answer = await client.ask(Outward("PUT", "/", (), body(), repeatable=False), due())
+    answer = await client.ask(UpstreamRequest("PUT", "/", (), body(), repeatable=False), due())
     assert await answer.read(due()) == b"one"
     heard.put_nowait(b"two")
     assert await rest_of(answer) == b"two"
@@ -491,7 +491,7 @@ async def test_a_server_that_never_reads_is_given_up_in_time(client: HttpClient,
     await asked(client, get())
     server.script = script
     with pytest.raises(TimedOut):
-        await client.ask(Outward("PUT", "/", (), body(), repeatable=False), due(0.2))
+        await client.ask(UpstreamRequest("PUT", "/", (), body(), repeatable=False), due(0.2))
 
 
 async def test_a_server_that_does_not_read_holds_back_who_sends(client: HttpClient, server: WireUpstream) -> None:
@@ -511,7 +511,7 @@ async def test_a_server_that_does_not_read_holds_back_who_sends(client: HttpClie
         await wire.send(OK)
 
     server.script, server.streaming = script, True
-    task = asyncio.create_task(asked(client, Outward("PUT", "/", (), body(), repeatable=False)))
+    task = asyncio.create_task(asked(client, UpstreamRequest("PUT", "/", (), body(), repeatable=False)))
     before = -1
     while sent != before:  # until nothing more goes
         before = sent

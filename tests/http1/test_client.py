@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.upstream.http1.client import Client
-from gateway.upstream.http1.connection import Alarm, Connection
+from gateway.upstream.http1.connection import ClientConnection, DeadlineTimer
 from gateway.upstream.http1.errors import (
     ConnectTimedOut,
-    Crowded,
     Disconnected,
     ExchangeFailed,
     MalformedAnswer,
+    PoolExhausted,
     TimedOut,
     UploadFailed,
 )
@@ -145,7 +145,7 @@ async def test_no_more_may_wait_for_a_connection_than_allowed(client: Client, se
     server.script = silent
     held = [asyncio.create_task(body_of(client)) for _ in range(2 + MAX_WAITING)]
     await until(lambda: len(server.requests) == 2)
-    with pytest.raises(Crowded):
+    with pytest.raises(PoolExhausted):
         await body_of(client)
     for task in held:
         task.cancel()
@@ -163,7 +163,7 @@ async def test_who_leaves_while_a_connection_is_opened_leaves_none_behind(
         for _ in range(3):
             asked = asyncio.create_task(body_of(client))
 
-            def cancelling(connection: Connection, asked: asyncio.Task[bytes] = asked) -> None:
+            def cancelling(connection: ClientConnection, asked: asyncio.Task[bytes] = asked) -> None:
                 opened(connection)
                 asked.cancel()
 
@@ -308,7 +308,7 @@ async def test_an_alarm_rings_at_its_last_time_and_once() -> None:
         nonlocal rung
         rung += 1
 
-    alarm, now = Alarm(loop, ring), loop.time()
+    alarm, now = DeadlineTimer(loop, ring), loop.time()
     alarm.set(now + 60)
     alarm.set(now + 0.01)
     alarm.set(now + 0.03)
@@ -332,7 +332,7 @@ async def test_a_kept_connection_sets_no_timer_a_request(
     for _ in range(20):
         answer = await client.ask(GET, repeatable=True, due=due(20 * PATIENT_S))  # beyond when it has lain idle
         await answer.read(due(20 * PATIENT_S))
-    ours = [timer for timer in timers if getattr(timer[1], "__func__", None) is Alarm._passed]
+    ours = [timer for timer in timers if getattr(timer[1], "__func__", None) is DeadlineTimer._passed]
     assert ours == []
 
 

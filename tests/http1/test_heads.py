@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.upstream.http1.errors import MalformedAnswer
-from gateway.upstream.http1.headers import MAX_NAMES, Names, Origin, check_coding, framing_of, kept_s, request_head
+from gateway.upstream.http1.headers import (
+    MAX_NAMES,
+    HeaderNames,
+    Origin,
+    check_coding,
+    framing_of,
+    kept_s,
+    request_head,
+)
 
 
 def test_a_head_is_one_line_a_header_in_order() -> None:
@@ -100,7 +108,7 @@ def test_a_connection_is_kept_a_second_less_than_its_server_keeps_it(said: str |
 
 
 def test_names_are_remembered_and_no_more_of_them_than_allowed() -> None:
-    names = Names()
+    names = HeaderNames()
     assert names[b"Content-Type"] == ("Content-Type", "content-type")
     assert names[b"X-Other"] == ("X-Other", None)
     for i in range(3 * MAX_NAMES):

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.upstream.http1.errors import MalformedAnswer
-from gateway.upstream.http1.headers import Names
-from gateway.upstream.http1.parser import MAX_KNOWN, VAIN, AnswerParser, KnownHead, KnownHeads, Like
-from gateway.upstream.http1.response import Answer
+from gateway.upstream.http1.headers import HeaderNames
+from gateway.upstream.http1.parser import MAX_KNOWN, VAIN, CachedHead, HeadShape, ResponseHeadCache, ResponseParser
+from gateway.upstream.http1.response import HttpResponse
 
 OK = b"HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 13:08:17 GMT\r\nX-A: b\r\nContent-Length: 2\r\n\r\nok"
 
@@ -30,8 +30,8 @@ class Read:
     error: str
 
 
-def read(parser: AnswerParser, pieces: list[bytes], *, headless: bool = False) -> tuple[Read, Answer]:
-    answer, error = Answer(None), ""
+def read(parser: ResponseParser, pieces: list[bytes], *, headless: bool = False) -> tuple[Read, HttpResponse]:
+    answer, error = HttpResponse(None), ""
     parser.begin(answer, headless=headless)
     for piece in pieces:
         try:
@@ -47,12 +47,12 @@ def read(parser: AnswerParser, pieces: list[bytes], *, headless: bool = False) -
     return said, answer
 
 
-class Watched(KnownHeads):
+class Watched(ResponseHeadCache):
     """Notes the head that was found for the last answer."""
 
-    last: KnownHead | None = None
+    last: CachedHead | None = None
 
-    def find(self, head: bytes) -> KnownHead | None:
+    def find(self, head: bytes) -> CachedHead | None:
         self.last = super().find(head)
         return self.last
 
@@ -69,14 +69,14 @@ class Kept:
         self._new()
 
     def _new(self) -> None:
-        self.parser = AnswerParser(Names(), self.known)
+        self.parser = ResponseParser(HeaderNames(), self.known)
 
-    def like(self, answer: Answer) -> Like | None:
+    def like(self, answer: HttpResponse) -> HeadShape | None:
         """The known form of its head, where llhttp did not read it."""
         last = self.known.last
         return last.like if last is not None and answer.noted is last.noted else None
 
-    def read(self, *pieces: bytes, headless: bool = False) -> tuple[Read, Answer]:
+    def read(self, *pieces: bytes, headless: bool = False) -> tuple[Read, HttpResponse]:
         self.known.last = None
         said, answer = read(self.parser, list(pieces), headless=headless)
         if not said.idle_s:
@@ -86,7 +86,7 @@ class Kept:
 
 def anew(*pieces: bytes, headless: bool = False) -> Read:
     """By llhttp, which has seen nothing before."""
-    return read(AnswerParser(Names(), KnownHeads()), list(pieces), headless=headless)[0]
+    return read(ResponseParser(HeaderNames(), ResponseHeadCache()), list(pieces), headless=headless)[0]
 
 
 VALUES = st.sampled_from(

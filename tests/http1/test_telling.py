@@ -10,7 +10,7 @@ from gateway.upstream.http1.client import Client
 from gateway.upstream.http1.connection import MAX_UNREAD_BYTES
 from gateway.upstream.http1.errors import Broken, TimedOut
 from gateway.upstream.http1.headers import request_head
-from gateway.upstream.http1.response import Answer
+from gateway.upstream.http1.response import HttpResponse
 from tests.fixtures.http_clients import due
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream
@@ -23,7 +23,7 @@ SILENCE_S = 5.0  # longer than any two parts are apart that come at once, howeve
 class Told:
     """Takes what an answer has each time it tells."""
 
-    def __init__(self, answer: Answer, *, silence_s: float = LONG_S, total_s: float = LONG_S) -> None:
+    def __init__(self, answer: HttpResponse, *, silence_s: float = LONG_S, total_s: float = LONG_S) -> None:
         self.answer = answer
         self.got: list[bytes] = []
         self.over = False

@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http_server import heads as module
-from gateway.http_server.heads import Head, Heads, decisive_of
+from gateway.http_server.heads import RequestHead, RequestHeads, decisive_of
 
 LINE = b"POST /v1/chat/completions?a=b HTTP/1.1\r\n"
 PLAIN = LINE + b"Host: g\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n"
 MAX_FIELD = 8190
 
 
-def read(head: bytes) -> Head | None:
-    return Heads(MAX_FIELD).read(head)
+def read(head: bytes) -> RequestHead | None:
+    return RequestHeads(MAX_FIELD).read(head)
 
 
-def plain(head: bytes) -> Head:
+def plain(head: bytes) -> RequestHead:
     found = read(head)
     assert found is not None, head
     return found
@@ -82,14 +82,14 @@ ODD = {
 @pytest.mark.parametrize("head", ODD.values(), ids=ODD)
 def test_what_is_not_plain_is_not_read(head: bytes) -> None:
     """Nor is it once a head was read that is the same but for what makes it odd."""
-    heads = Heads(MAX_FIELD)
+    heads = RequestHeads(MAX_FIELD)
     heads.read(PLAIN)
     assert heads.read(head) is None
     assert heads.read(head) is None
 
 
 def test_what_traces_a_request_decides_nothing_and_is_read_each_time() -> None:
-    heads = Heads(MAX_FIELD)
+    heads = RequestHeads(MAX_FIELD)
     traced = b"Host: g\r\nx-request-id: %d\r\nTraceParent: %d"
     seen = [heads.read(PLAIN.replace(b"Host: g", traced % (i, i))) for i in (1, 2)]
     assert [head and head.headers["x-request-id"] for head in seen] == ["1", "2"]
@@ -98,7 +98,7 @@ def test_what_traces_a_request_decides_nothing_and_is_read_each_time() -> None:
 
 
 def test_a_head_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = Heads(MAX_FIELD)
+    heads = RequestHeads(MAX_FIELD)
     first = heads.read(PLAIN)
     monkeypatch.setattr(module, "_stem_of", lambda *_: pytest.fail("read again"))
     assert heads.read(PLAIN) is first
@@ -110,12 +110,12 @@ def test_a_head_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KNOWN", 10)
-    heads = Heads(MAX_FIELD)
+    heads = RequestHeads(MAX_FIELD)
     for i in range(50):
         assert heads.read(PLAIN.replace(b"Host: g", b"Host: %d" % i)) is not None
     assert [len(memo) for memo in (heads._heads, heads._stems)] == [10, 10]
     monkeypatch.setattr(module, "MAX_KNOWN_BYTES", 300)
-    heads = Heads(MAX_FIELD)
+    heads = RequestHeads(MAX_FIELD)
     heads.read(PLAIN)
     assert heads._heads.weight <= 300
 

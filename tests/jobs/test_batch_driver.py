@@ -15,7 +15,7 @@ from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
-from gateway.job_records import Batch, File
+from gateway.job_records import BatchFile, JobBatch
 from gateway.job_store import BatchStore, Bounds
 from gateway.jobs.batch_runner import LEASE_S, RENEW_S, BatchDriver
 from gateway.tasks import cancelled
@@ -36,7 +36,7 @@ class Slow(RedisBatches):
     def __init__(self, store: RedisStore, client: Any, clock: FakeClock) -> None:
         super().__init__(store, client)
         self.clock = clock
-        self.closed: dict[str, Batch] = {}
+        self.closed: dict[str, JobBatch] = {}
         self.written = self.leased = self.looked = 0
 
     async def then(self) -> None: ...
@@ -56,7 +56,7 @@ class Slow(RedisBatches):
         if self.written == 2:
             await self.then()
 
-    async def close(self, batch: Batch, keep_s: float) -> None:
+    async def close(self, batch: JobBatch, keep_s: float) -> None:
         await super().close(batch, keep_s)
         self.closed[batch.id] = batch
 
@@ -85,12 +85,12 @@ async def cancelled_batch(batches: RedisBatches, name: str) -> None:
     """All of its lines are to be given up."""
     said = {"method": "POST", "url": CHAT, "body": {"model": "m"}}
     content = "\n".join(json.dumps({"custom_id": f"r{i}", **said}) for i in range(LINES)).encode()
-    await batches.put_file(File(f"file-{name}", "t", "in", "batch", 0.0, FAR, len(content)), content)
-    await batches.create(Batch(name, "t", CHAT, f"file-{name}", 0.0, FAR, {}, (), b""))
+    await batches.put_file(BatchFile(f"file-{name}", "t", "in", "batch", 0.0, FAR, len(content)), content)
+    await batches.create(JobBatch(name, "t", CHAT, f"file-{name}", 0.0, FAR, {}, (), b""))
     await batches.cancel(name)
 
 
-async def over(batches: Slow, name: str, by: BatchDriver) -> Batch:
+async def over(batches: Slow, name: str, by: BatchDriver) -> JobBatch:
     """What it came to, driven by that one."""
     task = asyncio.create_task(by.run())
     try:

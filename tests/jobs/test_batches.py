@@ -16,9 +16,9 @@ from redis import Redis
 
 from gateway.adapters.redis.embedded_valkey import socket_path
 from gateway.adapters.redis.keyspace import ONE_SERVER
-from gateway.job_records import Batch as Stored
+from gateway.job_records import JobBatch as Stored
 from gateway.jobs import batch_endpoint
-from gateway.jobs.batches import STEP_BYTES, STEP_LINES, Reading
+from gateway.jobs.batches import STEP_BYTES, STEP_LINES, BatchReader
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream
@@ -215,8 +215,8 @@ def test_more_lines_than_a_batch_may_have_are_refused() -> None:
         assert reading.lines == []
 
 
-def read(content: bytes, most: int) -> Reading:
-    reading = Reading(content, CHAT, most)
+def read(content: bytes, most: int) -> BatchReader:
+    reading = BatchReader(content, CHAT, most)
     while not reading.over:
         reading.step()
     return reading
@@ -226,7 +226,7 @@ def test_a_step_reads_so_many_lines_or_bytes() -> None:
     """A large file is read in steps, and others have their turn in between."""
     long = line(1).replace('"m"', '"%s"' % ("m" * STEP_BYTES))
     for content in ("\n".join(map(line, range(STEP_LINES + 1))), "\n" * STEP_LINES, f"{long}\n{line(2)}"):
-        reading = Reading(content.encode(), CHAT, 1000)
+        reading = BatchReader(content.encode(), CHAT, 1000)
         reading.step()
         assert not reading.over
         reading.step()
@@ -235,7 +235,7 @@ def test_a_step_reads_so_many_lines_or_bytes() -> None:
 
 async def test_others_have_their_turn_while_a_large_file_is_read(batching: Served) -> None:
     turns, counts = 0, list[int]()
-    steps = Reading.step
+    steps = BatchReader.step
 
     async def other() -> None:
         nonlocal turns
@@ -243,14 +243,14 @@ async def test_others_have_their_turn_while_a_large_file_is_read(batching: Serve
             turns += 1
             await asyncio.sleep(0)
 
-    def counted(reading: Reading) -> None:
+    def counted(reading: BatchReader) -> None:
         counts.append(turns)
         steps(reading)
 
     many = [line(number) for number in range(5 * STEP_LINES)]
     beside = asyncio.create_task(other())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Reading, "step", counted)
+        patch.setattr(BatchReader, "step", counted)
         async with client_of(batching) as client:
             batch = await create(client, *many, "that is none")
             failed = await ended(client, batch.id)

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from gateway.job_records import Status
+from gateway.job_records import JobStatus
 from gateway.job_store import Conclusion
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -28,7 +28,7 @@ async def dead_one(served: Served, question: str) -> str:
     job = await submit(served, question)
     store = served.gateway.stores.jobs
     (claimed,) = await store.claim("w", 1, visibility_s=30, attempts=3, dead_s=60)
-    assert await store.conclude(job, claimed.token, Conclusion(Status.FAILED, None, "why", 60.0, dead=True))
+    assert await store.conclude(job, claimed.token, Conclusion(JobStatus.FAILED, None, "why", 60.0, dead=True))
     return job
 
 

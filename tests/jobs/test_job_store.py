@@ -12,15 +12,15 @@ from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import RedisStore
-from gateway.job_records import Claimed, Job, Result, Status
-from gateway.job_store import Admittance, Bounds, Conclusion, Hold
+from gateway.job_records import ClaimedJob, Job, JobResult, JobStatus
+from gateway.job_store import Admittance, Bounds, Conclusion, JobHold
 from gateway.priority import Priority
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import PATIENT_S
 from tests.fixtures.stores import OutsideServer
 
 BOUNDS = Bounds(1000, 1000, 2**26, 60.0)
-DONE = Conclusion(Status.COMPLETED, Result(200, (("Content-Type", "text/plain"),), b"ok"), "", 60.0)
+DONE = Conclusion(JobStatus.COMPLETED, JobResult(200, (("Content-Type", "text/plain"),), b"ok"), "", 60.0)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def offer(jobs: RedisJobs, *offered: Job, bounds: Bounds = BOUNDS) -> None
         assert await jobs.accept(one, bounds, "", "") == (Admittance.ACCEPTED, one.id)
 
 
-async def claim(jobs: RedisJobs, most: int = 1, worker: str = "w", visibility_s: float = 30.0) -> list[Claimed]:
+async def claim(jobs: RedisJobs, most: int = 1, worker: str = "w", visibility_s: float = 30.0) -> list[ClaimedJob]:
     return await jobs.claim(worker, most, visibility_s=visibility_s, attempts=3, dead_s=60.0)
 
 
@@ -80,7 +80,7 @@ async def test_a_job_is_given_once(jobs: RedisJobs, outside_store: OutsideServer
     assert await jobs.conclude("one", claimed.token, DONE)
     standing = await jobs.standing("one")
     assert standing is not None
-    assert (standing.status, standing.result, standing.attempts) == (Status.COMPLETED, DONE.result, 1)
+    assert (standing.status, standing.result, standing.attempts) == (JobStatus.COMPLETED, DONE.result, 1)
     await nothing_is_left(jobs, outside_store)
 
 
@@ -110,10 +110,10 @@ async def test_who_was_not_heard_of_has_lost_his_job_and_is_not_heard_any_more(j
     assert await claim(jobs, worker="other", visibility_s=30.0) == []
     (second,) = await claim(jobs, worker="other", visibility_s=0.0)
     assert (second.attempt, second.token > first.token) == (2, True)
-    assert await jobs.beat("w", [("one", first.token)]) == [Hold.LOST]
+    assert await jobs.beat("w", [("one", first.token)]) == [JobHold.LOST]
     assert not await jobs.conclude("one", first.token, DONE)
     assert not await jobs.put_back("one", first.token, 0.0, counted=True, error="")
-    assert await jobs.beat("other", [("one", second.token)]) == [Hold.HELD]
+    assert await jobs.beat("other", [("one", second.token)]) == [JobHold.HELD]
     assert await jobs.conclude("one", second.token, DONE)
 
 
@@ -123,7 +123,7 @@ async def test_one_that_is_begun_too_often_is_dead(jobs: RedisJobs, outside_stor
         assert len(await claim(jobs, visibility_s=0.0)) == 1
     assert await claim(jobs, visibility_s=0.0) == []
     (dead,) = await jobs.listed("dead", 10)
-    assert (dead.status, dead.dead, dead.attempts) == (Status.FAILED, True, 3)
+    assert (dead.status, dead.dead, dead.attempts) == (JobStatus.FAILED, True, 3)
     await nothing_is_left(jobs, outside_store)
     assert await jobs.retry("one")
     assert not await jobs.retry("one")
@@ -134,7 +134,7 @@ async def test_one_that_is_begun_too_often_is_dead(jobs: RedisJobs, outside_stor
 async def test_a_dead_one_can_be_dropped(jobs: RedisJobs) -> None:
     await offer(jobs, job("one"))
     (claimed,) = await claim(jobs)
-    assert await jobs.conclude("one", claimed.token, Conclusion(Status.FAILED, None, "why", 60.0, dead=True))
+    assert await jobs.conclude("one", claimed.token, Conclusion(JobStatus.FAILED, None, "why", 60.0, dead=True))
     assert await jobs.drop("one")
     assert await jobs.standing("one") is None
 
@@ -147,7 +147,7 @@ async def test_what_is_put_back_comes_again_after_its_delay(jobs: RedisJobs) -> 
     assert (await jobs.counts()).queued == 1
     cancelled = await jobs.cancel("one", "t", 60.0)
     assert cancelled is not None
-    assert cancelled.status is Status.CANCELLED
+    assert cancelled.status is JobStatus.CANCELLED
 
 
 async def test_that_was_no_attempt(jobs: RedisJobs) -> None:
@@ -165,7 +165,7 @@ async def test_cancelling_leaves_nothing_behind(jobs: RedisJobs, outside_store: 
         assert await jobs.cancel(name, "somebody else", 60.0) is None
         cancelled = await jobs.cancel(name, "t", 60.0)
         assert cancelled is not None
-        assert cancelled.status is Status.CANCELLED
+        assert cancelled.status is JobStatus.CANCELLED
     assert not await jobs.conclude("a", claimed.token, DONE)
     assert await claim(jobs) == []
     await nothing_is_left(jobs, outside_store)

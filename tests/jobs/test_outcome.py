@@ -5,33 +5,33 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.job_records import Result, Status
+from gateway.job_records import JobResult, JobStatus
 from gateway.job_store import Conclusion
-from gateway.jobs.retry_policy import Again, Pace, Terms, backoff_s, judged, later_s
+from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, backoff_s, judged, later_s
 
-TERMS = Terms(attempts=3, max_age_s=1000.0, result_s=60.0, dead_s=600.0)
+TERMS = RetryTerms(attempts=3, max_age_s=1000.0, result_s=60.0, dead_s=600.0)
 
 
-def answer(status: int, *headers: tuple[str, str]) -> Result:
-    return Result(status, headers, b"")
+def answer(status: int, *headers: tuple[str, str]) -> JobResult:
+    return JobResult(status, headers, b"")
 
 
 def test_an_answer_ends_the_job_and_an_error_of_the_client_is_a_failure() -> None:
-    assert judged(answer(200), 1, 0.0, TERMS, 0.5) == Conclusion(Status.COMPLETED, answer(200), "", 60.0)
-    assert judged(answer(404), 1, 0.0, TERMS, 0.5) == Conclusion(Status.FAILED, answer(404), "", 60.0)
+    assert judged(answer(200), 1, 0.0, TERMS, 0.5) == Conclusion(JobStatus.COMPLETED, answer(200), "", 60.0)
+    assert judged(answer(404), 1, 0.0, TERMS, 0.5) == Conclusion(JobStatus.FAILED, answer(404), "", 60.0)
 
 
 def test_a_faulty_backend_is_asked_again_until_the_attempts_are_spent() -> None:
-    assert judged(answer(502), 2, 0.0, TERMS, 0.5) == Again(2.0, counted=True, error="status 502")
+    assert judged(answer(502), 2, 0.0, TERMS, 0.5) == RetryDecision(2.0, counted=True, error="status 502")
     last = judged("no answer came", 3, 0.0, TERMS, 0.5)
     assert isinstance(last, Conclusion)
-    assert (last.status, last.dead, last.keep_s) == (Status.FAILED, True, 600.0)
+    assert (last.status, last.dead, last.keep_s) == (JobStatus.FAILED, True, 600.0)
     assert last.error == "no answer in 3 attempts: no answer came"
 
 
 def test_later_is_no_attempt_but_ends_with_the_jobs_age() -> None:
     busy = answer(503, ("retry-after", "8"))
-    assert judged(busy, 99, 0.0, TERMS, 0.5) == Again(9.0, counted=False, error="status 503")
+    assert judged(busy, 99, 0.0, TERMS, 0.5) == RetryDecision(9.0, counted=False, error="status 503")
     late = judged(busy, 1, 995.0, TERMS, 0.5)
     assert isinstance(late, Conclusion)
     assert late.dead
@@ -49,7 +49,7 @@ def test_backoff_is_bounded(attempt: int, draw: float) -> None:
 
 @given(st.integers(0, 64), st.lists(st.tuples(st.booleans(), st.floats(0, 10)), max_size=200))
 def test_the_pace_stays_between_one_and_the_most(most: int, steps: list[tuple[bool, float]]) -> None:
-    pace, now = Pace(most), 0.0
+    pace, now = ConcurrencyPace(most), 0.0
     for done, passed in steps:
         now += passed
         if done:
@@ -62,7 +62,7 @@ def test_the_pace_stays_between_one_and_the_most(most: int, steps: list[tuple[bo
 
 
 def test_a_crowd_that_is_told_later_counts_once() -> None:
-    pace = Pace(16)
+    pace = ConcurrencyPace(16)
     for _ in range(16):
         pace.told_later(began=1.0, now=2.0, delay_s=0.5)
     assert (pace.limit, pace.room(0, 2.1), pace.room(0, 2.6)) == (8, 0, 8)

@@ -20,7 +20,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway.adapters.system.ssrf_guard import TargetRefused, check_url, public
 from gateway.adapters.system.webhook_client import WebhookClient
-from gateway.job_store import Told
+from gateway.job_store import WebhookOutcome
 from gateway.jobs import webhook_delivery
 from gateway.jobs.retry_policy import backoff_s
 from gateway.jobs.webhook_delivery import SecretInvalid, next_s, outcome_of, secret_of
@@ -226,7 +226,7 @@ async def test_a_name_that_stands_for_a_private_address_gets_no_connection(addre
         client = WebhookClient(frozenset(), Names(address))
         told = await client.tell(f"https://hooks.example:{port}/x", {}, b"{}")
         await client.close()
-    assert (told, connected) == (Told(None, "refused"), [])
+    assert (told, connected) == (WebhookOutcome(None, "refused"), [])
 
 
 async def test_a_name_that_changes_its_mind_gets_no_connection() -> None:
@@ -271,11 +271,11 @@ async def test_a_client_that_was_closed_may_tell_again() -> None:
 
 
 def test_how_long_until_it_is_told_again() -> None:
-    failed = Told(500, "status 500")
+    failed = WebhookOutcome(500, "status 500")
     assert next_s(failed, 1, 8, 1.0) == 5.0
     assert next_s(failed, 3, 8, 1.0) == 20.0
     assert next_s(failed, 8, 8, 1.0) is None
-    assert next_s(Told(204, ""), 1, 8, 1.0) is next_s(Told(410, ""), 1, 8, 1.0) is None
+    assert next_s(WebhookOutcome(204, ""), 1, 8, 1.0) is next_s(WebhookOutcome(410, ""), 1, 8, 1.0) is None
     assert backoff_s(100, 1.0, 2.5, 3600.0) == 3600.0
     assert outcome_of(failed, None) == "given_up"
 

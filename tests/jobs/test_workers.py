@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import Claimed, Job, Result
-from gateway.job_store import Conclusion, Counts, Hold
-from gateway.jobs.retry_policy import Terms
-from gateway.jobs.workers import Workers
+from gateway.job_records import ClaimedJob, Job, JobResult
+from gateway.job_store import Conclusion, Counts, JobHold
+from gateway.jobs.retry_policy import RetryTerms
+from gateway.jobs.workers import JobWorkers
 from gateway.observability.telemetry import Telemetry
 from gateway.priority import Priority
-from gateway.tasks import Pauses, begun_again
+from gateway.tasks import Backoff, begun_again
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.waiting import until
 
 JOB = Job("job_1", "t", "POST", "/v1/x", "", (), b"", b"", Priority.NORMAL, "")
-TERMS = Terms(3, 3600.0, 60.0, 60.0)
+TERMS = RetryTerms(3, 3600.0, 60.0, 60.0)
 
 
 class Store:
     """Gives one job; `answering` holds conclusions back."""
 
     def __init__(self) -> None:
-        self.left = [Claimed(JOB, 7, 1, 0.0)]
+        self.left = [ClaimedJob(JOB, 7, 1, 0.0)]
         self.answering = asyncio.Event()
         self.concluding = asyncio.Event()
         self.concluded: list[Conclusion] = []
@@ -33,12 +33,12 @@ class Store:
         self.beats = 0
         self.down = 0
 
-    async def claim(self, worker: str, most: int, **how: Any) -> list[Claimed]:
+    async def claim(self, worker: str, most: int, **how: Any) -> list[ClaimedJob]:
         return [self.left.pop()] if self.left else []
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[Hold]:
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
         self.beats += 1
-        return [Hold.LOST for _ in held] if self.concluding.is_set() else [Hold.HELD for _ in held]
+        return [JobHold.LOST for _ in held] if self.concluding.is_set() else [JobHold.HELD for _ in held]
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
         if self.down:
@@ -65,14 +65,14 @@ class Runner:
         self.answer = asyncio.Event()
         self.ran = 0
 
-    async def run(self, job: Job) -> Result:
+    async def run(self, job: Job) -> JobResult:
         self.ran += 1
         await self.answer.wait()
-        return Result(200, (), b"ok")
+        return JobResult(200, (), b"ok")
 
 
-def workers(store: Store, runner: Runner, over: list[str]) -> Workers:
-    return Workers(
+def workers(store: Store, runner: Runner, over: list[str]) -> JobWorkers:
+    return JobWorkers(
         "w", store, runner, TERMS, FakeClock(), Telemetry(), lambda: 0.0, over.append, most=4, visibility_s=0.003
     )  # type: ignore[arg-type]
 
@@ -87,7 +87,7 @@ async def test_a_heartbeat_does_not_interrupt_what_is_just_being_concluded() -> 
     await until(lambda: store.beats > seen + 2)
     store.answering.set()
     await until(lambda: over == ["job_1"])
-    assert [one.result for one in store.concluded] == [Result(200, (), b"ok")]
+    assert [one.result for one in store.concluded] == [JobResult(200, (), b"ok")]
     task.cancel()
     await asyncio.wait([task])
 
@@ -118,26 +118,26 @@ async def test_workers_that_fail_take_jobs_again() -> None:
     """An error that nobody has thought of, in what claims as in what keeps what was claimed."""
 
     class Faulty(Store):
-        async def claim(self, worker: str, most: int, **how: Any) -> list[Claimed]:
+        async def claim(self, worker: str, most: int, **how: Any) -> list[ClaimedJob]:
             if fails["claim"]:
                 fails["claim"] = False
                 raise ZeroDivisionError("a fault")
             return await super().claim(worker, most, **how)
 
-        async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[Hold]:
+        async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
             if fails["beat"]:
                 fails["beat"] = False
                 raise ZeroDivisionError("a fault")
             return await super().beat(worker, held)
 
         async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
-            self.left.append(Claimed(JOB, token + 1, 1, 0.0))
+            self.left.append(ClaimedJob(JOB, token + 1, 1, 0.0))
             return await super().put_back(job, token, delay_s, counted=counted, error=error)
 
     fails = {"claim": True, "beat": True}
     store, runner, over = Faulty(), Runner(), list[str]()
     made = workers(store, runner, over)
-    task = asyncio.create_task(begun_again(made.run, Pauses(0.0, 0.0, 60.0)))
+    task = asyncio.create_task(begun_again(made.run, Backoff(0.0, 0.0, 60.0)))
     await until(lambda: not fails["claim"] and runner.ran == 1)
     made.look()
     await until(lambda: runner.ran == 2)

@@ -12,15 +12,15 @@ from redis import Redis
 from gateway.adapters.redis.quotas import BEAT, SETTLE, TAKE, arguments_of
 from gateway.limits import (
     MICROS,
+    Cost,
     Demand,
+    LimitPart,
+    LimitState,
     Meters,
-    Paced,
-    Part,
-    Place,
+    PacedLimit,
     Return,
-    Spend,
-    Taken,
-    Told,
+    Slot,
+    TakeResult,
     left,
     wait_us,
     window_ends_us,
@@ -32,8 +32,8 @@ START_US = 1_790_000_000 * MICROS
 TIME = "redis.call('TIME')"
 
 
-def paced(amount: int, period_s: float, burst: int, units: float = 1) -> Paced:
-    return Paced("k", period_s * MICROS / amount, burst, units)
+def paced(amount: int, period_s: float, burst: int, units: float = 1) -> PacedLimit:
+    return PacedLimit("k", period_s * MICROS / amount, burst, units)
 
 
 @given(
@@ -83,7 +83,7 @@ def test_what_was_dearer_than_it_was_taken_for_is_a_debt() -> None:
 
 
 def test_of_several_demands_all_are_met_or_none_is_counted() -> None:
-    meters, one, many = Meters(), Paced("one", MICROS, 1, 1), Paced("many", MICROS, 9, 1)
+    meters, one, many = Meters(), PacedLimit("one", MICROS, 1, 1), PacedLimit("many", MICROS, 9, 1)
     assert meters.take([one, many], START_US, START_US).granted
     refused = meters.take([one, many], START_US, START_US)
     assert (refused.granted, [told.ok for told in refused.told]) == (False, [False, True])
@@ -91,7 +91,7 @@ def test_of_several_demands_all_are_met_or_none_is_counted() -> None:
 
 
 def test_a_cap_counts_anew_with_its_utc_day_and_month() -> None:
-    meters, demand = Meters(), Spend("k", 10, 10, "day", soft=False)
+    meters, demand = Meters(), Cost("k", 10, 10, "day", soft=False)
     evening = int(datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC).timestamp()) * MICROS
     assert meters.take([demand], 0, evening).granted
     refused = meters.take([demand], 0, evening)
@@ -108,26 +108,26 @@ def test_large_ones_are_never_more_than_their_part(share: float, steps: list[int
     for wait in steps:
         now += wait
         total += 1
-        large += meters.take([Part("k", share)], now, now).told[0].ok
+        large += meters.take([LimitPart("k", share)], now, now).told[0].ok
     faded = 2 ** (-sum(steps) / (3600 * MICROS))  # what is long ago counts less
     assert large * faded <= share * total + 1e-6
 
 
 def test_several_gateways_have_a_part_each() -> None:
-    demands: list[Demand] = [paced(60, 60, 60), Place("p", 10, "m"), Spend("s", 100, 10, "day", soft=False)]
+    demands: list[Demand] = [paced(60, 60, 60), Slot("p", 10, "m"), Cost("s", 100, 10, "day", soft=False)]
     counts = []
     for demand in demands:
         meters, met = Meters(), 0
-        while meters.take([Place("p", 10, str(met)) if demand.key == "p" else demand], 0, START_US, 5).granted:
+        while meters.take([Slot("p", 10, str(met)) if demand.key == "p" else demand], 0, START_US, 5).granted:
             met += 1
         counts.append(met)
     assert counts == [12, 2, 2]
 
 
 def test_what_the_store_said_last_is_where_one_process_goes_on() -> None:
-    meters, demand, cap = Meters(), paced(60, 60, 60), Spend("s", 100, 10, "day", soft=False)
-    meters.saw(demand, Told(True, 58 * MICROS), 0, START_US)  # 59 of 60 are taken
-    meters.saw(cap, Told(True, 70), 0, START_US)  # 80 of 100 are spent
+    meters, demand, cap = Meters(), paced(60, 60, 60), Cost("s", 100, 10, "day", soft=False)
+    meters.saw(demand, LimitState(True, 58 * MICROS), 0, START_US)  # 59 of 60 are taken
+    meters.saw(cap, LimitState(True, 70), 0, START_US)  # 80 of 100 are spent
     assert meters.take([demand], 0, START_US).granted
     assert not meters.take([demand], 0, START_US).granted
     assert meters.take([cap], 0, START_US, 2).granted  # half of what is left
@@ -136,11 +136,11 @@ def test_what_the_store_said_last_is_where_one_process_goes_on() -> None:
 
 def test_what_is_remembered_is_bounded_and_places_that_are_taken_are_kept() -> None:
     meters = Meters(max_keys=10)
-    meters.take([Place("mine", 1, "m")], 0, START_US)
+    meters.take([Slot("mine", 1, "m")], 0, START_US)
     for i in range(1000):
-        meters.take([Paced(str(i), 1.0, 1, 1)], 0, START_US)
+        meters.take([PacedLimit(str(i), 1.0, 1, 1)], 0, START_US)
     assert len(meters) <= 11
-    assert not meters.take([Place("mine", 1, "n")], 0, START_US).granted
+    assert not meters.take([Slot("mine", 1, "n")], 0, START_US).granted
 
 
 # The store
@@ -162,11 +162,11 @@ class Scripts:
                 pipe.persist(key)
             return pipe.execute()[0]  # type: ignore[no-any-return]
 
-    def take(self, demands: Sequence[Demand]) -> Taken:
+    def take(self, demands: Sequence[Demand]) -> TakeResult:
         granted, now, *told = self._run(TAKE, [d.key for d in demands], arguments_of(demands, 3_600_000))
         assert int(now) == self.now_us
-        return Taken(
-            bool(granted), tuple(Told(bool(o), v) for o, v in zip(told[::2], told[1::2], strict=True)), int(now)
+        return TakeResult(
+            bool(granted), tuple(LimitState(bool(o), v) for o, v in zip(told[::2], told[1::2], strict=True)), int(now)
         )
 
     def settle(self, returns: Sequence[Return]) -> None:
@@ -183,15 +183,15 @@ def test_the_store_and_one_process_reckon_alike(
 ) -> None:
     outside_store.client.flushall()
     scripts, meters = Scripts(outside_store.client, lasting=True), Meters()
-    rate = Paced("r", 60 * MICROS / data.draw(st.integers(1, 100)), data.draw(st.integers(1, 20)), 1)
+    rate = PacedLimit("r", 60 * MICROS / data.draw(st.integers(1, 100)), data.draw(st.integers(1, 20)), 1)
     for wait in waits:
         scripts.now_us += wait
         units = data.draw(st.integers(1, 25))
         demands: list[Demand] = [
-            Paced("r", rate.interval_us, rate.burst, units),
-            Spend("d", 500, data.draw(st.integers(0, 200)), "day", soft=False),
-            Spend("m", 900, 50, "month", soft=True),
-            Part("l", 0.3),
+            PacedLimit("r", rate.interval_us, rate.burst, units),
+            Cost("d", 500, data.draw(st.integers(0, 200)), "day", soft=False),
+            Cost("m", 900, 50, "month", soft=True),
+            LimitPart("l", 0.3),
         ]
         mine = meters.take(demands, scripts.now_us, scripts.now_us)
         theirs = scripts.take(demands)
@@ -215,7 +215,7 @@ def test_the_store_knows_the_calendar(outside_store: OutsideServer, seconds: int
     outside_store.client.flushall()
     scripts = Scripts(outside_store.client)
     scripts.now_us = seconds * MICROS
-    scripts.take([Spend("d", 9, 1, "day", soft=False), Spend("m", 9, 1, "month", soft=False)])
+    scripts.take([Cost("d", 9, 1, "day", soft=False), Cost("m", 9, 1, "month", soft=False)])
     kept = [outside_store.client.get(key) for key in "dm"]
     assert kept == [f"{window_of(w, scripts.now_us)} 1".encode() for w in ("day", "month")]
 
@@ -224,7 +224,7 @@ def test_a_place_is_free_again_when_it_is_left_and_when_nothing_is_heard_of_its_
     outside_store: OutsideServer,
 ) -> None:
     scripts = Scripts(outside_store.client)
-    places = [Place("p", 2, member) for member in "abc"]
+    places = [Slot("p", 2, member) for member in "abc"]
     assert [scripts.take([place]).granted for place in places] == [True, True, False]
     scripts.settle([Return("place", "p", of="a"), Return("place", "p", of="a")])
     assert scripts.take([places[2]]).granted
@@ -237,6 +237,6 @@ def test_a_place_is_free_again_when_it_is_left_and_when_nothing_is_heard_of_its_
 
 def test_everything_that_is_counted_expires(outside_store: OutsideServer) -> None:
     scripts = Scripts(outside_store.client)
-    scripts.take([paced(1, 60, 5), Place("p", 2, "a"), Spend("s", 9, 1, "month", soft=True), Part("l", 1.0)])
+    scripts.take([paced(1, 60, 5), Slot("p", 2, "a"), Cost("s", 9, 1, "month", soft=True), LimitPart("l", 1.0)])
     client = outside_store.client
     assert {key: client.pttl(key) > 0 for key in client.keys("*")} == dict.fromkeys([b"k", b"p", b"s", b"l"], True)

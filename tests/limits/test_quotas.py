@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.errors import StoreUnavailable
-from gateway.limits import MICROS, Demand, Meters, Paced, Part, Place, Return, Spend, Taken, window_of
+from gateway.limits import MICROS, Cost, Demand, LimitPart, Meters, PacedLimit, Return, Slot, TakeResult, window_of
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.rate_limiter import MAX_PENDING, Quotas
+from gateway.routing.rate_limiter import MAX_PENDING, RateLimiter
 from tests.fixtures.clock import FakeClock
 
-CAP = Spend("cap", 1000, 100, "day", soft=False)
+CAP = Cost("cap", 1000, 100, "day", soft=False)
 
 
 class MemoryQuotas:
@@ -27,7 +27,7 @@ class MemoryQuotas:
         self.held.set()
         self.told: list[Return] = []
 
-    async def take(self, demands: Sequence[Demand]) -> Taken:
+    async def take(self, demands: Sequence[Demand]) -> TakeResult:
         if self.down:
             raise StoreUnavailable("down")
         return self.meters.take(demands, self._now(), int(self.clock.wall() * MICROS))
@@ -57,15 +57,15 @@ def store(clock: FakeClock) -> MemoryQuotas:
 
 
 @pytest.fixture
-def quotas(store: MemoryQuotas, clock: FakeClock) -> Quotas:
-    return Quotas(store, clock, Telemetry())
+def quotas(store: MemoryQuotas, clock: FakeClock) -> RateLimiter:
+    return RateLimiter(store, clock, Telemetry())
 
 
 async def test_what_is_spent_without_the_store_is_told_to_it_once_and_as_it_was(
-    quotas: Quotas, store: MemoryQuotas, clock: FakeClock
+    quotas: RateLimiter, store: MemoryQuotas, clock: FakeClock
 ) -> None:
     store.down = True
-    demands = [CAP, Part("part", 0.5), Part("whole", 1.0)]
+    demands = [CAP, LimitPart("part", 0.5), LimitPart("whole", 1.0)]
     grant = await quotas.take(demands)
     assert grant.local
     assert grant.taken.granted
@@ -80,10 +80,10 @@ async def test_what_is_spent_without_the_store_is_told_to_it_once_and_as_it_was(
 
 
 async def test_what_was_to_be_given_back_is_lost_where_the_store_does_not_hear_it(
-    quotas: Quotas, store: MemoryQuotas, clock: FakeClock
+    quotas: RateLimiter, store: MemoryQuotas, clock: FakeClock
 ) -> None:
     today = window_of("day", int(clock.wall() * MICROS))
-    demands: list[Demand] = [CAP, Paced("pace", 1.0, 10, 5), Place("place", 3, "m")]
+    demands: list[Demand] = [CAP, PacedLimit("pace", 1.0, 10, 5), Slot("place", 3, "m")]
     grant = await quotas.take(demands)
     returns = [Return("spend", "cap", -70, today), Return("pace", "pace", -2.0), Return("place", "place", of="m")]
     quotas.settle(grant, demands, returns)
@@ -95,24 +95,24 @@ async def test_what_was_to_be_given_back_is_lost_where_the_store_does_not_hear_i
 
 
 async def test_who_would_be_refused_for_what_has_just_been_given_back_is_let_in(
-    quotas: Quotas, store: MemoryQuotas
+    quotas: RateLimiter, store: MemoryQuotas
 ) -> None:
-    one: list[Demand] = [Place("place", 1, "a")]
+    one: list[Demand] = [Slot("place", 1, "a")]
     grant = await quotas.take(one)
     quotas.settle(grant, one, [Return("place", "place", of="a")])
     assert store.told == []
-    assert (await quotas.take([Place("place", 1, "b")])).taken.granted
-    assert not (await quotas.take([Place("place", 1, "c")])).taken.granted
+    assert (await quotas.take([Slot("place", 1, "b")])).taken.granted
+    assert not (await quotas.take([Slot("place", 1, "c")])).taken.granted
 
 
 async def test_a_client_that_leaves_while_others_returns_are_told_loses_none_of_them(
-    quotas: Quotas, store: MemoryQuotas
+    quotas: RateLimiter, store: MemoryQuotas
 ) -> None:
-    one: list[Demand] = [Place("place", 1, "a")]
+    one: list[Demand] = [Slot("place", 1, "a")]
     grant = await quotas.take(one)
     quotas.settle(grant, one, [Return("place", "place", of="a")])
     store.held.clear()
-    waiting = asyncio.create_task(quotas.take([Place("place", 1, "b")]))
+    waiting = asyncio.create_task(quotas.take([Slot("place", 1, "b")]))
     while quotas._pending:
         await asyncio.sleep(0)
     waiting.cancel()
@@ -121,17 +121,19 @@ async def test_a_client_that_leaves_while_others_returns_are_told_loses_none_of_
     store.held.set()
     assert await quotas.flush()
     assert {item.of for item in store.told} == {"a", "b"}
-    assert (await quotas.take([Place("place", 1, "c")])).taken.granted
+    assert (await quotas.take([Slot("place", 1, "c")])).taken.granted
 
 
-async def test_what_waits_for_the_store_is_bounded(quotas: Quotas, store: MemoryQuotas) -> None:
+async def test_what_waits_for_the_store_is_bounded(quotas: RateLimiter, store: MemoryQuotas) -> None:
     grant = await quotas.take([CAP])
     for i in range(MAX_PENDING + 500):
         quotas.settle(grant, [], [Return("place", f"k{i}", of="m")])
     assert quotas.waiting == MAX_PENDING == len(quotas._pending)
 
 
-async def test_a_route_without_limits_never_speaks_of_them_to_the_store(store: MemoryQuotas, quotas: Quotas) -> None:
+async def test_a_route_without_limits_never_speaks_of_them_to_the_store(
+    store: MemoryQuotas, quotas: RateLimiter
+) -> None:
     beats = []
 
     async def beat(gateway: str, places: Sequence[tuple[str, str]]) -> int:

@@ -16,8 +16,8 @@ from gateway.observability.event_loop_monitor import (
     STALL_S,
     TICK_S,
     Cause,
-    LoopWatch,
-    Reading,
+    EventLoopMonitor,
+    StackSample,
     Stall,
     cause_of,
     late,
@@ -31,7 +31,7 @@ LONGEST_S = 20.0
 HERE = f"{__name__}:stand_still:"
 
 
-def stand_still(watch: LoopWatch) -> None:
+def stand_still(watch: EventLoopMonitor) -> None:
     """Blocks until the thread has looked, and seen it here."""
     began = time.monotonic()
     while time.monotonic() < began + LONGEST_S:
@@ -49,7 +49,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 async def test_a_call_that_blocks_is_counted_measured_and_named(caplog: pytest.LogCaptureFixture) -> None:
     telemetry = Telemetry()
-    watch = LoopWatch(telemetry)
+    watch = EventLoopMonitor(telemetry)
     with caplog.at_level(logging.WARNING, "nearhit.loop"):
         async with AsyncExitStack() as stack:
             watch.begin(stack)
@@ -68,7 +68,7 @@ async def test_the_log_has_one_line_a_minute_however_often_the_loop_stands_still
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     telemetry = Telemetry()
-    watch = LoopWatch(telemetry)
+    watch = EventLoopMonitor(telemetry)
     with caplog.at_level(logging.WARNING, "nearhit.loop"):
         async with AsyncExitStack() as stack:
             watch.begin(stack)
@@ -95,7 +95,7 @@ def test_where_it_stood_is_left_out_where_nobody_knows() -> None:
 
 
 async def test_the_log_names_no_place_of_a_stall_that_nobody_saw(caplog: pytest.LogCaptureFixture) -> None:
-    watch = LoopWatch(Telemetry())
+    watch = EventLoopMonitor(Telemetry())
     with caplog.at_level(logging.WARNING, "nearhit.loop"):
         watch._stalled(Stall(0.03, Cause.BUSY, None), 100.0)
     (record,) = [record for record in caplog.records if record.name == "nearhit.loop"]
@@ -107,24 +107,24 @@ async def test_the_log_names_no_place_of_a_stall_that_nobody_saw(caplog: pytest.
     [(0.05, 0.01, Cause.BUSY), (0.01, 0.05, Cause.STARVED), (0.01, 0.01, Cause.WAITING)],
 )
 def test_the_cause_is_what_took_most_of_the_time(ran: float, starved: float, cause: Cause) -> None:
-    before = Reading(10.0, 1.0, 2.0)
-    assert cause_of(before, Reading(10.07, 1.0 + ran, 2.0 + starved)) is cause
+    before = StackSample(10.0, 1.0, 2.0)
+    assert cause_of(before, StackSample(10.07, 1.0 + ran, 2.0 + starved)) is cause
 
 
 @given(st.floats(0, 60), st.floats(0, 60), st.sampled_from((TICK_S, IDLE_TICK_S)))
 def test_a_loop_is_never_early(at: float, after: float, tick: float) -> None:
-    before, now = Reading(at, 0, 0, tick), Reading(at + after, 0, 0)
+    before, now = StackSample(at, 0, 0, tick), StackSample(at + after, 0, 0)
     assert late(before, now) == pytest.approx(max(0.0, after - tick), abs=1e-9)
 
 
 def test_a_loop_with_nothing_to_do_wakes_less_often() -> None:
-    before = Reading(10.0, 1.0, 2.0)
-    assert next_tick(before, Reading(10.01, 1.0002, 2.0)) == IDLE_TICK_S
-    assert next_tick(before, Reading(10.01, 1.005, 2.0)) == TICK_S
+    before = StackSample(10.0, 1.0, 2.0)
+    assert next_tick(before, StackSample(10.01, 1.0002, 2.0)) == IDLE_TICK_S
+    assert next_tick(before, StackSample(10.01, 1.005, 2.0)) == TICK_S
 
 
 async def test_what_is_forgiven_does_not_count() -> None:
-    watch = LoopWatch(Telemetry())
+    watch = EventLoopMonitor(Telemetry())
     async with AsyncExitStack() as stack:
         watch.begin(stack)
         stand_still(watch)

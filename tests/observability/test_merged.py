@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from gateway.observability.aggregation import Strange, merge, packed
+from gateway.observability.aggregation import VersionMismatch, merge, packed
 from gateway.observability.telemetry import Telemetry
 
 REQUEST = ("default", "openai", "exact", "200")
@@ -91,7 +91,7 @@ def test_what_only_one_of_two_versions_has_does_not_matter_to_the_rest(caplog: p
         del said["nearhit_overhead_seconds"]
         said["nearhit_of_tomorrow_total"] = [[[], 1.0]]
 
-    into, strange = Telemetry(), Strange()
+    into, strange = Telemetry(), VersionMismatch()
     with caplog.at_level(logging.WARNING, "nearhit"):
         for _ in range(3):
             strange.tell(merge(into, figures(), [told_otherwise(change)], ()))

@@ -12,7 +12,7 @@ from gateway.admin.policy_manager import adapters_of, staged
 from gateway.admin.policy_tests import MAX_S, disappointments
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
-from gateway.config.policy.model import Text
+from gateway.config.policy.model import TextOperations
 
 from .documents import config
 
@@ -37,7 +37,7 @@ tests:
 def sentences(*tests: str) -> list[str]:
     document = POLICY + "".join(f"  - {test}\n" for test in tests)
     try:
-        policy = staged([Text("p.yaml", document.encode())], config())
+        policy = staged([TextOperations("p.yaml", document.encode())], config())
     except ConfigInvalid as invalid:
         return list(map(str, invalid.faults))
     assert len(policy.expectations) == len(tests)

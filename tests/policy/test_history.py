@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.policy import history as module
-from gateway.config.policy.history import BY_FILE, MAX_CHARACTERS, Author, Change, History, changed_lines, difference
+from gateway.config.policy.history import (
+    BY_FILE,
+    MAX_CHARACTERS,
+    Author,
+    History,
+    PolicyChange,
+    changed_lines,
+    difference,
+)
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Policy
 
@@ -89,7 +97,7 @@ def test_what_cannot_be_written_hinders_nobody(tmp_path: Path) -> None:
 def test_what_was_announced_before_the_end_keeps_its_author(tmp_path: Path) -> None:
     kept = history(tmp_path)
     kept.record(policy(1), BY_FILE)
-    kept.announce(Change(policy(2).hash, ALICE, {}, {}))
+    kept.announce(PolicyChange(policy(2).hash, ALICE, {}, {}))
     again = history(tmp_path)
     again.record(policy(2), BY_FILE)
     assert again.outlines(1)[0]["author"] == "alice"
@@ -103,7 +111,7 @@ FILES = st.dictionaries(st.sampled_from(["a.yaml", "b.yaml", "c.yaml"]), st.samp
 def test_files_are_half_done_only_where_each_is_of_before_or_after(
     before: dict[str, str], after: dict[str, str], found: dict[str, str]
 ) -> None:
-    half = Change("", BY_FILE, before, after).half_done(found)
+    half = PolicyChange("", BY_FILE, before, after).half_done(found)
     names = {*before, *after, *found}
     explained = all(found.get(n) in (before.get(n), after.get(n)) for n in names)
     assert half == (explained and found not in (before, after))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.check import check
 from gateway.config.policy.load import load_policy, policy_from_text
-from gateway.config.policy.model import Audit, Policy, Recording, Replay
+from gateway.config.policy.model import AuditSettings, Policy, RecordSettings, ReplaySettings
 
 from .documents import config, rule, text
 
@@ -88,12 +88,12 @@ def test_the_hash_changes_with_any_file(tmp_path: Path) -> None:
     ("written", "meant"),
     [
         ("off", None),
-        ("on", Recording()),
-        ("{share: 10%}", Recording(0.1)),
-        ("{share: 10%, prompts: on}", Recording(0.1, prompts=True)),
+        ("on", RecordSettings()),
+        ("{share: 10%}", RecordSettings(0.1)),
+        ("{share: 10%, prompts: on}", RecordSettings(0.1, prompts=True)),
     ],
 )
-def test_record_is_a_switch_or_a_rule(written: str, meant: Recording | None) -> None:
+def test_record_is_a_switch_or_a_rule(written: str, meant: RecordSettings | None) -> None:
     policy = policy_from_text(text(rule("default", more=f"    record: {written}\n")), "p.yaml", config())
     assert policy.warnings == ()
     assert policy.routes[0].record == meant
@@ -102,14 +102,14 @@ def test_record_is_a_switch_or_a_rule(written: str, meant: Recording | None) -> 
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("", Audit()),
-        (", audit: 0%", Audit()),
-        (", audit: 2%", Audit(0.02)),
-        (", audit: {share: 0.5, per_hour: 200}", Audit(0.5, 200)),
-        (", audit: {share: 2%, cost_per_day: 1, judge: large}", Audit(0.02, None, 1.0, "large")),
+        ("", AuditSettings()),
+        (", audit: 0%", AuditSettings()),
+        (", audit: 2%", AuditSettings(0.02)),
+        (", audit: {share: 0.5, per_hour: 200}", AuditSettings(0.5, 200)),
+        (", audit: {share: 2%, cost_per_day: 1, judge: large}", AuditSettings(0.02, None, 1.0, "large")),
     ],
 )
-def test_an_audit_is_a_share_or_a_rule(written: str, meant: Audit) -> None:
+def test_an_audit_is_a_share_or_a_rule(written: str, meant: AuditSettings) -> None:
     cache = f"    cache: {{semantic: {{ttl: 1h, max_wrong_hits: 1%{written}}}}}\n"
     policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
     assert policy.warnings == ()
@@ -120,14 +120,14 @@ def test_an_audit_is_a_share_or_a_rule(written: str, meant: Audit) -> None:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("", Replay()),
-        (", replay: full", Replay()),
-        (", replay: paced", Replay(paced=True)),
-        (", replay: paced, replay_rate: 50/s", Replay(paced=True, rate=50.0)),
-        (", fresh_ids: on", Replay(fresh_ids=True)),
+        ("", ReplaySettings()),
+        (", replay: full", ReplaySettings()),
+        (", replay: paced", ReplaySettings(paced=True)),
+        (", replay: paced, replay_rate: 50/s", ReplaySettings(paced=True, rate=50.0)),
+        (", fresh_ids: on", ReplaySettings(fresh_ids=True)),
     ],
 )
-def test_how_hits_are_played_back(written: str, meant: Replay) -> None:
+def test_how_hits_are_played_back(written: str, meant: ReplaySettings) -> None:
     cache = f"    cache: {{exact: {{ttl: 1h}}{written}}}\n"
     policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
     assert policy.routes[0].replay == meant
@@ -165,7 +165,7 @@ def test_one_rule_chooses_the_large_model(
     policy = policy_from_text(text(rule("default").replace("{backend: main}", target)), "p.yaml", config())
     found = policy.routes[0].target
     assert (found.escalate_above, found.large_share, found.quality) == ((above,), share, quality)
-    assert (found.learn, found.audit, policy.warnings) == (True, Audit(), ())
+    assert (found.learn, found.audit, policy.warnings) == (True, AuditSettings(), ())
 
 
 def test_what_a_route_learns_from_is_read() -> None:
@@ -173,7 +173,7 @@ def test_what_a_route_learns_from_is_read() -> None:
     cached = rule("default", more="    cache: {exact: {ttl: 1h}}\n").replace("{backend: main}", target)
     found = policy_from_text(text(cached), "p.yaml", config()).routes[0].target
     assert (found.quality, found.learn) == (0.9, False)
-    assert found.audit == Audit(share=0.05, per_hour=20, judge="large")
+    assert found.audit == AuditSettings(share=0.05, per_hour=20, judge="large")
 
 
 def test_the_policies_of_the_repository_are_good_and_share_across_tenants_in_one_place() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Target, Tier
-from gateway.config.policy.targets import Cascade, Part, Shadow
+from gateway.config.policy.targets import Cascade, Shadow, TierPart
 from tests.fixtures.targets import light_and_large, one_backend
 from tests.policy.documents import config
 
@@ -23,7 +23,7 @@ def test_names_alone_mean_what_they_did() -> None:
 
 
 def test_parts_are_a_tier_under_the_name_of_the_largest() -> None:
-    parts = (Part("main", 0.05), Part("large", 0.95))
+    parts = (TierPart("main", 0.05), TierPart("large", 0.95))
     assert target_of("backend: {main: 5%, large: 95%}").tiers == (Tier("large", "large", parts),)
     target = target_of("light: light, large: {main: 5%, large: 95%}")
     assert target.tiers == (Tier("light", "light"), Tier("large", "large", parts))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.config.errors import Fault
+from gateway.config.errors import ConfigError
 from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Policy
 from gateway.config.policy.reloader import PolicyHolder
@@ -23,10 +23,10 @@ class Reloads:
     """What was reported, and a way to wait for it."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[Policy | None, tuple[Fault, ...]]] = []
+        self.seen: list[tuple[Policy | None, tuple[ConfigError, ...]]] = []
         self._reported = asyncio.Event()
 
-    def __call__(self, policy: Policy | None, faults: tuple[Fault, ...]) -> None:
+    def __call__(self, policy: Policy | None, faults: tuple[ConfigError, ...]) -> None:
         self.seen.append((policy, faults))
         self._reported.set()
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.grpc as blocking
-import tritonclient.grpc.aio as aio
+from tritonclient.grpc import aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from gateway.http_server.grpc.request_adapter import Asking
+from gateway.http_server.grpc.request_adapter import RpcRequest
 from gateway.response_headers import ResponseHeaders
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
@@ -339,7 +339,7 @@ async def test_a_key_is_asked_for_in_metadata(kserve_triton: KServeTriton, tmp_p
 
 @pytest.mark.parametrize(("remaining_s", "budget"), [(1.5, "1500"), (0.0, "1"), (None, None), (1e9, None)])
 async def test_a_deadline_is_the_latency_budget(remaining_s: float | None, budget: str | None) -> None:
-    request = Asking([], remaining_s, FakeClock(), ResponseHeaders()).request("GET", "/v2")
+    request = RpcRequest([], remaining_s, FakeClock(), ResponseHeaders()).request("GET", "/v2")
     assert request.headers.get("x-latency-budget-ms") == budget
 
 

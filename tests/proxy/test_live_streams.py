@@ -75,7 +75,7 @@ def streaming(endpoint: WireUpstream, *writes: bytes, cut: bool = False) -> None
 
 
 async def answer_of(served: Served, request: bytes) -> list[bytes]:
-    """The chunks of one answer. Raises `Incomplete`."""
+    """The chunks of one answer. Raises `PurgeIncomplete`."""
     async with connected(served.url) as wire:
         await wire.send(request)
         return [chunk async for chunk in wire.chunks(await wire.head())]

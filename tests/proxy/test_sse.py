@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.sse import MAX_EVENT_BYTES, SSEParser
-from gateway.errors import StreamBroken
+from gateway.errors import UpstreamStreamError
 from gateway.messages import Event
 from tests.fixtures.gateways import Served
 from tests.fixtures.upstream import Upstream, stream
@@ -95,7 +95,7 @@ def test_events_are_out_as_soon_as_their_blank_line_is_in() -> None:
 
 def test_an_event_without_end_is_bounded() -> None:
     parser = SSEParser()
-    with pytest.raises(StreamBroken):
+    with pytest.raises(UpstreamStreamError):
         for _ in range(MAX_EVENT_BYTES // 2**20 + 1):
             parser.feed(b"x" * 2**20)
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from gateway.context import RequestContext
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.messages import Response
 from tests.fixtures.gateways import Served, config_of, fast_path, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -215,7 +215,7 @@ async def test_what_is_wrong_with_the_files_is_said_at_the_start(
     files: Files, serving: Callable[..., Any], spoil: Callable[[Files], None], said: str
 ) -> None:
     spoil(files)
-    with pytest.raises(StartFailed, match=r"server\.tls: ") as raised:
+    with pytest.raises(StartupError, match=r"server\.tls: ") as raised:
         async with serving(files.section):
             pass
     assert said in str(raised.value)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Embedding
-from gateway.ports import Candidate, Opinion
+from gateway.ports import Opinion, StoredCandidate
 from quality.decision import Encoded, Fixed
 from quality.figures import Point, keeping, share_kept, windows, within
 from quality.http_run import samples, total
@@ -31,13 +31,13 @@ class Similar:
         """2 % of all requests have their best neighbour in each band; `wrong_above`: of those from .9 on."""
         self.prior = [(0.8 if band < 25 else wrong_above, 0.02) for band in range(50)]
 
-    def opinions(self, question: str, candidates: Sequence[Candidate]) -> list[Opinion]:
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         return [Opinion(each.similarity, each.similarity) for each in candidates]
 
-    async def second_opinion(self, question: str, candidate: Candidate, first: Opinion) -> Opinion | None:
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         return None
 
-    def features(self, question: str, candidate: Candidate) -> Mapping[str, float]:
+    def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         return {}
 
     def close(self) -> None:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.adapters.redis.change_log import CHANGES, START, Journal, RedisChanges
+from gateway.adapters.redis.change_log import CHANGES, START, ChangeLogReader, ChangeLogWriter
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.leases import RedisLeases
-from gateway.adapters.redis.purge import RedisRemovals
+from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
 from gateway.ports import ChangeKind
@@ -28,31 +28,31 @@ async def store(outside_store: OutsideServer) -> AsyncIterator[RedisStore]:
         embedder="e1",
         timeout_s=5.0,
         clock=FakeClock(),
-        journal=Journal("g1", 1_000),
+        journal=ChangeLogWriter("g1", 1_000),
     )
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-def log(store: RedisStore) -> RedisChanges:
-    return RedisChanges(store._client)
+def log(store: RedisStore) -> ChangeLogReader:
+    return ChangeLogReader(store._client)
 
 
-async def read(log: RedisChanges, after: str = START) -> list[tuple[ChangeKind | None, str, str]]:
+async def read(log: ChangeLogReader, after: str = START) -> list[tuple[ChangeKind | None, str, str]]:
     page = await log.read(after)
     assert not page.missed
     return [(change.kind, change.by, change.value) for change in page.changes]
 
 
-async def test_whatever_changes_entries_or_rules_is_told_with_it(store: RedisStore, log: RedisChanges) -> None:
+async def test_whatever_changes_entries_or_rules_is_told_with_it(store: RedisStore, log: ChangeLogReader) -> None:
     leases = RedisLeases(store, timeout_s=5.0, ttl_s=3.0)
     await store.put(entry_of("a"), vector_of(1))
     await store.put(entry_of("b"), None)
     await store.put(entry_of("a"), vector_of(1), (await leases.acquire(A, None)).token)
     await store.delete([A, B])
     await store.add_counterexample("key")
-    await RedisRemovals(store).write_bans({"1": b"ban"}, [])
+    await RedisPurges(store).write_bans({"1": b"ban"}, [])
     assert await read(log) == [
         (ChangeKind.VECTORS, "g1", A),
         (ChangeKind.RECORDS, "g1", B),
@@ -63,7 +63,7 @@ async def test_whatever_changes_entries_or_rules_is_told_with_it(store: RedisSto
     ]
 
 
-async def test_a_write_that_is_fenced_off_tells_nothing(store: RedisStore, log: RedisChanges) -> None:
+async def test_a_write_that_is_fenced_off_tells_nothing(store: RedisStore, log: ChangeLogReader) -> None:
     await store.put(entry_of("a"), vector_of(1))
     end = await log.end()
     assert not await store.put(entry_of("a"), vector_of(2), lease=1)  # lost, and what lies there came without one
@@ -77,7 +77,7 @@ async def test_who_is_alone_writes_no_log(outside_store: OutsideServer) -> None:
     assert not outside_store.client.exists(CHANGES)
 
 
-async def test_reading_goes_on_where_it_ended(store: RedisStore, log: RedisChanges) -> None:
+async def test_reading_goes_on_where_it_ended(store: RedisStore, log: ChangeLogReader) -> None:
     assert await log.end() == START
     assert not (await log.read(START)).missed  # nothing was ever written
     await store.put(entry_of("a"), None)
@@ -89,7 +89,7 @@ async def test_reading_goes_on_where_it_ended(store: RedisStore, log: RedisChang
     assert (second.added, second.kept, second.more) == (2, 2, False)
 
 
-async def test_what_is_trimmed_behind_a_reader_is_missed_by_nobody(store: RedisStore, log: RedisChanges) -> None:
+async def test_what_is_trimmed_behind_a_reader_is_missed_by_nobody(store: RedisStore, log: ChangeLogReader) -> None:
     for _ in range(3):
         await store.put(entry_of("a"), None)
     end = await log.end()
@@ -98,7 +98,9 @@ async def test_what_is_trimmed_behind_a_reader_is_missed_by_nobody(store: RedisS
 
 
 @pytest.mark.parametrize("left", [0, 1])
-async def test_what_is_trimmed_before_it_was_read_is_noticed(store: RedisStore, log: RedisChanges, left: int) -> None:
+async def test_what_is_trimmed_before_it_was_read_is_noticed(
+    store: RedisStore, log: ChangeLogReader, left: int
+) -> None:
     await store.put(entry_of("a"), None)
     early = await log.end()
     for _ in range(3):
@@ -111,7 +113,7 @@ async def test_what_is_trimmed_before_it_was_read_is_noticed(store: RedisStore, 
 
 
 async def test_another_log_in_its_place_is_noticed(
-    store: RedisStore, log: RedisChanges, outside_store: OutsideServer
+    store: RedisStore, log: ChangeLogReader, outside_store: OutsideServer
 ) -> None:
     await store.put(entry_of("a"), None)
     page = await log.read(START)
@@ -126,23 +128,25 @@ async def test_the_log_is_bounded(outside_store: OutsideServer) -> None:
     client = connect(outside_store.url, PATIENT_S)
     async with client.pipeline(transaction=False) as pipe:
         for _ in range(2_500):
-            Journal("g1", 1_000).note(pipe, ChangeKind.VECTORS, A)
+            ChangeLogWriter("g1", 1_000).note(pipe, ChangeKind.VECTORS, A)
         await pipe.execute()
     assert 1_000 <= await client.xlen(CHANGES) <= 1_200
     await client.aclose()
 
 
-async def test_what_a_later_version_writes_is_read_as_unknown(log: RedisChanges, outside_store: OutsideServer) -> None:
+async def test_what_a_later_version_writes_is_read_as_unknown(
+    log: ChangeLogReader, outside_store: OutsideServer
+) -> None:
     outside_store.client.xadd(CHANGES, {"by": "g2", "whatever": "x"})
     assert await read(log) == [(None, "g2", "")]
 
 
-async def test_waiting_ends_with_a_change(store: RedisStore, log: RedisChanges) -> None:
+async def test_waiting_ends_with_a_change(store: RedisStore, log: ChangeLogReader) -> None:
     await store.put(entry_of("a"), None)
     await log.wait(START)
 
 
 async def test_a_store_that_is_away_is_said_to_be() -> None:
-    log = RedisChanges(connect("redis://127.0.0.1:1"))
+    log = ChangeLogReader(connect("redis://127.0.0.1:1"))
     with pytest.raises(StoreUnavailable, match="the store failed: ConnectionError"):
         await log.read(START)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters.redis.metrics import RedisFigures
+from gateway.adapters.redis.metrics import MetricsSnapshots
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from tests.fixtures.gateways import Served
@@ -67,14 +67,14 @@ async def test_without_the_store_it_is_its_own_figures(upstream: Upstream, tmp_p
 
 
 @pytest.fixture
-async def speaking(outside_store: OutsideServer) -> AsyncIterator[tuple[Redis, RedisFigures, RedisFigures]]:
+async def speaking(outside_store: OutsideServer) -> AsyncIterator[tuple[Redis, MetricsSnapshots, MetricsSnapshots]]:
     client = Redis.from_url(outside_store.url)
     store = RedisStore(client, embedder="e", timeout_s=10.0, clock=SystemClock())
-    yield client, RedisFigures(store, client, "one"), RedisFigures(store, client, "two")
+    yield client, MetricsSnapshots(store, client, "one"), MetricsSnapshots(store, client, "two")
     await store.close()
 
 
-async def test_who_says_nothing_is_forgotten(speaking: tuple[Redis, RedisFigures, RedisFigures]) -> None:
+async def test_who_says_nothing_is_forgotten(speaking: tuple[Redis, MetricsSnapshots, MetricsSnapshots]) -> None:
     client, one, two = speaking
     await one.say(b"1", keep_s=KEEP_S)
     assert (await one.others(), await two.others()) == ([], [b"1"])

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.replication import Following
+from gateway.cache.replication import Replication
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Change, ChangeKind
+from gateway.ports import ChangeKind, StoreChange
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import DIMENSION, entry_of, hexed, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore
@@ -35,7 +35,7 @@ class One:
         self.index = ExactIndex(DIMENSION, max_entries=100)
         self.todo: list[Callable[[], Coroutine[Any, Any, object]]] = []
         space = SimpleNamespace(store=store, index=self.index)
-        self.following = Following(
+        self.following = Replication(
             log,
             SimpleNamespace(all=(space,), followed=(space,)),  # type: ignore[arg-type]
             SimpleNamespace(forget=lambda _: None),  # type: ignore[arg-type]
@@ -50,16 +50,16 @@ class One:
     async def put(self, name: str) -> None:
         """As `Admit` does it: first into the store, then into the index."""
         await self.store.put(entry_of(name), vector_of(NAMES.index(name)))
-        self.log.made.append(Change(ChangeKind.VECTORS, self.name, NOW, hexed(name)))
+        self.log.made.append(StoreChange(ChangeKind.VECTORS, self.name, NOW, hexed(name)))
         self.todo.append(lambda: self.index.add(hexed(name), "scope", vector_of(NAMES.index(name))))
 
     async def delete(self, name: str) -> None:
-        """As `Evictions` does it: first out of the index, then out of the store."""
+        """As `Evictor` does it: first out of the index, then out of the store."""
         await self.index.remove([hexed(name)])
 
         async def out_of_the_store() -> None:
             await self.store.delete([hexed(name)])
-            self.log.made.append(Change(ChangeKind.VECTORS, self.name, NOW, hexed(name)))
+            self.log.made.append(StoreChange(ChangeKind.VECTORS, self.name, NOW, hexed(name)))
 
         self.todo.append(out_of_the_store)
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from gateway.fleet_metrics import FOLDED, Colleagues, fold
+from gateway.fleet_metrics import FOLDED, WorkerMetrics, fold
 from gateway.observability.aggregation import merge, packed
 from gateway.observability.telemetry import Telemetry
 
@@ -46,7 +46,7 @@ async def test_what_ended_processes_have_left_is_folded_and_counted_once(tmp_pat
     (tmp_path / str(os.getppid())).write_bytes(packed(telemetry(10)))
     for _ in range(2):
         fold(tmp_path)
-    colleagues = Colleagues(telemetry(100), tmp_path)
+    colleagues = WorkerMetrics(telemetry(100), tmp_path)
 
     async def nothing() -> None:
         await asyncio.sleep(0)

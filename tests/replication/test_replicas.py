@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis.change_log import CHANGES, RedisChanges
-from gateway.circuit_breaker import State
-from gateway.ports import Page
+from gateway.adapters.redis.change_log import CHANGES, ChangeLogReader
+from gateway.circuit_breaker import BreakerState
+from gateway.ports import EntryPage
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
@@ -120,11 +120,11 @@ def freeze(served: Served) -> Callable[[], None]:
     following = served.gateway.following
     assert following is not None
     log = following.tail._log
-    assert isinstance(log, RedisChanges)
+    assert isinstance(log, ChangeLogReader)
     thawed = asyncio.Event()
     read, wait = log.read, log.wait
 
-    async def later(after: str) -> Page:
+    async def later(after: str) -> EntryPage:
         await thawed.wait()
         return await read(after)
 
@@ -213,7 +213,7 @@ async def test_a_store_that_was_away_is_followed_again(
         await until(lambda: lag.values[()] > 0)
         store.thaw()
         await until(lambda: lag.values[()] == 0)
-        await until(lambda: one.gateway.stores.redis.breaker is State.CLOSED)
+        await until(lambda: one.gateway.stores.redis.breaker is BreakerState.CLOSED)
         await asked(one, OTHER)
         await until(lambda: size(two) == 2)
         assert is_semantic(await two.chat(OTHER_SAME))

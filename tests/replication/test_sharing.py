@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.gossip import Sharing
+from gateway.cache.gossip import Gossip
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import Observation, RouteControl, Said
 from gateway.cache.threshold.wrong_hits import Label
-from gateway.ports import Acceptance, Change, ChangeKind
+from gateway.ports import Acceptance, ChangeKind, StoreChange
 from tests.fixtures.entries import judged_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer
@@ -79,10 +79,10 @@ def test_what_a_later_version_says_is_left() -> None:
 @pytest.mark.parametrize("words", [["quality"], [], ["quality", "basis"], [b"\xff"]])
 async def test_a_line_of_another_form_keeps_nobody_from_the_next(words: list[Any]) -> None:
     heard: list[Any] = []
-    sharing = Sharing(None, "me")  # type: ignore[arg-type]  # it says nothing
+    sharing = Gossip(None, "me")  # type: ignore[arg-type]  # it says nothing
     sharing.on("quality", lambda *said: heard.append(said), lambda _: None)
     lines = [base64.b64encode(msgpack.packb(each)).decode() for each in (words, ["quality", "basis", "route"])]
-    changes = [Change(ChangeKind.SAID, "other", 0.0, line, f"{i}-0") for i, line in enumerate(lines, 1)]
+    changes = [StoreChange(ChangeKind.SAID, "other", 0.0, line, f"{i}-0") for i, line in enumerate(lines, 1)]
     await sharing.apply(changes, 0.0)
     assert heard[-1] == ("basis", "route")
 

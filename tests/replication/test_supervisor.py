@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gateway import fleet_metrics as worker_metrics
-from gateway.cli.workers import FIRST_DELAY_S, STEADY_S, Ground, Supervisor, Worker
-from gateway.fleet_metrics import Colleagues
+from gateway.cli.workers import FIRST_DELAY_S, STEADY_S, Supervisor, SupervisorPaths, Worker
+from gateway.fleet_metrics import WorkerMetrics
 from gateway.observability.telemetry import Telemetry
 from gateway.tasks import cancelled
 from gateway.worker import VARIABLE
@@ -37,7 +37,7 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
     """Of one worker. The folder of its figures is not there."""
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": "http://127.0.0.1:9/v1"}})
     with socket.create_server(("127.0.0.1", 0)) as data, socket.create_server(("127.0.0.1", 0)) as admin:
-        ground = Ground((sys.executable, "-c", WORKER), os.environ, config, "", (data,), admin)
+        ground = SupervisorPaths((sys.executable, "-c", WORKER), os.environ, config, "", (data,), admin)
         supervising = Supervisor(ground)
         await supervising.start()
         yield supervising
@@ -164,7 +164,7 @@ async def test_figures_that_cannot_be_written_now_are_written_later(
         sampled += 1
 
     async with AsyncExitStack() as stack:
-        Colleagues(telemetry, folder).begin(stack, sample)
+        WorkerMetrics(telemetry, folder).begin(stack, sample)
         await until(lambda: sampled > 2)
         folder.mkdir()
         await until((folder / str(os.getpid())).exists)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.cache.stream_consumer import Lag, Tail
+from gateway.cache.stream_consumer import Lag, StreamConsumer
 from gateway.errors import StoreUnavailable
-from gateway.ports import Change, ChangeKind, Page
+from gateway.ports import ChangeKind, EntryPage, StoreChange
 from tests.fixtures.clock import FakeClock
 
 NOW = 100.0
@@ -18,23 +18,23 @@ class ListLog:
     """Positions are numbers; `first` is the oldest change that is still there."""
 
     def __init__(self, page: int = 2) -> None:
-        self.made: list[Change] = []
+        self.made: list[StoreChange] = []
         self.first = 0
         self._page = page
 
     def add(self, *values: str) -> None:
-        self.made += [Change(ChangeKind.VECTORS, "g", NOW - 10, value) for value in values]
+        self.made += [StoreChange(ChangeKind.VECTORS, "g", NOW - 10, value) for value in values]
 
     async def end(self) -> str:
         return str(len(self.made))
 
-    async def read(self, after: str) -> Page:
+    async def read(self, after: str) -> EntryPage:
         at, added = int(after), len(self.made)
         kept = added - self.first
         if at < self.first:
-            return Page([], str(added), missed=True, more=False, added=added, kept=kept, now=NOW)
+            return EntryPage([], str(added), missed=True, more=False, added=added, kept=kept, now=NOW)
         some = self.made[at : at + self._page]
-        return Page(some, str(at + len(some)), False, at + len(some) < added, added, kept, NOW)
+        return EntryPage(some, str(at + len(some)), False, at + len(some) < added, added, kept, NOW)
 
     async def wait(self, after: str) -> None:
         raise NotImplementedError
@@ -47,7 +47,7 @@ class Heard:
         self.lag = Lag(-1, -1)
         self.failing = False
 
-    async def apply(self, changes: Sequence[Change], now: float) -> None:
+    async def apply(self, changes: Sequence[StoreChange], now: float) -> None:
         if self.failing:
             raise StoreUnavailable("away")
         self.values += [change.value for change in changes]
@@ -70,11 +70,11 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def tail(log: ListLog, heard: Heard) -> Tail:
-    return Tail(log, FakeClock(), apply=heard.apply, missed=heard.miss, told=heard.told)
+def tail(log: ListLog, heard: Heard) -> StreamConsumer:
+    return StreamConsumer(log, FakeClock(), apply=heard.apply, missed=heard.miss, told=heard.told)
 
 
-async def test_what_is_known_at_the_start_is_not_applied(log: ListLog, heard: Heard, tail: Tail) -> None:
+async def test_what_is_known_at_the_start_is_not_applied(log: ListLog, heard: Heard, tail: StreamConsumer) -> None:
     log.add("a", "b")
     await tail.from_end()
     log.add("c")
@@ -82,26 +82,28 @@ async def test_what_is_known_at_the_start_is_not_applied(log: ListLog, heard: He
     assert heard.values == ["c"]
 
 
-async def test_a_position_that_is_still_there_is_gone_on_from(log: ListLog, heard: Heard, tail: Tail) -> None:
+async def test_a_position_that_is_still_there_is_gone_on_from(log: ListLog, heard: Heard, tail: StreamConsumer) -> None:
     log.add("a", "b", "c", "d", "e")
     assert await tail.resume("1")
     assert (heard.values, tail.position, heard.lag) == (["b", "c", "d", "e"], "5", Lag(0, 0.0))
 
 
 @pytest.mark.parametrize("position", [None, "1"])
-async def test_a_position_that_is_gone_is_not(log: ListLog, heard: Heard, tail: Tail, position: str | None) -> None:
+async def test_a_position_that_is_gone_is_not(
+    log: ListLog, heard: Heard, tail: StreamConsumer, position: str | None
+) -> None:
     log.add("a", "b", "c")
     log.first = 2
     assert not await tail.resume(position)
     assert (heard.values, heard.missed, tail.position) == ([], 0, None)
 
 
-async def test_a_log_in_which_nothing_was_ever_written_is_not_gone_on_from(tail: Tail) -> None:
+async def test_a_log_in_which_nothing_was_ever_written_is_not_gone_on_from(tail: StreamConsumer) -> None:
     assert not await tail.resume("0")
     assert tail.position is None
 
 
-async def test_what_could_not_be_applied_comes_again(log: ListLog, heard: Heard, tail: Tail) -> None:
+async def test_what_could_not_be_applied_comes_again(log: ListLog, heard: Heard, tail: StreamConsumer) -> None:
     await tail.from_end()
     log.add("a")
     heard.failing = True
@@ -112,7 +114,9 @@ async def test_what_could_not_be_applied_comes_again(log: ListLog, heard: Heard,
     assert heard.values == ["a"]
 
 
-async def test_what_was_trimmed_before_it_was_read_is_told_and_left(log: ListLog, heard: Heard, tail: Tail) -> None:
+async def test_what_was_trimmed_before_it_was_read_is_told_and_left(
+    log: ListLog, heard: Heard, tail: StreamConsumer
+) -> None:
     await tail.from_end()
     log.add("a", "b", "c")
     log.first = 2
@@ -122,7 +126,7 @@ async def test_what_was_trimmed_before_it_was_read_is_told_and_left(log: ListLog
     assert (heard.missed, heard.values) == (1, ["d"])
 
 
-async def test_the_lag_is_what_is_left_and_how_old_it_is(log: ListLog, heard: Heard, tail: Tail) -> None:
+async def test_the_lag_is_what_is_left_and_how_old_it_is(log: ListLog, heard: Heard, tail: StreamConsumer) -> None:
     await tail.from_end()
     await tail.step()
     log.add("a", "b", "c", "d", "e")
@@ -133,7 +137,9 @@ async def test_the_lag_is_what_is_left_and_how_old_it_is(log: ListLog, heard: He
     assert lags == [Lag(3, 10.0), Lag(1, 10.0), Lag(0, 0.0)]
 
 
-async def test_who_has_not_come_to_an_end_yet_knows_a_bound_of_it(log: ListLog, heard: Heard, tail: Tail) -> None:
+async def test_who_has_not_come_to_an_end_yet_knows_a_bound_of_it(
+    log: ListLog, heard: Heard, tail: StreamConsumer
+) -> None:
     log.add("a", "b", "c", "d")
     tail.position = "0"
     await tail.step()

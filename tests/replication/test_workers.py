@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from gateway.cli.workers import restart, supervising
 from gateway.config import Config
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.listening import DataDirLock
 from tests.fixtures.gateways import BOTH_CACHES, config_of
 from tests.fixtures.processes import Process, served_by_process, write_config
@@ -273,10 +273,10 @@ async def test_a_stop_that_every_process_is_told_cuts_no_request(tmp_path: Path)
 
 
 async def test_where_no_supervisor_runs_nothing_is_restarted(tmp_path: Path) -> None:
-    with pytest.raises(StartFailed, match="no gateway with workers runs on"):
+    with pytest.raises(StartupError, match="no gateway with workers runs on"):
         restart(tmp_path)
     (tmp_path / "supervisor.json").write_text(json.dumps({"pid": 2**22 + 1, "generation": 1, "failed": 0}))
-    with pytest.raises(StartFailed, match="no gateway with workers runs on"):
+    with pytest.raises(StartupError, match="no gateway with workers runs on"):
         restart(tmp_path)
 
 
@@ -286,7 +286,7 @@ def config_for(folder: Path, **server: Any) -> Config:
 
 
 async def test_workers_that_do_not_come_to_listen_end_the_supervisor(tmp_path: Path) -> None:
-    with pytest.raises(StartFailed, match="a worker has not come to listen"):
+    with pytest.raises(StartupError, match="a worker has not come to listen"):
         async with supervising(config_for(tmp_path), ["--version"], os.environ):
             pass
     DataDirLock(tmp_path).release()  # it has been let go of
@@ -296,6 +296,6 @@ async def test_a_port_that_other_workers_have_is_taken(tmp_path: Path) -> None:
     """SO_REUSEPORT alone would have the two share it."""
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         config = config_for(tmp_path, listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(StartFailed, match="the port is taken"):
+        with pytest.raises(StartupError, match="the port is taken"):
             async with supervising(config, ["--version"], os.environ):
                 pass

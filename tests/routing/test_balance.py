@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.load_balancer import BOUND, TIME_CONSTANT_S, Candidate, PeakEwma, cheaper_of_two, sticky
+from gateway.upstream.load_balancer import BOUND, TIME_CONSTANT_S, LoadCandidate, PeakEwma, cheaper_of_two, sticky
 
 SECONDS = st.floats(0.001, 100)
 CANDIDATES = st.lists(
-    st.builds(Candidate, st.text(max_size=5), st.integers(0, 50), st.floats(0.01, 100), SECONDS),
+    st.builds(LoadCandidate, st.text(max_size=5), st.integers(0, 50), st.floats(0.01, 100), SECONDS),
     min_size=1,
     max_size=8,
     unique_by=lambda candidate: candidate.name,
@@ -60,7 +60,7 @@ def test_a_failure_makes_no_upstream_faster(seen: float, failed_after: float) ->
 
 
 @given(CANDIDATES, st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))
-def test_the_dearest_of_several_is_never_chosen(candidates: list[Candidate], first: float, second: float) -> None:
+def test_the_dearest_of_several_is_never_chosen(candidates: list[LoadCandidate], first: float, second: float) -> None:
     draws = iter([first, second])
     chosen = candidates[cheaper_of_two(candidates, lambda: next(draws))]
     if len(candidates) > 1:
@@ -69,7 +69,7 @@ def test_the_dearest_of_several_is_never_chosen(candidates: list[Candidate], fir
 
 def test_two_different_ones_are_drawn_and_each_as_often() -> None:
     chance = random.Random(7)
-    candidates = [Candidate(str(i), load=0, weight=1.0) for i in range(4)]
+    candidates = [LoadCandidate(str(i), load=0, weight=1.0) for i in range(4)]
     counts = Counter(cheaper_of_two(candidates, chance.random) for _ in range(8000))
     assert all(count == pytest.approx(2000, rel=0.1) for count in counts.values())
 
@@ -80,13 +80,13 @@ def test_twice_the_latency_or_half_the_weight_bear_half_the_load() -> None:
     kinds = [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0)]  # weight, seconds
     loads = [0, 0, 0]
     for _ in range(700):
-        candidates = [Candidate(str(i), loads[i], weight, seconds) for i, (weight, seconds) in enumerate(kinds)]
+        candidates = [LoadCandidate(str(i), loads[i], weight, seconds) for i, (weight, seconds) in enumerate(kinds)]
         loads[cheaper_of_two(candidates, chance.random)] += 1
     assert loads == pytest.approx([200, 100, 400], abs=8)
 
 
 @given(CANDIDATES, st.binary(min_size=1, max_size=32))
-def test_a_key_never_goes_to_who_has_more_than_its_part(candidates: list[Candidate], key: bytes) -> None:
+def test_a_key_never_goes_to_who_has_more_than_its_part(candidates: list[LoadCandidate], key: bytes) -> None:
     chosen = candidates[sticky(key, candidates)]
     total, weights = sum(each.load for each in candidates) + 1, sum(each.weight for each in candidates)
     assert chosen.load < math.ceil(BOUND * total * chosen.weight / weights)
@@ -94,7 +94,7 @@ def test_a_key_never_goes_to_who_has_more_than_its_part(candidates: list[Candida
 
 @given(st.integers(2, 8), st.binary(min_size=1, max_size=32))
 def test_when_an_upstream_goes_only_its_keys_move(count: int, key: bytes) -> None:
-    candidates = [Candidate(f"http://host-{i}", 0, 1.0) for i in range(count)]
+    candidates = [LoadCandidate(f"http://host-{i}", 0, 1.0) for i in range(count)]
     home = candidates[sticky(key, candidates)]
     for gone in candidates:
         rest = [candidate for candidate in candidates if candidate is not gone]
@@ -102,6 +102,6 @@ def test_when_an_upstream_goes_only_its_keys_move(count: int, key: bytes) -> Non
 
 
 def test_keys_are_spread_by_weight() -> None:
-    candidates = [Candidate("a", 0, 1.0), Candidate("b", 0, 2.0), Candidate("c", 0, 1.0)]
+    candidates = [LoadCandidate("a", 0, 1.0), LoadCandidate("b", 0, 2.0), LoadCandidate("c", 0, 1.0)]
     counts = Counter(sticky(str(i).encode(), candidates) for i in range(4000))
     assert [counts[i] / 4000 for i in range(3)] == pytest.approx([0.25, 0.5, 0.25], abs=0.03)

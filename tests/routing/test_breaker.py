@@ -6,41 +6,41 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.circuit_breaker import Breaker, State
+from gateway.circuit_breaker import BreakerState, CircuitBreaker
 
 THRESHOLD, COOLDOWN_S = 3, 10.0
 
 
-def opened(at: float = 0.0) -> Breaker:
-    breaker = Breaker(THRESHOLD, COOLDOWN_S)
+def opened(at: float = 0.0) -> CircuitBreaker:
+    breaker = CircuitBreaker(THRESHOLD, COOLDOWN_S)
     for _ in range(THRESHOLD):
         breaker.failed(at)
     return breaker
 
 
 def test_it_opens_at_the_threshold_and_not_before() -> None:
-    breaker = Breaker(THRESHOLD, COOLDOWN_S)
+    breaker = CircuitBreaker(THRESHOLD, COOLDOWN_S)
     for _ in range(THRESHOLD - 1):
         breaker.failed(0)
         assert breaker.allow(0)
     breaker.failed(0)
-    assert breaker.state(0) is State.OPEN
+    assert breaker.state(0) is BreakerState.OPEN
     assert not breaker.allow(0)
 
 
 def test_only_failures_in_a_row_count() -> None:
-    breaker = Breaker(THRESHOLD, COOLDOWN_S)
+    breaker = CircuitBreaker(THRESHOLD, COOLDOWN_S)
     for _ in range(20):
         breaker.failed(0)
         breaker.failed(0)
         breaker.succeeded()
-    assert breaker.state(0) is State.CLOSED
+    assert breaker.state(0) is BreakerState.CLOSED
 
 
 def test_after_the_cooldown_one_probe_at_a_time_is_let_through() -> None:
     breaker = opened()
     assert not breaker.allow(COOLDOWN_S - 0.01)
-    assert breaker.state(COOLDOWN_S) is State.HALF_OPEN
+    assert breaker.state(COOLDOWN_S) is BreakerState.HALF_OPEN
     assert [breaker.allow(COOLDOWN_S) for _ in range(3)] == [True, False, False]
 
 
@@ -48,7 +48,7 @@ def test_a_probe_that_succeeds_closes_it() -> None:
     breaker = opened()
     assert breaker.allow(COOLDOWN_S)
     breaker.succeeded()
-    assert breaker.state(COOLDOWN_S) is State.CLOSED
+    assert breaker.state(COOLDOWN_S) is BreakerState.CLOSED
     assert all(breaker.allow(COOLDOWN_S) for _ in range(3))
 
 
@@ -73,7 +73,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.breaker = Breaker(THRESHOLD, COOLDOWN_S)
+        self.breaker = CircuitBreaker(THRESHOLD, COOLDOWN_S)
         self.now = 0.0
         self.failures: list[float] = []
         self.probe: float | None = None
@@ -109,9 +109,9 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def the_state_is_that_of_the_failures(self) -> None:
         if len(self.failures) < THRESHOLD:
-            expected = State.CLOSED
+            expected = BreakerState.CLOSED
         else:
-            expected = State.HALF_OPEN if self.now - self.failures[-1] >= COOLDOWN_S else State.OPEN
+            expected = BreakerState.HALF_OPEN if self.now - self.failures[-1] >= COOLDOWN_S else BreakerState.OPEN
         assert self.breaker.state(self.now) is expected
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.share_controller import Scores
+from gateway.routing.share_controller import ScoreWindow
 from gateway.routing.tier_controller import (
     LEAST_SLOPE,
     MEMORY,
     MOST_SHIFT,
     MOST_SLOPE,
-    Calibration,
     Fit,
     Routed,
+    TierCalibration,
     threshold_for,
 )
 
@@ -29,9 +29,9 @@ def p_of(fit: Fit, score: float) -> float:
     return float(fit(np.array([score]))[0])
 
 
-def taught(shift: float, slope: float, count: int, seed: int = 1) -> Calibration:
+def taught(shift: float, slope: float, count: int, seed: int = 1) -> TierCalibration:
     """Labels of a route where scores are off by this much."""
-    r, calibration, truth = random.Random(seed), Calibration(), Fit(shift, slope)
+    r, calibration, truth = random.Random(seed), TierCalibration(), Fit(shift, slope)
     for _ in range(count):
         score = r.random()
         calibration.observe(score, r.random() < p_of(truth, score), 1.0)
@@ -39,7 +39,7 @@ def taught(shift: float, slope: float, count: int, seed: int = 1) -> Calibration
 
 
 def test_without_labels_a_score_is_what_it_says() -> None:
-    fit = Calibration().fit
+    fit = TierCalibration().fit
     assert [p_of(fit, score) for score in (0.1, 0.5, 0.9)] == pytest.approx([0.1, 0.5, 0.9])
 
 
@@ -51,7 +51,7 @@ def test_labels_find_how_far_scores_are_off(shift: float, slope: float) -> None:
 
 
 def test_a_few_labels_move_little() -> None:
-    calibration = Calibration()
+    calibration = TierCalibration()
     for _ in range(3):
         calibration.observe(0.5, True, 1.0)
     assert 0.5 < p_of(calibration.fit, 0.5) < 0.7
@@ -62,7 +62,7 @@ def test_a_few_labels_move_little() -> None:
 def test_whatever_the_labels_say_the_map_rises_and_stays_within_its_bounds(
     labels: list[tuple[float, bool, float]],
 ) -> None:
-    calibration = Calibration()
+    calibration = TierCalibration()
     for label in labels:
         calibration.observe(*label)
     fit = calibration.fit
@@ -73,7 +73,7 @@ def test_whatever_the_labels_say_the_map_rises_and_stays_within_its_bounds(
 
 
 def test_ten_thousand_complaints_move_a_score_no_further_than_the_bound() -> None:
-    calibration = Calibration()
+    calibration = TierCalibration()
     for _ in range(10_000):
         calibration.observe(0.5, True, 0.5)
     assert p_of(calibration.fit, 0.5) <= 1 / (1 + math.exp(-MOST_SHIFT)) + 1e-9
@@ -86,8 +86,8 @@ def test_labels_fade_with_the_requests_that_come_after_them() -> None:
     assert 0 <= calibration.fit.shift < 0.3 * moved
 
 
-def scores_of(values: list[float]) -> Scores:
-    return Scores(values, capacity=len(values))
+def scores_of(values: list[float]) -> ScoreWindow:
+    return ScoreWindow(values, capacity=len(values))
 
 
 @settings(max_examples=150, deadline=None)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
 from gateway.cache.answer_comparison import joined, passages
-from gateway.dialects.odds import OpenAIOdds, odds_of
+from gateway.dialects.odds import OpenAILogprobs, odds_of
 from gateway.dialects.openai import CHAT, OpenAI
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Call, Choice
@@ -136,7 +136,7 @@ def test_length_alone_is_no_doubt() -> None:
 
 
 def test_they_are_asked_for_and_hidden_again() -> None:
-    odds, call = OpenAIOdds(), call_of()
+    odds, call = OpenAILogprobs(), call_of()
     assert odds.asked(call).body["logprobs"] is True
     assert odds.asked(call).canonical == call.canonical, "the key stays what the client asked for"
     choice: dict[str, Any] = {"index": 0, "message": {"content": "hi"}, "logprobs": {"content": []}, "extra": 1}
@@ -149,10 +149,10 @@ def test_they_are_asked_for_and_hidden_again() -> None:
 
 def test_a_client_that_asks_for_them_keeps_them() -> None:
     call = call_of(logprobs=True, top_logprobs=5)
-    assert OpenAIOdds().asked(call) is call
+    assert OpenAILogprobs().asked(call) is call
     completion = call_of("/v1/completions", logprobs=0)
-    assert OpenAIOdds().asked(completion) is completion
-    assert OpenAIOdds().asked(call_of("/v1/completions")).body["logprobs"] == 1
+    assert OpenAILogprobs().asked(completion) is completion
+    assert OpenAILogprobs().asked(call_of("/v1/completions")).body["logprobs"] == 1
 
 
 def chunk(token: str, logprob: float | None, **choice: Any) -> bytes:
@@ -161,7 +161,7 @@ def chunk(token: str, logprob: float | None, **choice: Any) -> bytes:
 
 
 def test_they_are_read_from_wholes_and_streams() -> None:
-    odds, call = OpenAIOdds(), call_of()
+    odds, call = OpenAILogprobs(), call_of()
     stream = [chunk("a", -0.1), chunk("b", -0.2), chunk("", None, finish_reason="stop"), b"[DONE]"]
     assert list(odds.read(call, stream, True)) == [-0.1, -0.2]
     whole = {"choices": [{"message": {"content": "ab"}, "logprobs": {"content": [{"token": "ab", "logprob": -0.3}]}}]}
@@ -174,7 +174,7 @@ def test_they_are_read_from_wholes_and_streams() -> None:
     "body", [b"{}", b'{"choices": []}', b'{"choices": [{"logprobs": 7}]}', b"x", b'{"choices": 1}']
 )
 def test_an_answer_without_any_has_none(body: bytes) -> None:
-    assert list(OpenAIOdds().read(call_of(), [body], False)) == []
+    assert list(OpenAILogprobs().read(call_of(), [body], False)) == []
 
 
 def test_other_dialects_have_none() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
-from gateway.latency_forecast import Outlook, Prediction, Remaining
+from gateway.latency_forecast import LatencyForecast, Prediction, Remaining
 from gateway.messages import Choice
 from gateway.routing.budget import budget_of
 from gateway.routing.selection import Decision, choose, fits, only
@@ -126,7 +126,9 @@ def test_one_backend_is_no_choice_and_may_be_late_all_the_same() -> None:
 
 
 def test_an_outlook_says_what_is_known_and_what_is_left() -> None:
-    outlook = Outlook(Remaining(0.78, 0.2), {"light": Prediction(0.05, 0.01, 0.21), "large": None, "x": UNTOLD}, 0.62)
+    outlook = LatencyForecast(
+        Remaining(0.78, 0.2), {"light": Prediction(0.05, 0.01, 0.21), "large": None, "x": UNTOLD}, 0.62
+    )
     assert outlook.told() == (
         "light=0.21 large=? x=? left=0.78 ttft.light=0.05 ttft.large=? ttft.x=? ttft.left=0.2 sure=0.62"
     )

@@ -20,7 +20,7 @@ from gateway.routing.complexity import (
     load_weights,
     weights_from,
 )
-from gateway.routing.prompt_features import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, Reading
+from gateway.routing.prompt_features import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, PromptReading
 from gateway.weight_files import WeightsCorrupt
 
 ENCODER = "all-MiniLM-L6-v2/onnx-int8/0123456789ab"
@@ -200,7 +200,7 @@ def test_a_vector_of_another_length_is_not_read() -> None:
     ],
 )
 def test_lettered_options_are_read_as_such(text: str) -> None:
-    options = Reading(text, Commonness(["word"])).options
+    options = PromptReading(text, Commonness(["word"])).options
     assert options is not None
     assert len(options) == len(OPTION_NAMES)
 
@@ -209,7 +209,7 @@ def test_lettered_options_are_read_as_such(text: str) -> None:
     "text", ["A. one", "1. one\n2. two\n3. three", "Hello", "B. x\nA. y\nD. z", "a man said: A. I"]
 )
 def test_other_texts_have_no_options(text: str) -> None:
-    assert Reading(text, Commonness(["word"])).options is None
+    assert PromptReading(text, Commonness(["word"])).options is None
 
 
 def test_what_lies_between_head_and_tail_of_a_long_text_changes_nothing() -> None:
@@ -220,7 +220,7 @@ def test_what_lies_between_head_and_tail_of_a_long_text_changes_nothing() -> Non
 
 @given(st.text(max_size=300))
 def test_every_feature_is_a_finite_number(text: str) -> None:
-    features = Reading(text, Commonness(["word"])).features
+    features = PromptReading(text, Commonness(["word"])).features
     assert features.shape == (len(NAMES),)
     assert np.isfinite(features).all()
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from gateway.circuit_breaker import State
+from gateway.circuit_breaker import BreakerState
 from gateway.upstream.upstream import FAILURES
 from gateway.upstream.wait_queue import UNKNOWN_PER_PLACE
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
@@ -80,7 +80,7 @@ async def test_a_full_light_tier_is_relieved_by_large_and_not_held_to_be_broken(
         relieved = await asyncio.gather(*ask(served, FAILURES + 3, start=100))
         assert {answer.headers["x-nearhit-backend"] for answer in relieved} == {"large"}
         lane = served.gateway.parts.pools["light"].lanes[0]
-        assert lane.breaker.state(served.gateway.parts.clock.monotonic()) is State.CLOSED
+        assert lane.breaker.state(served.gateway.parts.clock.monotonic()) is BreakerState.CLOSED
         light.gate.set()
         assert {answer.headers["x-nearhit-backend"] for answer in await asyncio.gather(*held)} == {"light"}
 

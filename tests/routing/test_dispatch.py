@@ -16,7 +16,7 @@ from gateway import app
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.messages import Embedding
-from gateway.upstream.latency import Asked
+from gateway.upstream.latency import CallFeatures
 from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, PATIENT_S, TIERS, Answer, Served, config_of, gateway_of
@@ -98,7 +98,7 @@ def observe(served: Served, name: str, seconds: float, *, streamed: bool = False
     """As if the backend had answered so a hundred times."""
     for _ in range(100):
         served.gateway.parts.pools[name].lanes[0].latency.observe(
-            Asked(stream=streamed, route="default"),
+            CallFeatures(stream=streamed, route="default"),
             load=0,
             ttft_s=seconds,
             total_s=seconds,
@@ -296,7 +296,7 @@ async def test_a_call_that_its_client_gave_up_tells_that_it_takes_longer(
 ) -> None:
     observe(timed, "light", 0.1)
     lane = timed.gateway.parts.pools["light"].lanes[0]
-    asked = Asked(route="default")
+    asked = CallFeatures(route="default")
     before = lane.predict(asked, clock.monotonic(), 0.95)
     light.gate.clear()
     call = asyncio.create_task(timed.chat(EASY))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
-from gateway.routing.tier_controller import Fit, RouteEscalation
+from gateway.routing.tier_controller import Fit, TierController
 from tests.fixtures.targets import light_and_large
 
 FIXED = light_and_large("light", "large", 0.5)
@@ -22,11 +22,11 @@ QUALITY = replace(FIXED, quality=0.9)
 BASIS = "model/1"
 
 
-def route() -> RouteEscalation:
-    return RouteEscalation(BASIS)
+def route() -> TierController:
+    return TierController(BASIS)
 
 
-def met(control: RouteEscalation, count: int, seed: int = 1, target: Target = QUALITY, begin: float = 0.0) -> float:
+def met(control: TierController, count: int, seed: int = 1, target: Target = QUALITY, begin: float = 0.0) -> float:
     """So many requests, three seconds apart -> when the last one came."""
     r, now = random.Random(seed), begin
     for k in range(count):
@@ -110,7 +110,7 @@ def test_what_was_learnt_comes_through_a_restart() -> None:
 
 def test_a_snapshot_of_other_scores_is_refused() -> None:
     with pytest.raises(SnapshotInvalid, match="expected 'other'"):
-        RouteEscalation("other").restore(route().snapshot())
+        TierController("other").restore(route().snapshot())
 
 
 @given(st.binary(max_size=200))

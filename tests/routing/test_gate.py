@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admin.explanation import request_of
-from gateway.errors import BackendFull
-from gateway.upstream.concurrency_limiter import Gate
+from gateway.errors import BackendOverloaded
+from gateway.upstream.concurrency_limiter import ConcurrencyLimiter
 from gateway.upstream.wait_queue import UNNOTICED_S
 from tests.fixtures.clock import FakeClock
 
@@ -37,7 +37,7 @@ class Simulated:
         stalls: Sequence[tuple[float, float]] = (),
     ) -> None:
         self.clock, self.rng = FakeClock(monotonic=0.0), random.Random(4)
-        self.gate = Gate("main", CEILING, 60.0, self.clock, adaptive=True)
+        self.gate = ConcurrencyLimiter("main", CEILING, 60.0, self.clock, adaptive=True)
         self.refused, self.answered = list[str](), 0
         self._free = [0.0] * workers
         self._service_s, self._sigma, self._cost_s, self._stalls = service_s, sigma, cost_s, stalls
@@ -72,7 +72,7 @@ class Simulated:
             self._pass(self._cost_s)
             try:
                 place = await self.gate.enter(self._request)
-            except BackendFull as error:
+            except BackendOverloaded as error:
                 self.refused.append(str(error))
                 return
             self._pass(self._cost_s)

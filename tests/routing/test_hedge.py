@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.context import Crowd
+from gateway.context import Load
 from gateway.upstream.hedging import BURST, SHORTEST_S, HedgeBudget, Hedged, delay_s, has_room, hedgeable, held_back
 
 SECONDS = st.floats(0, 1e4)
-CROWDS = st.builds(Crowd, st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))
-ROOM, FULL, QUEUE = Crowd(0, 4, 0), Crowd(4, 4, 0), Crowd(4, 4, 1)
+CROWDS = st.builds(Load, st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))
+ROOM, FULL, QUEUE = Load(0, 4, 0), Load(4, 4, 0), Load(4, 4, 1)
 
 
 @given(st.lists(st.booleans(), max_size=400), st.floats(0.001, 0.2))
@@ -63,7 +63,7 @@ def test_the_delay_is_what_is_predicted_and_leaves_the_other_one_time(
 
 
 @given(st.lists(CROWDS, max_size=4), CROWDS, st.booleans())
-def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Crowd], first: Crowd, left: bool) -> None:
+def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Load], first: Load, left: bool) -> None:
     budget = HedgeBudget(1.0)
     if left:
         budget.asked()
@@ -85,7 +85,7 @@ def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Crowd], fir
         (FULL, [ROOM], None),
     ],
 )
-def test_why_a_hedge_is_held_back(first: Crowd, others: list[Crowd], why_not: Hedged | None) -> None:
+def test_why_a_hedge_is_held_back(first: Load, others: list[Load], why_not: Hedged | None) -> None:
     budget = HedgeBudget(1.0)
     budget.asked()
     assert held_back(budget, [first, *others], others) is why_not

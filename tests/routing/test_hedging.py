@@ -15,11 +15,11 @@ from aiohttp import web
 from gateway.admin.explanation import request_of
 from gateway.context import RequestContext
 from gateway.messages import Event, EventStream, Response
-from gateway.streams import Ready
-from gateway.upstream.hedging import Asked as Heard
+from gateway.streams import BufferedStream
+from gateway.upstream.hedging import HedgeAttempt as Heard
 from gateway.upstream.hedging import HedgeRules, Hedging
-from gateway.upstream.latency import Asked
-from gateway.upstream.upstream import Lane
+from gateway.upstream.latency import CallFeatures
+from gateway.upstream.upstream import Upstream as GatewayUpstream
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Answer as Script
@@ -100,7 +100,7 @@ def hedges(served: Served) -> dict[str, float]:
     return {outcome: count for (outcome,), count in served.gateway.parts.telemetry.hedges.values.items()}
 
 
-def lanes(served: Served) -> tuple[Lane, ...]:
+def lanes(served: Served) -> tuple[GatewayUpstream, ...]:
     return served.gateway.parts.pools["main"].lanes
 
 
@@ -142,9 +142,9 @@ async def test_what_the_cancelled_call_had_taken_counts_as_the_least_that_it_tak
     async with hedging(pair, tmp_path, clock) as served:
         pair[1].answer = taking(clock, 1.0, "b answers")
         lane = lanes(served)[0]
-        before = lane.predict(Asked(route="default"), clock.monotonic(), 0.95)
+        before = lane.predict(CallFeatures(route="default"), clock.monotonic(), 0.95)
         await served.chat("slow")
-        after = lane.predict(Asked(route="default"), clock.monotonic(), 0.95)
+        after = lane.predict(CallFeatures(route="default"), clock.monotonic(), 0.95)
         assert before is not None
         assert after is not None
         assert after.total_s > 1.5 * before.total_s
@@ -229,12 +229,12 @@ class SlowToEnd:
     """What asks `lane` is never answered, and once it is cancelled it ends when `stuck` is set: a library in the middle
     of a connection's end may take its time. Whoever asks another one has `answer` at once."""
 
-    def __init__(self, lane: Lane, answer: EventStream) -> None:
+    def __init__(self, lane: GatewayUpstream, answer: EventStream) -> None:
         self.given_up, self.stuck, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._lane = lane
         self._answer = answer
 
-    async def ask(self, lane: Lane, _: RequestContext) -> Response:
+    async def ask(self, lane: GatewayUpstream, _: RequestContext) -> Response:
         if lane is not self._lane:
             return Response(200, (), self._answer)
         try:
@@ -260,7 +260,7 @@ async def test_a_client_that_leaves_while_who_lost_is_ended_leaves_no_answer_beh
 ) -> None:
     closed = asyncio.Event()
     async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        loser = SlowToEnd(lanes(served)[0], EventStream(Ready((), closed.set)))
+        loser = SlowToEnd(lanes(served)[0], EventStream(BufferedStream((), closed.set)))
         _, task = raced(served, clock, loser)
         await loser.given_up.wait()
         task.cancel()

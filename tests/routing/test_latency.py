@@ -16,10 +16,10 @@ from gateway.upstream.latency import (
     PRIOR_WEIGHT,
     RATIO,
     REACH,
-    Asked,
+    CallFeatures,
     LatencyBook,
     Levels,
-    Ratios,
+    RatioSketch,
     Trend,
 )
 
@@ -28,9 +28,9 @@ WITHIN = st.floats(1.01 / LARGEST, LARGEST / 1.01)
 WAITS = st.floats(0.0, 1e7)
 
 
-def plenty(*values: float, times: int = 4000) -> Ratios:
+def plenty(*values: float, times: int = 4000) -> RatioSketch:
     """So often that the prior does not count."""
-    ratios = Ratios(60.0)
+    ratios = RatioSketch(60.0)
     for _ in range(times // len(values) + 1):
         for value in values:
             ratios.add(value, now=0.0)
@@ -47,7 +47,7 @@ def test_a_quantile_is_off_by_one_bucket_at_most(values: list[float], q: float) 
 
 @given(st.lists(st.tuples(WITHIN, WAITS), max_size=40), st.floats(0, 1), st.floats(0, 1))
 def test_a_higher_confidence_is_never_a_lower_bound(steps: list[tuple[float, float]], a: float, b: float) -> None:
-    ratios, now = Ratios(60.0), 0.0
+    ratios, now = RatioSketch(60.0), 0.0
     for value, wait in steps:
         now += wait
         ratios.add(value, now)
@@ -57,7 +57,7 @@ def test_a_higher_confidence_is_never_a_lower_bound(steps: list[tuple[float, flo
 
 @given(st.floats(allow_nan=False), st.floats(0, 1))
 def test_what_lies_beyond_all_buckets_counts_as_the_outermost(value: float, q: float) -> None:
-    ratios = Ratios(60.0)
+    ratios = RatioSketch(60.0)
     ratios.add(value, now=0.0)
     ratios.add_beyond(value, now=0.0)
     assert 1 / LARGEST / RATIO <= ratios.quantile(q) <= LARGEST * RATIO
@@ -153,22 +153,22 @@ def observe(
     route: str = "",
     input_tokens: float = 0.0,
 ) -> None:
-    asked = Asked(stream, input_tokens, max_tokens, route)
+    asked = CallFeatures(stream, input_tokens, max_tokens, route)
     ttft = total / 10 if stream else total
     book.observe(asked, load=load, ttft_s=ttft, total_s=total, output_tokens=tokens, now=now)
 
 
-ANY = Asked()
+ANY = CallFeatures()
 
 
-def predicted(book: LatencyBook, asked: Asked = ANY, *, load: int = 0, q: float = 0.95) -> Prediction:
+def predicted(book: LatencyBook, asked: CallFeatures = ANY, *, load: int = 0, q: float = 0.95) -> Prediction:
     prediction = book.predict(asked, load=load, now=0.0, confidence=q)
     assert prediction is not None
     return prediction
 
 
 def test_an_unknown_upstream_predicts_nothing() -> None:
-    assert LatencyBook().predict(Asked(), load=0, now=0.0) is None
+    assert LatencyBook().predict(CallFeatures(), load=0, now=0.0) is None
 
 
 def test_one_answer_makes_a_wide_guess_and_many_a_narrow_one() -> None:
@@ -183,14 +183,14 @@ def test_a_bound_is_kept_as_often_as_it_says(q: float, spread: float) -> None:
     draw, book, kept = random.Random(7), LatencyBook(), 0
     for i in range(3000):
         total, now = draw.lognormvariate(0.0, spread), i * 0.1
-        prediction = book.predict(Asked(), load=0, now=now, confidence=q)
+        prediction = book.predict(CallFeatures(), load=0, now=now, confidence=q)
         kept += i >= 500 and prediction is not None and total <= prediction.total_s
-        book.observe(Asked(), load=0, ttft_s=total, total_s=total, output_tokens=0, now=now)
+        book.observe(CallFeatures(), load=0, ttft_s=total, total_s=total, output_tokens=0, now=now)
     assert kept / 2500 == pytest.approx(q, abs=0.025)
 
 
 def test_a_stream_is_predicted_from_its_tokens() -> None:
-    prediction = predicted(book_of(*[10.0] * 200, stream=True, tokens=90), Asked(stream=True))
+    prediction = predicted(book_of(*[10.0] * 200, stream=True, tokens=90), CallFeatures(stream=True))
     assert prediction.ttft_s == pytest.approx(1.0, rel=0.1)
     assert prediction.tpot_s == pytest.approx(0.1, rel=0.1)
     assert prediction.total_s == pytest.approx(10.0, rel=0.1)
@@ -198,13 +198,13 @@ def test_a_stream_is_predicted_from_its_tokens() -> None:
 
 def test_a_limit_on_tokens_bounds_the_prediction() -> None:
     book = book_of(*[10.0] * 200, stream=True, tokens=90)
-    assert predicted(book, Asked(stream=True, max_tokens=9)).total_s == pytest.approx(1.9, rel=0.15)
+    assert predicted(book, CallFeatures(stream=True, max_tokens=9)).total_s == pytest.approx(1.9, rel=0.15)
 
 
 def test_a_whole_answer_takes_what_a_stream_takes_to_its_end() -> None:
     streams = book_of(*[10.0] * 200, stream=True, tokens=90)
     assert predicted(streams).total_s == predicted(streams).ttft_s == pytest.approx(10.0, rel=0.1)
-    assert predicted(book_of(*[1.0] * 200), Asked(stream=True)).total_s == pytest.approx(1.0, rel=0.1)
+    assert predicted(book_of(*[1.0] * 200), CallFeatures(stream=True)).total_s == pytest.approx(1.0, rel=0.1)
 
 
 def test_the_sum_is_not_bounded_by_the_sum_of_the_bounds() -> None:
@@ -212,8 +212,10 @@ def test_the_sum_is_not_bounded_by_the_sum_of_the_bounds() -> None:
     draw, book = random.Random(3), LatencyBook()
     for i in range(2000):
         first, writing = draw.lognormvariate(0, 0.5), draw.lognormvariate(0, 0.5)
-        book.observe(Asked(stream=True), load=0, ttft_s=first, total_s=first + writing, output_tokens=100, now=i * 0.05)
-    prediction = book.predict(Asked(stream=True), load=0, now=100.0)
+        book.observe(
+            CallFeatures(stream=True), load=0, ttft_s=first, total_s=first + writing, output_tokens=100, now=i * 0.05
+        )
+    prediction = book.predict(CallFeatures(stream=True), load=0, now=100.0)
     assert prediction is not None
     assert prediction.total_s < 0.9 * (prediction.ttft_s + 100 * prediction.tpot_s)
 
@@ -225,14 +227,15 @@ def test_sizes_and_routes_are_told_apart() -> None:
         observe(book, 5.0, max_tokens=1000, route="a")
         observe(book, 0.4, max_tokens=10, route="b")
     found = [
-        predicted(book, Asked(max_tokens=n, route=r), q=0.5).total_s for n, r in ((10, "a"), (1000, "a"), (10, "b"))
+        predicted(book, CallFeatures(max_tokens=n, route=r), q=0.5).total_s
+        for n, r in ((10, "a"), (1000, "a"), (10, "b"))
     ]
     assert found == pytest.approx([0.1, 5.0, 0.4], rel=0.3)
 
 
 def test_a_size_not_seen_yet_is_predicted_no_sooner_than_smaller_ones() -> None:
     book = book_of(*[0.1] * 10, max_tokens=10)
-    assert predicted(book, Asked(max_tokens=5000), q=0.5).total_s > 0.2
+    assert predicted(book, CallFeatures(max_tokens=5000), q=0.5).total_s > 0.2
 
 
 def test_long_inputs_take_longer() -> None:
@@ -240,7 +243,7 @@ def test_long_inputs_take_longer() -> None:
     for i in range(500):
         tokens = draw.uniform(0, 4000)
         observe(book, 0.2 + tokens / 4000, input_tokens=tokens, now=i * 0.01)
-    short, long = (book.predict(Asked(input_tokens=n), load=0, now=5.0, confidence=0.5) for n in (0, 4000))
+    short, long = (book.predict(CallFeatures(input_tokens=n), load=0, now=5.0, confidence=0.5) for n in (0, 4000))
     assert short is not None and long is not None
     assert short.total_s == pytest.approx(0.2, rel=0.25)
     assert long.total_s == pytest.approx(1.2, rel=0.15)
@@ -252,7 +255,7 @@ def test_what_is_ahead_is_waited_for() -> None:
     for i in range(600):
         load = draw.randrange(20)
         observe(book, 1.0 + max(0, load - 3) / 4, load=load, now=i * 0.05)
-    bounds = [book.predict(Asked(), load=n, now=30.0, confidence=0.5) for n in (0, 3, 8, 16)]
+    bounds = [book.predict(CallFeatures(), load=n, now=30.0, confidence=0.5) for n in (0, 3, 8, 16)]
     assert [b.total_s for b in bounds if b] == pytest.approx([1.0, 1.0, 2.25, 4.25], rel=0.2)
 
 
@@ -260,7 +263,7 @@ def test_an_upstream_that_slows_down_is_believed_within_some_answers() -> None:
     book = book_of(*[0.5] * 1000)
     for i in range(10):
         observe(book, 2.0, now=float(i))
-    slow = book.predict(Asked(), load=0, now=10.0, confidence=0.5)
+    slow = book.predict(CallFeatures(), load=0, now=10.0, confidence=0.5)
     assert slow is not None
     assert 1.0 < slow.total_s < 2.5
 
@@ -269,23 +272,23 @@ def test_calls_given_up_say_that_it_is_slow() -> None:
     book = book_of(*[0.5] * 100)
     before = predicted(book).total_s
     for i in range(10):
-        book.outlasted(Asked(), load=0, seconds=3.0, now=float(i))
-    after = book.predict(Asked(), load=0, now=10.0)
+        book.outlasted(CallFeatures(), load=0, seconds=3.0, now=float(i))
+    after = book.predict(CallFeatures(), load=0, now=10.0)
     assert after is not None
     assert after.total_s > max(2.5, 3 * before)
 
 
 def test_a_call_given_up_on_an_unknown_upstream_tells_the_least_that_it_takes() -> None:
     book = LatencyBook()
-    book.outlasted(Asked(), load=0, seconds=3.0, now=0.0)
+    book.outlasted(CallFeatures(), load=0, seconds=3.0, now=0.0)
     assert predicted(book, q=0.5).total_s >= 2.9
 
 
 def test_an_upstream_that_was_not_asked_for_long_becomes_unknown_again() -> None:
     """Otherwise one slow minute would shut it out for ever: nobody would ask it and learn that it has recovered."""
     book = book_of(*[60.0] * 50)
-    assert book.predict(Asked(), load=0, now=5 * HALF_LIFE_S) is not None
-    assert book.predict(Asked(), load=0, now=7 * HALF_LIFE_S) is None
+    assert book.predict(CallFeatures(), load=0, now=5 * HALF_LIFE_S) is not None
+    assert book.predict(CallFeatures(), load=0, now=7 * HALF_LIFE_S) is None
 
 
 STEP = st.tuples(
@@ -300,13 +303,13 @@ def test_whatever_was_seen_a_prediction_is_a_number_and_grows_with_the_load(
     book, now = LatencyBook(), 0.0
     for stream, seconds, load, tokens, wait, given_up in steps:
         now += wait
-        asked = Asked(stream, float(tokens), tokens or None)
+        asked = CallFeatures(stream, float(tokens), tokens or None)
         if given_up:
             book.outlasted(asked, load=load, seconds=seconds, now=now)
         else:
             book.observe(asked, load=load, ttft_s=seconds / 2, total_s=seconds, output_tokens=tokens, now=now)
     for stream in (False, True):
-        found = [book.predict(Asked(stream), load=load, now=now, confidence=q) for load in (0, 5, 500)]
+        found = [book.predict(CallFeatures(stream), load=load, now=now, confidence=q) for load in (0, 5, 500)]
         assert (found[0] is None) == (not steps)
         bounds = [b.total_s for b in found if b is not None]
         assert bounds == sorted(bounds)
@@ -314,4 +317,4 @@ def test_whatever_was_seen_a_prediction_is_a_number_and_grows_with_the_load(
 
 
 def test_a_prior_is_worth_what_it_says() -> None:
-    assert sum(Ratios(60.0)._weights) == pytest.approx(PRIOR_WEIGHT)
+    assert sum(RatioSketch(60.0)._weights) == pytest.approx(PRIOR_WEIGHT)

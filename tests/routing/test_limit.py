@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.adaptive_concurrency import FLOOR, Limit
+from gateway.upstream.adaptive_concurrency import FLOOR, AdaptiveLimit
 
 Draw = Callable[[random.Random], float]
 
@@ -23,7 +23,7 @@ def lognormal(mean_s: float, sigma: float) -> Draw:
 class Simulated:
     """Open-loop Poisson arrivals before a limit without a queue, before workers with one: first come, first served."""
 
-    def __init__(self, limit: Limit, workers: int, service: Draw, seed: int = 1) -> None:
+    def __init__(self, limit: AdaptiveLimit, workers: int, service: Draw, seed: int = 1) -> None:
         self.limit, self.service, self.rng = limit, service, random.Random(seed)
         self.now, self.inflight, self.served, self.seen = 0.0, 0, 0, [limit.value]
         self._free = [0.0] * workers
@@ -61,7 +61,7 @@ answers = st.tuples(
 def test_the_limit_stays_between_its_bounds_whatever_comes(
     ceiling: int, told: list[tuple[str, float, float, int, bool]]
 ) -> None:
-    limit, now = Limit(ceiling, adaptive=True), 0.0
+    limit, now = AdaptiveLimit(ceiling, adaptive=True), 0.0
     for kind, later, took, inflight, dropped in told:
         now += later
         if dropped:
@@ -72,7 +72,7 @@ def test_the_limit_stays_between_its_bounds_whatever_comes(
 
 @given(told=st.lists(answers, max_size=50))
 def test_what_is_not_adaptive_does_not_move(told: list[tuple[str, float, float, int, bool]]) -> None:
-    limit = Limit(64, adaptive=False)
+    limit = AdaptiveLimit(64, adaptive=False)
     for kind, later, took, inflight, _ in told:
         limit.dropped(0.0)
         limit.answered(kind, later, later + took, inflight)
@@ -83,7 +83,7 @@ def test_what_is_not_adaptive_does_not_move(told: list[tuple[str, float, float, 
 def test_under_overload_the_limit_is_near_what_the_backend_works_on(workers: int, sigma: float, load: float) -> None:
     """Learnt in the calm, as a rule: within 0.7 and 2 times the workers, and no answers are lost by it."""
     capacity = workers / 0.1
-    simulated = Simulated(Limit(256, adaptive=True), workers, lognormal(0.1, sigma))
+    simulated = Simulated(AdaptiveLimit(256, adaptive=True), workers, lognormal(0.1, sigma))
     simulated.run(30.0, 0.8 * capacity)
     simulated.run(10.0, load * capacity)
     simulated.seen.clear()
@@ -96,7 +96,7 @@ def test_under_overload_the_limit_is_near_what_the_backend_works_on(workers: int
 @pytest.mark.parametrize("sigma", [0.3, 0.7])
 def test_a_baseline_that_was_learnt_under_load_comes_down(sigma: float) -> None:
     """A gateway that starts into an overload, with a fourth of its ceiling: four times what the backend works on."""
-    simulated = Simulated(Limit(256, adaptive=True), 16, lognormal(0.1, sigma))
+    simulated = Simulated(AdaptiveLimit(256, adaptive=True), 16, lognormal(0.1, sigma))
     simulated.run(60.0, 1600.0)
     simulated.seen.clear()
     assert simulated.run(60.0, 1600.0) >= 0.9 * 160
@@ -105,7 +105,7 @@ def test_a_baseline_that_was_learnt_under_load_comes_down(sigma: float) -> None:
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
 def test_without_load_the_limit_does_not_drift(sigma: float) -> None:
-    simulated = Simulated(Limit(256, adaptive=True), 100, lognormal(1.0, sigma))
+    simulated = Simulated(AdaptiveLimit(256, adaptive=True), 100, lognormal(1.0, sigma))
     simulated.run(1000.0, 30.0)
     assert min(simulated.seen) >= 30 and max(simulated.seen) <= 128, "a fourth of the ceiling, doubled once at most"
 
@@ -113,7 +113,7 @@ def test_without_load_the_limit_does_not_drift(sigma: float) -> None:
 @pytest.mark.parametrize("sigma", [0.3, 0.7])
 def test_a_slower_backend_keeps_its_places(sigma: float) -> None:
     """Answers that take four times as long for another reason than load: more places are needed, not fewer."""
-    limit = Limit(64, adaptive=True)
+    limit = AdaptiveLimit(64, adaptive=True)
     simulated = Simulated(limit, 64, lognormal(0.1, sigma))
     simulated.run(60.0, 400.0)
     simulated.service = lognormal(0.4, sigma)
@@ -122,7 +122,7 @@ def test_a_slower_backend_keeps_its_places(sigma: float) -> None:
 
 
 def test_a_backend_that_loses_workers_is_sent_less_and_gets_its_places_back() -> None:
-    limit = Limit(256, adaptive=True)
+    limit = AdaptiveLimit(256, adaptive=True)
     simulated = Simulated(limit, 40, lognormal(0.1, 0.5))
     simulated.run(30.0, 320.0)
     simulated._free = [simulated.now] * 10
@@ -135,7 +135,7 @@ def test_a_backend_that_loses_workers_is_sent_less_and_gets_its_places_back() ->
 
 def test_streams_are_not_held_against_wholes() -> None:
     """What is asked for changes from streams, which begin soon, to wholes: no sign of load."""
-    limit = Limit(64, adaptive=True)
+    limit = AdaptiveLimit(64, adaptive=True)
     rng, now = random.Random(2), 0.0
     for kind, mean in [("stream", 0.1), ("whole", 2.0), ("stream", 0.1), ("whole", 2.0)] * 3:
         for _ in range(400):
@@ -145,14 +145,14 @@ def test_streams_are_not_held_against_wholes() -> None:
 
 
 def test_a_backend_that_refuses_is_sent_a_tenth_less_once_a_window() -> None:
-    limit = Limit(100, adaptive=True)
+    limit = AdaptiveLimit(100, adaptive=True)
     assert limit.value == 25
     limit.dropped(1.0)
     limit.dropped(1.0)
     assert limit.value == 22
 
 
-def told(limit: Limit, now: float, seconds: list[float]) -> float:
+def told(limit: AdaptiveLimit, now: float, seconds: list[float]) -> float:
     """A window in which the limit is reached. -> its end."""
     for took in seconds:
         limit.answered("chat", now, now + took, limit.value)
@@ -160,7 +160,7 @@ def told(limit: Limit, now: float, seconds: list[float]) -> float:
 
 
 def test_the_growth_from_the_start_is_not_ended_by_one_stall() -> None:
-    limit = Limit(256, adaptive=True)
+    limit = AdaptiveLimit(256, adaptive=True)
     now = told(limit, 0.0, [0.1] * 64)
     now = told(limit, now, [0.1] * 64)
     assert (limit.value, limit.starting) == (128, True)
@@ -171,7 +171,7 @@ def test_the_growth_from_the_start_is_not_ended_by_one_stall() -> None:
 
 
 def test_nor_by_what_chance_explains() -> None:
-    limit, rng = Limit(256, adaptive=True), random.Random(3)
+    limit, rng = AdaptiveLimit(256, adaptive=True), random.Random(3)
     draw, now = lognormal(0.5, 1.0), 0.0
     while limit.value < 256:
         now = told(limit, now, [draw(rng) for _ in range(limit.value)])
@@ -179,7 +179,7 @@ def test_nor_by_what_chance_explains() -> None:
 
 
 def test_nobody_is_sent_less_for_milliseconds() -> None:
-    limit, now = Limit(64, adaptive=True), 0.0
+    limit, now = AdaptiveLimit(64, adaptive=True), 0.0
     for took in [0.001, 0.02] * 10:
         now = told(limit, now, [took] * 64)
     assert limit.value == 64

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gateway.circuit_breaker import State
-from gateway.ports import Condition
+from gateway.circuit_breaker import BreakerState
+from gateway.ports import ModelCondition
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.own_triton import OwnTriton, own_triton
@@ -36,9 +36,9 @@ def main(triton: OwnTriton, model: str, **keys: Any) -> dict[str, Any]:
     return {"main": {"adapter": "triton", "url": triton.url, "model": model, **keys}}
 
 
-def condition(served: Served) -> Condition:
+def condition(served: Served) -> ModelCondition:
     (found,) = shown_models(served).values()
-    return Condition(found)
+    return ModelCondition(found)
 
 
 def shown_models(served: Served) -> dict[str, str]:
@@ -81,9 +81,9 @@ async def test_a_dead_model_is_left_out_and_reloaded_while_the_other_tier_answer
             controlled.kill_stub(model)
             answer = await served.chat("and now?")
             assert (answer.status, answer.headers["x-nearhit-backend"]) == (200, "other")
-            await until(lambda: reloads(served) and condition(served) is Condition.READY)
+            await until(lambda: reloads(served) and condition(served) is ModelCondition.READY)
             assert reloads(served) == {"recovered": 1}
-            assert lane.breaker.state(served.gateway.parts.clock.monotonic()) is State.CLOSED
+            assert lane.breaker.state(served.gateway.parts.clock.monotonic()) is BreakerState.CLOSED
             assert (await served.chat("and again?")).headers["x-nearhit-backend"] == "main"
 
 
@@ -100,7 +100,7 @@ async def test_a_dead_model_is_left_out_at_once_and_clients_do_not_try_it(
             assert hosted is not None
             controlled.kill_stub("unary")
             assert (await served.chat("one")).headers["x-nearhit-backend"] == "other"
-            assert lane.breaker.state(clock.monotonic()) is State.OPEN, "one call is enough"
+            assert lane.breaker.state(clock.monotonic()) is BreakerState.OPEN, "one call is enough"
             asked = served.gateway.parts.telemetry.backend_requests.values
             before = asked[("main", "error")]
             for i in range(5):
@@ -110,7 +110,7 @@ async def test_a_dead_model_is_left_out_at_once_and_clients_do_not_try_it(
                 shown = (await response.json())["backends"]["main"]["upstreams"][0]
                 assert (shown["models"], shown["state"]) == ({"unary": "dead"}, "open")
             await hosted.reload("unary")  # an operator does
-            await until(lambda: condition(served) is Condition.READY)
+            await until(lambda: condition(served) is ModelCondition.READY)
             assert (await served.chat("back")).headers["x-nearhit-backend"] == "main"
             assert reloads(served) == {}
 
@@ -125,9 +125,9 @@ async def test_an_unloaded_model_is_not_loaded_by_the_gateway_and_found_when_it_
             assert hosted is not None
             await controlled.unload("unary")
             assert (await served.chat("one")).headers["x-nearhit-backend"] == "other"
-            assert condition(served) is Condition.ABSENT
+            assert condition(served) is ModelCondition.ABSENT
             await hosted.reload("unary")
-            await until(lambda: condition(served) is Condition.READY)
+            await until(lambda: condition(served) is ModelCondition.READY)
             assert reloads(served) == {}
             assert (await served.chat("back")).headers["x-nearhit-backend"] == "main"
 
@@ -141,7 +141,7 @@ async def test_a_server_that_refuses_is_said_to_once(tmp_path: Path, caplog: pyt
                 assert (await served.chat("one")).headers["x-nearhit-backend"] == "other"
                 await until(lambda: reloads(served))
                 assert reloads(served) == {"refused": 1}
-                assert condition(served) is Condition.DEAD
+                assert condition(served) is ModelCondition.DEAD
     (record,) = [record for record in caplog.records if record.name == "nearhit.models"]
     assert "--model-control-mode=explicit" in record.message
 
@@ -154,7 +154,7 @@ async def test_of_two_backends_with_the_same_model_one_reloads_it(controlled: Ow
         backends = served.gateway.parts.pools.values()
         hosted = [lane.upstream.hosted for pool in backends for lane in pool.lanes]
         await until(
-            lambda: all(each is not None and each.conditions["unary"] is Condition.READY for each in hosted),
+            lambda: all(each is not None and each.conditions["unary"] is ModelCondition.READY for each in hosted),
             timeout_s=60.0,
         )
         assert sum(served.gateway.parts.telemetry.model_reloads.values.values()) == 1

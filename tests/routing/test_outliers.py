@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.circuit_breaker import Breaker, State
+from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.upstream.outlier_detection import HALF_LIFE_S, MARGIN, MIN_CALLS, Record, is_outlier, may_eject
 
 COUNTS = st.tuples(st.floats(0, 1000), st.floats(0, 1000))
@@ -53,31 +53,31 @@ def test_a_record_fades(calls: list[tuple[bool, float]]) -> None:
 
 
 def test_what_comes_back_and_fails_again_stays_out_twice_as_long_up_to_a_bound() -> None:
-    breaker, now, lengths = Breaker(5, 5.0, longest_s=60.0), 0.0, []
+    breaker, now, lengths = CircuitBreaker(5, 5.0, longest_s=60.0), 0.0, []
     for _ in range(6):
         breaker.eject(now)
-        lengths.append(next(s for s in range(1, 100) if breaker.state(now + s) is State.HALF_OPEN))
+        lengths.append(next(s for s in range(1, 100) if breaker.state(now + s) is BreakerState.HALF_OPEN))
         now += lengths[-1]
         assert [breaker.allow(now), breaker.allow(now)] == [True, False], "one probe"
         breaker.succeeded(asked_at=now)
     assert lengths == [5, 10, 20, 40, 60, 60]
     breaker.eject(now + 61)
-    assert breaker.state(now + 66) is State.HALF_OPEN, "it was good for a while"
+    assert breaker.state(now + 66) is BreakerState.HALF_OPEN, "it was good for a while"
 
 
 def test_a_probe_that_fails_costs_no_more_than_the_last_cooldown() -> None:
-    breaker = Breaker(5, 5.0, longest_s=60.0)
+    breaker = CircuitBreaker(5, 5.0, longest_s=60.0)
     breaker.eject(0.0)
     assert breaker.allow(5.0)
     breaker.failed(5.0, asked_at=5.0)
-    assert breaker.state(9.9) is State.OPEN
+    assert breaker.state(9.9) is BreakerState.OPEN
     assert breaker.ready(10.0)
 
 
 def test_what_was_on_its_way_at_the_opening_neither_closes_nor_prolongs_it() -> None:
-    breaker = Breaker(5, 5.0, longest_s=60.0)
+    breaker = CircuitBreaker(5, 5.0, longest_s=60.0)
     breaker.eject(10.0)
     breaker.succeeded(asked_at=9.0)
-    assert breaker.state(10.0) is State.OPEN
+    assert breaker.state(10.0) is BreakerState.OPEN
     breaker.failed(14.0, asked_at=9.0)
-    assert breaker.state(15.0) is State.HALF_OPEN
+    assert breaker.state(15.0) is BreakerState.HALF_OPEN

@@ -10,8 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from gateway.admin.explanation import request_of
-from gateway.priority import Shed
-from gateway.upstream.concurrency_limiter import Gate
+from gateway.priority import ShedReason
+from gateway.upstream.concurrency_limiter import ConcurrencyLimiter
 from gateway.upstream.wait_queue import BURST_HOLDS, UNKNOWN_PER_PLACE
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
@@ -124,7 +124,7 @@ async def test_a_full_queue_refuses_at_once_with_retry_after_and_hits_go_on(upst
         assert refused.json["error"]["type"] == "overloaded_error"
         assert (await served.chat("known")).cache_status.startswith("nearhit; hit")
         shed = served.gateway.parts.telemetry.shed.values
-        assert shed == {(Shed.QUEUE_FULL,): 1.0}
+        assert shed == {(ShedReason.QUEUE_FULL,): 1.0}
         upstream.gate.set()
         assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
 
@@ -138,7 +138,7 @@ async def test_a_higher_class_takes_the_room_of_a_lower_one(upstream: Upstream, 
         upstream.gate.set()
         assert (await high).status == 200
         assert [task.result().status for task in tasks if not await asyncio.wait([task])] == []
-        assert served.gateway.parts.telemetry.shed.values == {(Shed.DISPLACED,): 1.0}
+        assert served.gateway.parts.telemetry.shed.values == {(ShedReason.DISPLACED,): 1.0}
 
 
 async def test_a_tenant_that_fills_the_queue_makes_room_for_another(upstream: Upstream, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_who_cannot_have_a_place_before_its_deadline_is_refused_at_once(
         refused = await served.chat("hurry", headers={"x-slo-ttft-ms": "3000"})
         assert refused.status == 503
         assert int(refused.headers["Retry-After"]) == 5, "two places, ten seconds each"
-        assert served.gateway.parts.telemetry.shed.values == {(Shed.DEADLINE,): 1.0}
+        assert served.gateway.parts.telemetry.shed.values == {(ShedReason.DEADLINE,): 1.0}
         upstream.gate.set()
         await asyncio.gather(*tasks)
 
@@ -239,7 +239,7 @@ async def test_adaptive_off_sends_as_many_as_the_configuration_says(upstream: Up
 async def test_a_queue_of_fast_answers_refuses_nobody_within_the_configured_concurrency() -> None:
     """The limit starts below it, and with so many clients the queue never gets empty."""
     clock = FakeClock()
-    gate = Gate("main", 64, 60.0, clock, adaptive=True)
+    gate = ConcurrencyLimiter("main", 64, 60.0, clock, adaptive=True)
     request, _ = request_of({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, clock, "the test")
 
     async def client() -> None:

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.queues import Outcome, Scenario, oracle, outcome
-from gateway.routing.latency_promises import LEAST, MOST, STEP, Sureness
-from gateway.upstream.latency import Asked, LatencyBook
+from gateway.routing.latency_promises import LEAST, MOST, STEP, Confidence
+from gateway.upstream.latency import CallFeatures, LatencyBook
 
 
 @given(st.lists(st.booleans(), max_size=3000), st.floats(0.01, 0.999))
 def test_what_is_asked_stays_within_its_ends(kept: list[bool], confidence: float) -> None:
-    sureness = Sureness(confidence)
+    sureness = Confidence(confidence)
     for was_kept in kept:
         sureness.told(kept=was_kept)
         assert min(LEAST, confidence) <= sureness.required <= MOST
@@ -28,7 +28,7 @@ def test_the_share_that_is_kept_is_the_confidence_however_wrong_the_predictions(
     confidence: float, share_of_tight: float
 ) -> None:
     """Predictions that say x where the truth is x squared (too optimistic), and budgets of which some are tight."""
-    draw, sureness, kept, promised = random.Random(1), Sureness(confidence), 0, 0
+    draw, sureness, kept, promised = random.Random(1), Confidence(confidence), 0, 0
     for i in range(20_000):
         chance = draw.uniform(0.3, 1.0) if draw.random() < share_of_tight else 1.0
         if chance >= sureness.required:
@@ -44,16 +44,16 @@ def simulated(scenario: Scenario, load: float, seed: int, count: int = 4000, war
     """-> (what came of it, the oracle's share of the large one). Every request would rather have the large one."""
     arrivals = scenario.arrivals(load, count, random.Random(seed))
     stations, books, open_calls = scenario.stations(), (LatencyBook(), LatencyBook()), [0, 0]
-    sureness, coming, rows = Sureness(0.95), [], []
+    sureness, coming, rows = Confidence(0.95), [], []
     for number, arrival in enumerate(arrivals):
         while coming and coming[0][0] <= arrival.at:
             end, _, tier, ahead, took, budget, promised = heapq.heappop(coming)
             open_calls[tier] -= 1
-            books[tier].observe(Asked(), load=ahead, ttft_s=took, total_s=took, output_tokens=0, now=end)
+            books[tier].observe(CallFeatures(), load=ahead, ttft_s=took, total_s=took, output_tokens=0, now=end)
             if promised:
                 sureness.told(kept=took <= budget)
         bounds = [
-            book.predict(Asked(), load=ahead, now=arrival.at, confidence=sureness.required)
+            book.predict(CallFeatures(), load=ahead, now=arrival.at, confidence=sureness.required)
             for book, ahead in zip(books, open_calls, strict=True)
         ]
         fit = [bound is None or bound.total_s <= arrival.budget_s for bound in bounds]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.circuit_breaker import Breaker
+from gateway.circuit_breaker import CircuitBreaker
 from gateway.upstream.model_health import (
     CALM_S,
     FIRST_PAUSE_S,
@@ -19,7 +19,7 @@ from gateway.upstream.model_health import (
 
 @given(st.floats(0, 1, exclude_max=True))
 def test_the_next_look_comes_before_a_breaker_would_let_a_client_find_out(chance: float) -> None:
-    breaker = Breaker(5, 5.0, 60.0)
+    breaker = CircuitBreaker(5, 5.0, 60.0)
     breaker.eject(0.0)
     assert 3.0 <= look_again_s(chance) <= 5.0
     assert not breaker.ready(look_again_s(chance) - 1e-6)

@@ -10,8 +10,8 @@ from gateway.upstream.retry import (
     LONGEST_BACKOFF_S,
     MINIMUM,
     WINDOW_S,
-    Again,
     RetryBudget,
+    RetryTarget,
     after_answer,
     after_failure,
     backoff_s,
@@ -97,24 +97,29 @@ def test_who_is_given_up_leaves_the_other_one_time_enough(remaining: float, othe
 @pytest.mark.parametrize(
     ("status", "waits", "again"),
     [
-        (200, False, Again.NOBODY),
-        (400, False, Again.NOBODY),
-        (404, False, Again.NOBODY),
-        (429, False, Again.OTHERS),
-        (500, False, Again.OTHERS),
-        (502, False, Again.ANYBODY),
-        (503, False, Again.ANYBODY),
-        (503, True, Again.OTHERS),
-        (504, False, Again.ANYBODY),
+        (200, False, RetryTarget.NOBODY),
+        (400, False, RetryTarget.NOBODY),
+        (404, False, RetryTarget.NOBODY),
+        (429, False, RetryTarget.OTHERS),
+        (500, False, RetryTarget.OTHERS),
+        (502, False, RetryTarget.ANYBODY),
+        (503, False, RetryTarget.ANYBODY),
+        (503, True, RetryTarget.OTHERS),
+        (504, False, RetryTarget.ANYBODY),
     ],
 )
-def test_what_an_answer_says_of_a_retry(status: int, waits: bool, again: Again) -> None:
+def test_what_an_answer_says_of_a_retry(status: int, waits: bool, again: RetryTarget) -> None:
     assert after_answer(status, waits=waits) is again
 
 
 @pytest.mark.parametrize(
     ("status", "retryable", "again"),
-    [(502, True, Again.ANYBODY), (504, True, Again.OTHERS), (400, True, Again.NOBODY), (502, False, Again.NOBODY)],
+    [
+        (502, True, RetryTarget.ANYBODY),
+        (504, True, RetryTarget.OTHERS),
+        (400, True, RetryTarget.NOBODY),
+        (502, False, RetryTarget.NOBODY),
+    ],
 )
-def test_what_a_failure_says_of_a_retry(status: int, retryable: bool, again: Again) -> None:
+def test_what_a_failure_says_of_a_retry(status: int, retryable: bool, again: RetryTarget) -> None:
     assert after_failure(status, retryable=retryable) is again

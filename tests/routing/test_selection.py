@@ -11,7 +11,7 @@ from gateway.admin.policy_manager import staged
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
-from gateway.config.policy.model import Text
+from gateway.config.policy.model import TextOperations
 from gateway.tools.simulation.worker_process import done, job_of
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -76,7 +76,7 @@ async def test_all_of_them_agree(
 
 def faults(document: str, settings: Config) -> list[str]:
     try:
-        staged([Text("p.yaml", document.encode())], settings)
+        staged([TextOperations("p.yaml", document.encode())], settings)
     except ConfigInvalid as invalid:
         return [str(fault) for fault in invalid.faults]
     return []

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.policy.model import Target, Tier
-from gateway.config.policy.targets import Part
+from gateway.config.policy.targets import TierPart
 from gateway.messages import Choice
 from gateway.routing.selection import Decision, point_of, resolved, with_fallbacks
 from tests.fixtures.targets import light_and_large
@@ -19,7 +19,7 @@ def never() -> float:
 
 
 def split(*parts: tuple[str, float], name: str = "large") -> Target:
-    tier = Tier(name, parts[0][0], tuple(Part(backend, share) for backend, share in parts))
+    tier = Tier(name, parts[0][0], tuple(TierPart(backend, share) for backend, share in parts))
     return Target((Tier("light", "small"), tier), (0.5,))
 
 
@@ -62,7 +62,7 @@ def test_without_a_key_it_is_drawn() -> None:
 
 
 def test_behind_the_choice_its_own_parts_then_the_other_tiers_then_the_fallbacks() -> None:
-    parts = (Part("current", 0.2), Part("next", 0.1), Part("old", 0.7))
+    parts = (TierPart("current", 0.2), TierPart("next", 0.1), TierPart("old", 0.7))
     target = Target((Tier("light", "small"), Tier("large", "old", parts)), (0.5,), fallback=("eu", "small", "other"))
     decision = Decision(("next", "small"), "large", Choice.COMPLEX)
     assert with_fallbacks(decision, target).backends == ("next", "old", "current", "small", "eu", "other")

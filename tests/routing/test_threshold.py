@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.share_controller import CAPACITY, DEPTH, HOUR_S, PRIOR, Scores, ShareThreshold, Spent, band_of
+from gateway.routing.share_controller import (
+    CAPACITY,
+    DEPTH,
+    HOUR_S,
+    PRIOR,
+    ScoreWindow,
+    ShareController,
+    ShareSpent,
+    band_of,
+)
 
 Forced = bool | None
 Arrival = tuple[float, float, Forced]  # when, how hard, and where it had to go
@@ -21,7 +30,7 @@ class Route:
     """The three parts as a route has them."""
 
     def __init__(self, share: float) -> None:
-        self.rule, self.scores, self.spent = ShareThreshold(share), Scores(), Spent()
+        self.rule, self.scores, self.spent = ShareController(share), ScoreWindow(), ShareSpent()
 
     def ask(self, score: float, now: float, forced: Forced = None) -> bool:
         wish = self.rule.wish(score, self.scores, self.spent, now)
@@ -182,7 +191,7 @@ def test_what_went_to_the_other_model_after_all_is_counted_there() -> None:
 
 
 def test_the_window_forgets_what_was_believed_and_what_is_long_past() -> None:
-    scores = Scores()
+    scores = ScoreWindow()
     assert scores.top(0.3) == pytest.approx(0.7, abs=0.05)
     for _ in PRIOR:
         scores.add(0.2)
@@ -190,4 +199,4 @@ def test_the_window_forgets_what_was_believed_and_what_is_long_past() -> None:
     for _ in range(CAPACITY):
         scores.add(0.9)
     assert set(scores.ordered) == {0.9} and len(scores) == CAPACITY
-    assert Scores(scores.recent).ordered == scores.ordered
+    assert ScoreWindow(scores.recent).ordered == scores.ordered

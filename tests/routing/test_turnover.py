@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.upstream.adaptive_concurrency import SAMPLES, Recent, Turnover
+from gateway.upstream.adaptive_concurrency import SAMPLES, RecentLatencies, SlotTurnover
 
 
-def busy(turnover: Turnover, hold_s: float, places: int, seconds: float, start: float = 0.0) -> float:
+def busy(turnover: SlotTurnover, hold_s: float, places: int, seconds: float, start: float = 0.0) -> float:
     """All places are held for so long each, and somebody always waits. -> the end."""
     now = start
     while now < start + seconds:
@@ -21,7 +21,7 @@ def busy(turnover: Turnover, hold_s: float, places: int, seconds: float, start: 
 
 @given(values=st.lists(st.floats(0, 1e3), min_size=1), steps=st.lists(st.floats(0, 100), min_size=1))
 def test_a_mean_is_among_what_it_was_made_of(values: list[float], steps: list[float]) -> None:
-    recent, now = Recent(), 0.0
+    recent, now = RecentLatencies(), 0.0
     for number, value in enumerate(values):
         now += steps[number % len(steps)]
         recent.add(value, now)
@@ -30,7 +30,7 @@ def test_a_mean_is_among_what_it_was_made_of(values: list[float], steps: list[fl
 
 
 def test_nothing_is_known_before_the_first_one() -> None:
-    turnover = Turnover()
+    turnover = SlotTurnover()
     assert (turnover.hold_s, turnover.each_s(4), turnover.loop_s) == (None, 0.0, 0.0)
 
 
@@ -38,7 +38,7 @@ def test_nothing_is_known_before_the_first_one() -> None:
 @given(hold_s=st.floats(0.001, 0.02), places=st.integers(2, 64), stall_s=st.floats(0.01, 0.3))
 def test_one_stall_of_the_loop_does_not_make_fast_places_slow(hold_s: float, places: int, stall_s: float) -> None:
     """All that were in flight are late by it, and nobody had a turn meanwhile."""
-    turnover = Turnover()
+    turnover = SlotTurnover()
     now = busy(turnover, hold_s, places, 1.5) + stall_s
     for _ in range(places):
         turnover.held(hold_s + stall_s, now)
@@ -47,7 +47,7 @@ def test_one_stall_of_the_loop_does_not_make_fast_places_slow(hold_s: float, pla
 
 
 def test_slow_places_are_known_from_the_last_ones() -> None:
-    turnover = Turnover()
+    turnover = SlotTurnover()
     now = busy(turnover, 1.0, 1, 100.0)
     for _ in range(2 * SAMPLES):
         now += 10.0
@@ -57,7 +57,7 @@ def test_slow_places_are_known_from_the_last_ones() -> None:
 
 def test_streams_that_hold_some_places_for_long_do_not_slow_down_the_others() -> None:
     """What was seen from turn to turn is believed where it is sooner."""
-    turnover = Turnover()
+    turnover = SlotTurnover()
     now = busy(turnover, 0.1, 8, 5.0)
     turnover.held(600.0, now)
     assert turnover.hold_s is not None and turnover.hold_s > 5.0
@@ -65,7 +65,7 @@ def test_streams_that_hold_some_places_for_long_do_not_slow_down_the_others() ->
 
 
 def test_the_time_that_the_loop_takes_is_not_the_backends() -> None:
-    turnover = Turnover()
+    turnover = SlotTurnover()
     now = busy(turnover, 0.04, 8, 5.0)
     for _ in range(100):
         turnover.woke(0.02, now)

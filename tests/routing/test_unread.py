@@ -6,26 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.latency import HALF_LIFE_S, UNREAD, Asked, LatencyBook, UnreadBook
+from gateway.upstream.latency import HALF_LIFE_S, UNREAD, CallFeatures, LatencyBook, LazyLatencyBook
 
 ANSWER = st.tuples(
-    st.builds(Asked, stream=st.booleans(), input_tokens=st.floats(0, 4000)),
+    st.builds(CallFeatures, stream=st.booleans(), input_tokens=st.floats(0, 4000)),
     st.integers(0, 20),  # load
     st.floats(0.001, 60.0),  # seconds
     st.floats(0.0, 2 * HALF_LIFE_S),  # since the one before
     st.sampled_from(["answered", "given up", "asked"]),
 )
-SEEN = Asked(stream=True, input_tokens=100.0)
+SEEN = CallFeatures(stream=True, input_tokens=100.0)
 
 
-def see(book: LatencyBook | UnreadBook, asked: Asked, load: int, seconds: float, now: float) -> None:
+def see(book: LatencyBook | LazyLatencyBook, asked: CallFeatures, load: int, seconds: float, now: float) -> None:
     tokens = 10 if asked.stream else 0
     book.observe(asked, load=load, ttft_s=seconds / 2, total_s=seconds, output_tokens=tokens, now=now)
 
 
 @given(st.lists(ANSWER, max_size=UNREAD))
 def test_whenever_it_is_asked_it_says_what_one_says_that_is_read_at_once(answers: list[tuple]) -> None:
-    late, at_once, now = UnreadBook(), LatencyBook(), 0.0
+    late, at_once, now = LazyLatencyBook(), LatencyBook(), 0.0
     for asked, load, seconds, pause, what in answers:
         now += pause
         for book in (late, at_once):
@@ -39,7 +39,7 @@ def test_whenever_it_is_asked_it_says_what_one_says_that_is_read_at_once(answers
 
 
 def test_of_answers_that_nobody_asked_about_the_last_ones_are_read() -> None:
-    late, at_once = UnreadBook(), LatencyBook()
+    late, at_once = LazyLatencyBook(), LatencyBook()
     for i in range(10 * UNREAD):
         see(late, SEEN, 0, 9.0 if i < 9 * UNREAD else 1.0, float(i))
     for i in range(9 * UNREAD, 10 * UNREAD):
@@ -49,7 +49,7 @@ def test_of_answers_that_nobody_asked_about_the_last_ones_are_read() -> None:
 
 
 def test_where_somebody_asks_none_is_lost() -> None:
-    late, at_once, now = UnreadBook(), LatencyBook(), 0.0
+    late, at_once, now = LazyLatencyBook(), LatencyBook(), 0.0
     for i in range(5 * UNREAD):
         now += 0.1
         for book in (late, at_once):
@@ -63,6 +63,6 @@ def test_where_somebody_asks_none_is_lost() -> None:
 
 def test_a_book_that_nobody_asks_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LatencyBook, "observe", lambda *_, **__: pytest.fail("it was read"))
-    book = UnreadBook()
+    book = LazyLatencyBook()
     for i in range(2 * UNREAD):
         see(book, SEEN, 0, 1.0, float(i))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.circuit_breaker import State
-from gateway.upstream.latency import Asked
+from gateway.circuit_breaker import BreakerState
+from gateway.upstream.latency import CallFeatures
 from gateway.upstream.retry import MINIMUM
 from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
@@ -160,19 +160,21 @@ async def test_an_upstream_that_drops_calls_is_left_out_and_comes_back_by_a_prob
         for i in range(100):
             assert (await served.chat(str(i), stream=streamed)).status == 200
             clock.advance(0.05)
-            if lane.breaker.state(clock.monotonic()) is State.OPEN:
+            if lane.breaker.state(clock.monotonic()) is BreakerState.OPEN:
                 break
         asked = len(bad.calls)
-        assert lane.breaker.state(clock.monotonic()) is State.OPEN
+        assert lane.breaker.state(clock.monotonic()) is BreakerState.OPEN
         for i in range(20):
             assert (await served.chat(str(i), stream=streamed)).status == 200
         assert len(bad.calls) == asked
-        assert served.gateway.parts.pools["main"].state(clock.monotonic()) is State.CLOSED, "the backend as a whole is"
+        assert served.gateway.parts.pools["main"].state(clock.monotonic()) is BreakerState.CLOSED, (
+            "the backend as a whole is"
+        )
 
         bad.answer = None
         clock.advance(COOLDOWN_S)
         assert (await served.chat("probe")).text == "b answers: probe"
-        assert lane.breaker.state(clock.monotonic()) is State.CLOSED
+        assert lane.breaker.state(clock.monotonic()) is BreakerState.CLOSED
 
 
 async def test_an_address_where_nobody_listens_costs_no_client_anything(
@@ -218,14 +220,18 @@ async def test_who_fails_more_often_than_the_others_is_ejected_and_the_others_ne
         lanes = served.gateway.parts.pools["main"].lanes
         for i in range(300):
             await served.chat(str(i))
-            if lanes[0].breaker.state(clock.monotonic()) is State.OPEN:
+            if lanes[0].breaker.state(clock.monotonic()) is BreakerState.OPEN:
                 break
-        assert [lane.breaker.state(clock.monotonic()) for lane in lanes] == [State.OPEN, State.CLOSED, State.CLOSED]
+        assert [lane.breaker.state(clock.monotonic()) for lane in lanes] == [
+            BreakerState.OPEN,
+            BreakerState.CLOSED,
+            BreakerState.CLOSED,
+        ]
         for upstream in upstreams[1:]:
             upstream.answer = every_other(500)
         for i in range(100):
             await served.chat(str(i))
-        assert [lane.breaker.state(clock.monotonic()) for lane in lanes].count(State.OPEN) == 1
+        assert [lane.breaker.state(clock.monotonic()) for lane in lanes].count(BreakerState.OPEN) == 1
 
 
 async def test_retry_after_is_heeded_while_others_are_asked(
@@ -440,7 +446,7 @@ async def test_all_down_is_said_and_each_answer_counts_once(
         for i in range(3 * FAILURES + 10):
             assert (await served.chat(str(i))).status == 500
         pool = served.gateway.parts.pools["main"]
-        assert pool.state(clock.monotonic()) is State.OPEN
+        assert pool.state(clock.monotonic()) is BreakerState.OPEN
         for upstream in upstreams:
             upstream.answer = None
         assert (await served.chat("hi")).status == 200, "somebody has to answer"
@@ -489,7 +495,7 @@ async def test_what_is_predicted_is_what_the_slowest_that_may_be_chosen_takes(
 ) -> None:
     """Of two that are drawn the slower one is not asked, so that the slowest of three never is."""
     async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE, clock=clock) as served:
-        pool, asked = served.gateway.parts.pools["main"], Asked(route="default")
+        pool, asked = served.gateway.parts.pools["main"], CallFeatures(route="default")
         assert pool.predict(asked, clock.monotonic()) is None
         for lane, seconds in zip(pool.lanes, (0.1, 1.0, 5.0), strict=True):
             for _ in range(100):

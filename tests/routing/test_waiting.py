@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.priority import Priority, Shed
+from gateway.priority import Priority, ShedReason
 from gateway.upstream.wait_queue import (
     AT_LEAST,
     BURST_HOLDS,
@@ -19,20 +19,20 @@ from gateway.upstream.wait_queue import (
     UNNOTICED_S,
     YIELD_EVERY,
     Ticket,
-    Waiting,
+    WaitQueue,
 )
 
 HIGH, NORMAL, LOW = Priority
 
 
-def waiting_of(*tickets: Ticket, room: int = 1000) -> Waiting:
-    waiting = Waiting()
+def waiting_of(*tickets: Ticket, room: int = 1000) -> WaitQueue:
+    waiting = WaitQueue()
     for ticket in tickets:
         assert waiting.offer(ticket, room, 0.0) is None
     return waiting
 
 
-def taken(waiting: Waiting) -> list[int]:
+def taken(waiting: WaitQueue) -> list[int]:
     numbers = []
     while (ticket := waiting.take(0.0)) is not None:
         numbers.append(ticket.number)
@@ -46,10 +46,10 @@ newcomers = st.tuples(st.sampled_from(Priority), st.floats(0, 100), st.sampled_f
 def test_the_queue_never_exceeds_its_room_and_nobody_is_lost(
     came: list[tuple[Priority, float, str]], room: int, taking: int
 ) -> None:
-    waiting, inside, seen = Waiting(), set[int](), list[int]()
+    waiting, inside, seen = WaitQueue(), set[int](), list[int]()
     for number, (priority, due, tenant) in enumerate(came):
         outcome = waiting.offer(Ticket(priority, due, number, tenant), room, 0.0)
-        if isinstance(outcome, Shed):
+        if isinstance(outcome, ShedReason):
             seen.append(number)
         else:
             inside.add(number)
@@ -95,7 +95,7 @@ def test_a_full_queue_lets_go_of_the_last_of_the_lowest_class_for_a_higher_one()
     waiting = waiting_of(*(Ticket(LOW, 9.0 - n, n) for n in range(3)), Ticket(NORMAL, 1.0, 3))
     gone = waiting.offer(Ticket(HIGH, 1.0, 4), 4, 0.0)
     assert isinstance(gone, Ticket) and gone.number == 2
-    assert waiting.offer(Ticket(LOW, 0.0, 5), 4, 0.0) is Shed.QUEUE_FULL
+    assert waiting.offer(Ticket(LOW, 0.0, 5), 4, 0.0) is ShedReason.QUEUE_FULL
 
 
 def test_each_class_keeps_an_eighth_of_the_room() -> None:
@@ -115,13 +115,13 @@ def test_one_tenant_cannot_fill_the_queue_alone() -> None:
     waiting = waiting_of(*(Ticket(NORMAL, 1.0, n, "greedy") for n in range(8)))
     outcomes = [waiting.offer(Ticket(NORMAL, 1.0, 100 + n, "modest"), 8, 0.0) for n in range(6)]
     assert [isinstance(outcome, Ticket) for outcome in outcomes] == [True] * 4 + [False] * 2
-    assert waiting.offer(Ticket(NORMAL, 1.0, 200, "greedy"), 8, 0.0) is Shed.TENANT_SHARE
+    assert waiting.offer(Ticket(NORMAL, 1.0, 200, "greedy"), 8, 0.0) is ShedReason.TENANT_SHARE
     assert isinstance(waiting.offer(Ticket(NORMAL, 1.0, 201, "third"), 8, 0.0), Ticket)
 
 
 def test_a_lone_tenant_is_not_blamed() -> None:
     waiting = waiting_of(*(Ticket(NORMAL, 1.0, n, "a") for n in range(4)))
-    assert waiting.offer(Ticket(NORMAL, 1.0, 4, "a"), 4, 0.0) is Shed.QUEUE_FULL
+    assert waiting.offer(Ticket(NORMAL, 1.0, 4, "a"), 4, 0.0) is ShedReason.QUEUE_FULL
 
 
 def test_who_is_due_is_taken_out() -> None:
@@ -132,7 +132,7 @@ def test_who_is_due_is_taken_out() -> None:
 
 def test_a_queue_that_does_not_get_empty_is_cut() -> None:
     """Twenty places, each held for a second."""
-    waiting = Waiting()
+    waiting = WaitQueue()
     burst, each_s = int(20 * BURST_HOLDS), 1 / 20
     assert waiting.room(64, 0.0, 1.0, each_s) == burst
     for number in range(40):
@@ -166,21 +166,21 @@ def test_who_has_left_is_not_taken() -> None:
 @given(hold_s=st.floats(1e-4, 100), places=st.integers(1, 1000), now=st.floats(0, 1e6))
 def test_nobody_is_refused_for_a_wait_that_nobody_notices(hold_s: float, places: int, now: float) -> None:
     """However low the limit is, and however long the queue has been there."""
-    waiting = Waiting()
+    waiting = WaitQueue()
     waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
     each_s = hold_s / places
     assert waiting.room(64, now, hold_s, each_s) >= min(MOST, UNNOTICED_S / each_s - 1)
 
 
 def test_a_queue_before_an_event_loop_that_is_short_is_not_the_backends_overload() -> None:
-    waiting = Waiting()
+    waiting = WaitQueue()
     waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
     assert waiting.room(64, 100.0, 0.1, 0.002) == 100
     assert waiting.room(64, 100.0, 0.1, 0.002, 0.0) == LOOP_S / 0.002, "for a time"
 
 
 def test_a_limit_that_is_still_growing_is_no_sign_of_overload() -> None:
-    waiting = Waiting()
+    waiting = WaitQueue()
     waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
     assert waiting.room(64, 100.0, 1.0, 1 / 16) == 8
     assert waiting.room(64, 100.0, 1.0, 1 / 16, starting=True) == 64 * STARTING_PER_PLACE

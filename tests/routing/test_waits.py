@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.backoff import KEYS, LONGEST_WAIT_S, Waits, wait_s
+from gateway.upstream.backoff import KEYS, LONGEST_WAIT_S, UpstreamBackoff, wait_s
 
 WALL = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
@@ -75,7 +75,7 @@ def test_whatever_is_written_there_the_wait_is_bounded(status: int, headers: dic
 
 
 def test_a_limit_is_of_the_account_that_met_it() -> None:
-    waits = Waits()
+    waits = UpstreamBackoff()
     waits.add("acme", 30.0)
     assert waits.left_s("acme", 10.0) == 20.0
     assert waits.left_s("other", 10.0) == 0.0
@@ -87,7 +87,7 @@ def test_a_limit_is_of_the_account_that_met_it() -> None:
 
 
 def test_a_crowd_of_accounts_takes_no_more_room_than_it_may() -> None:
-    waits = Waits()
+    waits = UpstreamBackoff()
     for i in range(3 * KEYS):
         waits.add(str(i), 30.0)
     assert waits.left_s("0", 0.0) == 0.0

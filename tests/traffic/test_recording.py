@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.policy.load import policy_from_text
-from gateway.config.policy.model import Recording
-from gateway.steps.traffic_log.reader import Traffic, TrafficUnreadable, read_traffic
+from gateway.config.policy.model import RecordSettings
+from gateway.steps.traffic_log.reader import TrafficLog, TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.recorded_request import drawn
 from gateway.steps.traffic_log.segments import segments_in
 from tests.fixtures.clock import FakeClock
@@ -28,7 +28,7 @@ SECRET = "Where did Ms. Quillfeather put the emerald?"
 FIRST, OTHER = "How do I reset my password today please", "How do I reset my password today kindly"
 
 
-async def flushed(served: Served, folder: Path, clock: FakeClock | None = None) -> Traffic:
+async def flushed(served: Served, folder: Path, clock: FakeClock | None = None) -> TrafficLog:
     await served.gateway.parts.recorder.flush()
     return read_traffic("last-1h", folder / "traffic", served.gateway.parts.clock.wall())
 
@@ -159,7 +159,7 @@ def test_a_question_is_drawn_with_all_its_repeats() -> None:
     digests = [number.to_bytes(8, "big") + bytes(8) for number in range(0, 2**64, 2**54)]
     assert sum(drawn(digest, 0.25) for digest in digests) == len(digests) / 4
     assert all(drawn(digest, 1.0) for digest in digests)
-    assert Recording().share == 1.0
+    assert RecordSettings().share == 1.0
 
 
 async def test_another_policy_begins_another_segment(upstream: Upstream, tmp_path: Path) -> None:

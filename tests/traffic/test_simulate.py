@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.__main__ import main
-from gateway.admin.simulation_runner import Trial
+from gateway.admin.simulation_runner import SimulationRunner
 from gateway.config import Config
 from gateway.config.policy.load import policy_from_text
 from gateway.steps.traffic_log.format import MAGIC, _framed
@@ -20,7 +20,7 @@ from gateway.steps.traffic_log.reader import TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.segments import segments_in
 from gateway.tools.simulation.report import as_text
 from gateway.tools.simulation.simulation import Simulation
-from gateway.tools.simulation.worker_process import Job, answer_to, done, job_of, unpacked
+from gateway.tools.simulation.worker_process import SimulationJob, answer_to, done, job_of, unpacked
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -331,7 +331,7 @@ async def test_one_at_a_time_and_not_for_long(light: Upstream, large: Upstream, 
             arrived.set()
             await held.wait()
 
-        trial = Trial(replaced(settings), flush, lambda: "hash/384/v2", served.gateway.parts.clock.wall)
+        trial = SimulationRunner(replaced(settings), flush, lambda: "hash/384/v2", served.gateway.parts.clock.wall)
         now = served.gateway.policy
         first = asyncio.create_task(trial.of(now, now, None))
         await arrived.wait()
@@ -349,7 +349,7 @@ def replaced(settings: Config) -> Config:
 
 
 def test_a_job_is_plain(tmp_path: Path) -> None:
-    job = Job(
+    job = SimulationJob(
         "last-1h",
         1.0,
         str(tmp_path),

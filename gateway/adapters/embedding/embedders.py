@@ -18,7 +18,7 @@ from gateway.ports import ImmediateEncoder, TextEncoder
 LOG = logging.getLogger(__name__)
 
 
-class ImmediateEmbedder:
+class InlineEmbedder:
     """Implements `Embedder`."""
 
     def __init__(self, encoder: ImmediateEncoder) -> None:

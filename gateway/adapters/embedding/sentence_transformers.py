@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.messages import Embedding
 
 BATCH = 32  # texts a forward pass; the library sorts by length itself
@@ -23,13 +23,13 @@ BATCH = 32  # texts a forward pass; the library sorts by length itself
 class SentenceTransformersEncoder:
     """Implements `TextEncoder`. `model` is a directory or a hub name; `device` as torch names them, None: its choice.
 
-    Raises `StartFailed` where a CUDA device is asked for and there is none, and what the library raises (OSError,
+    Raises `StartupError` where a CUDA device is asked for and there is none, and what the library raises (OSError,
     ValueError) when the model cannot be loaded.
     """
 
     def __init__(self, model: str, device: str | None = None) -> None:
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-            raise StartFailed(
+            raise StartupError(
                 f"embedder.device {device}: torch {torch.__version__} finds no GPU, expected one with its driver, and "
                 "a torch built for CUDA: pip install 'nearhit[sentence-transformers]', or device: cpu"
             )

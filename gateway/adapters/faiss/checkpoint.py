@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import msgpack
 import numpy as np
 
-from gateway.adapters.faiss.partition import Matrix, Part
+from gateway.adapters.faiss.partition import Matrix, Slice
 
 VERSION = 1
 MAGIC = b"nearhit index\n"
@@ -32,7 +32,7 @@ class CheckpointRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PartitionKind:
     """What vectors must have in common to be in one file, and in one index."""
 
     embedder: str  # its fingerprint
@@ -40,7 +40,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
+class InvertedLists:
     """What makes a partition an inverted file."""
 
     centroids: Matrix  # (lists, d)
@@ -48,16 +48,18 @@ class Lists:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CheckpointChunk:
     """Some entries of one partition."""
 
     scope: str
     names: list[str]  # fingerprints, one an entry
-    part: Part
-    lists: Lists | None  # None: a flat partition
+    part: Slice
+    lists: InvertedLists | None  # None: a flat partition
 
 
-def write_checkpoint(path: Path, kind: Kind, pieces: Iterable[Piece], position: str | None = None) -> int:
+def write_checkpoint(
+    path: Path, kind: PartitionKind, pieces: Iterable[CheckpointChunk], position: str | None = None
+) -> int:
     """Returns how many entries it holds. `position`: in the store's log of changes, all up to which is in it; None: not
     known. Raises `OSError`; the file that was there stays then."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -83,7 +85,7 @@ def position_of(path: Path) -> str | None:
     return position if isinstance(position, str) else None
 
 
-def read_checkpoint(path: Path, kind: Kind, max_entries: int) -> Iterator[Piece]:
+def read_checkpoint(path: Path, kind: PartitionKind, max_entries: int) -> Iterator[CheckpointChunk]:
     """Its pieces; nothing is read into memory before the whole file is known to be sound. Raises `FileNotFoundError`
     where there is none, `CheckpointRefused`, `OSError`."""
     with path.open("rb") as file:
@@ -101,8 +103,8 @@ def read_checkpoint(path: Path, kind: Kind, max_entries: int) -> Iterator[Piece]
             raise CheckpointRefused(f"its content cannot be read ({type(error).__name__})") from None
 
 
-def _pieces(file: BinaryIO, dimension: int) -> Iterator[Piece]:
-    lists: Lists | None = None
+def _pieces(file: BinaryIO, dimension: int) -> Iterator[CheckpointChunk]:
+    lists: InvertedLists | None = None
     scope: str | None = None
     for fields in msgpack.Unpacker(file, max_buffer_size=MAX_PIECE):
         if fields["scope"] != scope:  # the first piece of a partition says what is common to all of its pieces
@@ -110,7 +112,7 @@ def _pieces(file: BinaryIO, dimension: int) -> Iterator[Piece]:
         yield _piece(fields, dimension, lists)
 
 
-def _write(file: BinaryIO, kind: Kind, pieces: Iterable[Piece], position: str | None) -> int:
+def _write(file: BinaryIO, kind: PartitionKind, pieces: Iterable[CheckpointChunk], position: str | None) -> int:
     file.write(bytes(HEADER_BYTES))
     packer = msgpack.Packer(autoreset=True)
     body, count, size = hashlib.sha256(), 0, 0
@@ -154,7 +156,7 @@ def _header(file: BinaryIO) -> dict[str, Any]:
     return header
 
 
-def _check_header(header: dict[str, Any], kind: Kind, max_entries: int, size: int) -> None:
+def _check_header(header: dict[str, Any], kind: PartitionKind, max_entries: int, size: int) -> None:
     for key, expected in (("version", VERSION), ("embedder", kind.embedder), ("dimension", kind.dimension)):
         if header.get(key) != expected:
             raise CheckpointRefused(f"its {key} is {header.get(key)!r}, expected {expected!r}")
@@ -167,7 +169,7 @@ def _check_header(header: dict[str, Any], kind: Kind, max_entries: int, size: in
         raise CheckpointRefused(f"it has {size} bytes, expected {HEADER_BYTES + body}: it was cut off")
 
 
-def _fields(piece: Piece, *, first: bool) -> dict[str, Any]:
+def _fields(piece: CheckpointChunk, *, first: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "scope": piece.scope,
         "names": piece.names,
@@ -181,25 +183,25 @@ def _fields(piece: Piece, *, first: bool) -> dict[str, Any]:
     return fields
 
 
-def _lists(fields: dict[str, Any], dimension: int) -> Lists | None:
+def _lists(fields: dict[str, Any], dimension: int) -> InvertedLists | None:
     if "centroids" not in fields:
         return None
     centroids = np.frombuffer(fields["centroids"], "<f4").reshape(-1, dimension)
-    return Lists(centroids.astype(np.float32), int(fields["trained_for"]))
+    return InvertedLists(centroids.astype(np.float32), int(fields["trained_for"]))
 
 
-def _piece(fields: dict[str, Any], dimension: int, lists: Lists | None) -> Piece:
+def _piece(fields: dict[str, Any], dimension: int, lists: InvertedLists | None) -> CheckpointChunk:
     ids = np.frombuffer(fields["ids"], "<i8").astype(np.int64)
     if lists is None:
-        part = Part(ids, np.frombuffer(fields["vectors"], "<f4").reshape(-1, dimension).astype(np.float32))
+        part = Slice(ids, np.frombuffer(fields["vectors"], "<f4").reshape(-1, dimension).astype(np.float32))
     else:
         vectors = np.frombuffer(fields["vectors"], "<f2").reshape(-1, dimension).astype(np.float16)
-        part = Part(ids, vectors, np.frombuffer(fields["lists"], "<i4").astype(np.int32))
+        part = Slice(ids, vectors, np.frombuffer(fields["lists"], "<i4").astype(np.int32))
     _check_piece(fields["names"], part, lists)
-    return Piece(fields["scope"], fields["names"], part, lists)
+    return CheckpointChunk(fields["scope"], fields["names"], part, lists)
 
 
-def _check_piece(names: list[str], part: Part, lists: Lists | None) -> None:
+def _check_piece(names: list[str], part: Slice, lists: InvertedLists | None) -> None:
     """FAISS checks nothing of what it is given here. Raises `ValueError`."""
     if not len(names) == len(part.ids) == len(part.vectors):
         raise ValueError("names, ids and vectors do not match")

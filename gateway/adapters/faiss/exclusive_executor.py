@@ -18,11 +18,11 @@ import faiss
 T = TypeVar("T")
 
 
-class Closed(Exception):
+class ExecutorClosed(Exception):
     """The index is being closed: work in the background ends."""
 
 
-class Owner:
+class ExclusiveExecutor:
     def __init__(self) -> None:
         # FAISS' own threads cost a search of a small partition milliseconds to wake (measured: 8 ms against 0.05).
         self._thread = ThreadPoolExecutor(
@@ -48,15 +48,15 @@ class Owner:
         return await asyncio.wrap_future(self._submit(operation))
 
     def call(self, operation: Callable[[], T]) -> T:
-        """From another thread. Raises `Closed`."""
+        """From another thread. Raises `ExecutorClosed`."""
         try:
             waiting = self._submit(operation)
         except RuntimeError:  # it takes nothing any more
-            raise Closed from None
+            raise ExecutorClosed from None
         try:
             return waiting.result()
         except CancelledError:
-            raise Closed from None
+            raise ExecutorClosed from None
 
     def close(self) -> None:
         self._closed = True

@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 
 from gateway.adapters.faiss.partition import FlatPartition, Ids, Matrix, search_lists
-from gateway.errors import StartFailed
+from gateway.errors import StartupError
 from gateway.messages import Vector
 
 # A large partition on a device such as a GPU: searched there, and kept on the CPU as before.
@@ -53,8 +53,8 @@ class Device(Protocol):
         what was placed before. Raises RuntimeError where there is no room."""
 
 
-class Placed:
-    """Implements `Copy`. A device that fails is left alone: from then on the partition is searched on the CPU."""
+class GpuReplica:
+    """Implements `PartitionCopy`. A device that fails is left alone: from then on the partition is searched on the CPU."""
 
     def __init__(self, lists: Searchable, dimension: int, *, batch: int = BATCH) -> None:
         self._lists = lists
@@ -149,12 +149,12 @@ _GPU: Any = faiss  # the stubs of a faiss for the CPU lack what is asked of it
 
 
 class CudaDevice:
-    """Implements `Device`. `name`: cuda or cuda:N, as torch names them. Raises `StartFailed` where faiss cannot."""
+    """Implements `Device`. `name`: cuda or cuda:N, as torch names them. Raises `StartupError` where faiss cannot."""
 
     def __init__(self, name: str) -> None:
         self._number = int(name.partition(":")[2] or 0)
         if not hasattr(faiss, "StandardGpuResources"):
-            raise StartFailed(
+            raise StartupError(
                 f"index.device {name}: the faiss that is installed, {faiss.__version__}, is built for the CPU alone, "
                 "expected faiss-gpu over it: pip install 'nearhit[faiss-gpu]' and then pip install --force-reinstall "
                 "--no-deps faiss-gpu, or device: cpu"
@@ -162,7 +162,7 @@ class CudaDevice:
         found = int(_GPU.get_num_gpus())
         if found <= self._number:
             there = "no GPU" if found == 0 else f"{found} GPU{'s' if found > 1 else ''}, the last one cuda:{found - 1}"
-            raise StartFailed(
+            raise StartupError(
                 f"index.device {name}: faiss {faiss.__version__} finds {there}, expected that one with its driver "
                 "(nvidia-smi lists it), or device: cpu"
             )
@@ -172,10 +172,10 @@ class CudaDevice:
         # searched.
         resources = _GPU.StandardGpuResources()
         resources.setTempMemory(SCRATCH_BYTES)
-        return Lists(_GPU.index_cpu_to_gpu(resources, self._number, empty), resources)
+        return GpuLists(_GPU.index_cpu_to_gpu(resources, self._number, empty), resources)
 
 
-class Lists:
+class GpuLists:
     """Implements `Searchable` over an inverted file of FAISS, wherever it lies."""
 
     def __init__(self, index: Any, resources: object = None) -> None:

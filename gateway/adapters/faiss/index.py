@@ -1,4 +1,4 @@
-"""The vector index in process: one partition a scope, all with one `Owner`.
+"""The vector index in process: one partition a scope, all with one `ExclusiveExecutor`.
 
 A partition per scope makes the scope a hard filter by construction, and lets a search cost what its scope holds, not
 what the cache holds. One owner, because FAISS crashes on concurrent add and search. A small partition is searched
@@ -16,12 +16,12 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from gateway.adapters.faiss.checkpoint import Piece
-from gateway.adapters.faiss.exclusive_executor import Owner
+from gateway.adapters.faiss.checkpoint import CheckpointChunk
+from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor
 from gateway.adapters.faiss.gpu_partition import Device
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Partition
-from gateway.adapters.faiss.rebuilder import Plan, Rebuilder, Train, train_centroids
-from gateway.adapters.faiss.shard_map import Contents, contents_of, slices
+from gateway.adapters.faiss.rebuilder import IndexPlan, Rebuilder, Train, train_centroids
+from gateway.adapters.faiss.shard_map import ShardMap, contents_of, slices
 from gateway.errors import IndexUnavailable
 from gateway.messages import Neighbour, Vector
 from gateway.ports import StoredVector
@@ -46,7 +46,7 @@ class FaissIndex:
         dimension: int,
         *,
         max_entries: int,
-        plan: Plan | None = None,
+        plan: IndexPlan | None = None,
         train: Train = train_centroids,
         timeout_s: float = TIMEOUT_S,
         device: Device | None = None,
@@ -54,10 +54,10 @@ class FaissIndex:
         self._dimension = dimension
         self._max_entries = max_entries
         self._timeout_s = timeout_s
-        self._plan = plan or Plan()
+        self._plan = plan or IndexPlan()
         self._device = device
-        self._contents = Contents()
-        self._owner = Owner()
+        self._contents = ShardMap()
+        self._owner = ExclusiveExecutor()
         self._rebuilder = Rebuilder(dimension, self._plan, train, self._owner, lambda: self._contents, device)
         self.changes = 0  # additions and removals so far: a checkpoint is due when there were some
 
@@ -150,17 +150,17 @@ class FaissIndex:
                 return
             await asyncio.gather(*map(asyncio.wrap_future, asked), return_exceptions=True)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[CheckpointChunk]:
         """A copy of everything, taken in steps while the index is used; not for the event loop's thread.
 
-        It is not of one moment: what is added or removed meanwhile may or may not be in it. Raises `Closed`.
+        It is not of one moment: what is added or removed meanwhile may or may not be in it. Raises `ExecutorClosed`.
         """
         todo = self._steps(self._owner.call(lambda: list(self._contents.partitions)))
         while copied := self._owner.call(lambda: self._copy(todo)):
             for piece in copied:
                 yield from slices(piece, STEP)
 
-    async def load(self, pieces: Iterable[Piece]) -> None:
+    async def load(self, pieces: Iterable[CheckpointChunk]) -> None:
         """Takes over what `pieces` gave; what was added since the start is younger, and stays."""
         contents = await asyncio.to_thread(contents_of, pieces, self._dimension, self._plan.probes_for)
         await self._owner.run(lambda: self._take_over(contents))
@@ -237,9 +237,9 @@ class FaissIndex:
                 for step in range(partition.steps):
                     yield scope, partition, step
 
-    def _copy(self, todo: Iterator[tuple[str, Partition, int]]) -> list[Piece]:
+    def _copy(self, todo: Iterator[tuple[str, Partition, int]]) -> list[CheckpointChunk]:
         """The next steps, until there are about `STEP` entries in them."""
-        copied: list[Piece] = []
+        copied: list[CheckpointChunk] = []
         entries = 0
         for scope, partition, step in todo:
             copied.append(self._contents.piece(scope, partition, step))
@@ -248,7 +248,7 @@ class FaissIndex:
                 break
         return copied
 
-    def _take_over(self, contents: Contents) -> None:
+    def _take_over(self, contents: ShardMap) -> None:
         before, self._contents = self._contents, contents
         for fingerprint, identifier in before.ids.items():
             scope = before.scopes[identifier]

@@ -106,8 +106,8 @@ class FlatPartition:
         row = int(near.argmax())
         return near.item(row), self._ids.item(row)
 
-    def part(self, step: int) -> Part:
-        return Part(self._ids[: self._count].copy(), self._vectors[: self._count].copy())
+    def part(self, step: int) -> Slice:
+        return Slice(self._ids[: self._count].copy(), self._vectors[: self._count].copy())
 
     def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
         rows = self._rows(ids)
@@ -142,7 +142,7 @@ _DIRECT_MAP: Any = faiss.DirectMap  # type: ignore[attr-defined]  # its stubs la
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Slice:
     """A copy of some entries of a partition."""
 
     ids: Ids  # (n,)
@@ -183,13 +183,13 @@ class Partition(Protocol):
     def nearest(self, vector: Vector) -> tuple[float, int] | None:
         """Inner product and id of the most similar one, if there is any."""
 
-    def part(self, step: int) -> Part: ...
+    def part(self, step: int) -> Slice: ...
 
     def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
         """Those of `ids` that are in it, with their vectors."""
 
 
-class Copy(Protocol):
+class PartitionCopy(Protocol):
     """What is told of every change of an inverted file, and searched in its place (`faiss_placed`)."""
 
     @property
@@ -225,7 +225,7 @@ class IvfPartition:
         """`centroids`: (lists, d), unit length. `probes`: how many lists a search looks through."""
         self.centroids = centroids
         self.trained_for = trained_for
-        self.copy: Copy | None = None
+        self.copy: PartitionCopy | None = None
         self._dimension = centroids.shape[1]
         self._probes = min(probes, len(centroids))
         self._index = empty_lists(centroids, probes)
@@ -271,16 +271,16 @@ class IvfPartition:
     def nearest(self, vector: Vector) -> tuple[float, int] | None:
         return nearest_of(self, vector)
 
-    def part(self, step: int) -> Part:
+    def part(self, step: int) -> Slice:
         """One list."""
         lists = self._index.invlists
         count = lists.list_size(step)
         if count == 0:
-            return Part(np.empty(0, np.int64), np.empty((0, self._dimension), np.float16), np.empty(0, np.int32))
+            return Slice(np.empty(0, np.int64), np.empty((0, self._dimension), np.float16), np.empty(0, np.int32))
         ids = faiss.rev_swig_ptr(lists.get_ids(step), count).copy()
         codes = faiss.rev_swig_ptr(lists.get_codes(step), count * 2 * self._dimension).copy()
         vectors = codes.view(np.float16).reshape(count, self._dimension)
-        return Part(ids, vectors, np.full(count, step, dtype=np.int32))
+        return Slice(ids, vectors, np.full(count, step, dtype=np.int32))
 
     def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
         found = [(i, self._reconstruct(i)) for i in ids.tolist()]
@@ -289,7 +289,7 @@ class IvfPartition:
             return np.empty(0, np.int64), np.empty((0, self._dimension), np.float32)
         return np.array([i for i, _ in held], dtype=np.int64), np.stack([vector for _, vector in held])
 
-    def load(self, part: Part) -> None:
+    def load(self, part: Slice) -> None:
         """Takes back what `part` gave, without looking for the nearest centroids again; then comes `finish`."""
         assert part.lists is not None
         self._index.set_direct_map_type(_DIRECT_MAP.NoMap)  # made in one pass at the end

@@ -21,19 +21,19 @@ from functools import partial
 import faiss
 import numpy as np
 
-from gateway.adapters.faiss.exclusive_executor import Closed, Owner
-from gateway.adapters.faiss.gpu_partition import Device, Placed
+from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor, ExecutorClosed
+from gateway.adapters.faiss.gpu_partition import Device, GpuReplica
 from gateway.adapters.faiss.partition import (
-    Copy,
     FlatPartition,
     Ids,
     IvfPartition,
     Matrix,
-    Part,
     Partition,
+    PartitionCopy,
+    Slice,
     empty_lists,
 )
-from gateway.adapters.faiss.shard_map import Contents
+from gateway.adapters.faiss.shard_map import ShardMap
 from gateway.adapters.system.memory import give_back
 
 # From the entries of a scope to the partition that suits their number: when, into how many lists, and around what.
@@ -53,7 +53,7 @@ Train = Callable[[Matrix, int, Check], Matrix]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class IndexPlan:
     """How a partition grows. Measured with make bench-index, d = 384, one thread."""
 
     flat_up_to: int = 4_000  # entries; a flat search takes 0.2 ms there, one through lists 0.04
@@ -90,7 +90,7 @@ class Plan:
         return partition.copy is None or partition.copy.worn
 
 
-def build(parts: list[Part], dimension: int, plan: Plan, train: Train, check: Check) -> Partition:
+def build(parts: list[Slice], dimension: int, plan: IndexPlan, train: Train, check: Check) -> Partition:
     """A partition of these entries, made to suit their number. Empties `parts`: at no time is all there twice."""
     entries = sum(len(part.ids) for part in parts)
     made: Partition
@@ -133,7 +133,7 @@ def _add_up(chunk: Matrix, centroids: Matrix, sums: Matrix) -> None:
     sums[used] += np.add.reduceat(chunk[order], begins, axis=0)
 
 
-def _sample(parts: Sequence[Part], wanted: int) -> Matrix:
+def _sample(parts: Sequence[Slice], wanted: int) -> Matrix:
     """About `wanted` vectors, evenly from all parts."""
     entries = sum(len(part.ids) for part in parts)
     every = max(1, entries // wanted)
@@ -141,7 +141,7 @@ def _sample(parts: Sequence[Part], wanted: int) -> Matrix:
     return np.concatenate(vectors).astype(np.float32)
 
 
-def _chunks(parts: list[Part]) -> Iterator[tuple[Ids, Matrix]]:
+def _chunks(parts: list[Slice]) -> Iterator[tuple[Ids, Matrix]]:
     """Everything in pieces of at most `CHUNK`, the last part first."""
     while parts:
         some = [parts.pop()]
@@ -182,13 +182,13 @@ class _Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class _News:
+class _Delta:
     ids: Ids  # (n,), added
     vectors: Matrix  # (n, d)
     removed: list[Ids]
     rest: int  # how many more were added
 
-    def apply(self, made: Partition | Copy) -> None:
+    def apply(self, made: Partition | PartitionCopy) -> None:
         if self.removed:
             made.remove(np.concatenate(self.removed))
         if len(self.ids):
@@ -205,10 +205,10 @@ class Rebuilder:
     def __init__(
         self,
         dimension: int,
-        plan: Plan,
+        plan: IndexPlan,
         train: Train,
-        owner: Owner,
-        contents: Callable[[], Contents],
+        owner: ExclusiveExecutor,
+        contents: Callable[[], ShardMap],
         device: Device | None = None,
     ) -> None:
         self._dimension = dimension
@@ -256,12 +256,12 @@ class Rebuilder:
 
     def _run(self, scope: str) -> None:
         call = self._owner.call
-        with suppress(Closed):
+        with suppress(ExecutorClosed):
             try:
                 self._renew(scope)
             except _Superseded:
                 pass
-            except Closed:
+            except ExecutorClosed:
                 return
             except Exception:  # the old form goes on serving: slower, or less exact, but right
                 LOG.exception("a partition could not be rebuilt")
@@ -289,7 +289,7 @@ class Rebuilder:
         """List by list: FAISS' own copying to a GPU would read lists that change meanwhile."""
         begun = time.perf_counter()
         try:
-            made = Placed(device.place(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension)
+            made = GpuReplica(device.place(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension)
             for step in range(partition.steps):
                 self._check()
                 part = _before(self._owner.call(partial(partition.part, step)), journal.first_id)
@@ -306,7 +306,7 @@ class Rebuilder:
         took = round(time.perf_counter() - begun, 3)
         LOG.info("a partition is searched on the device", extra={"fields": {"entries": len(made), "seconds": took}})
 
-    def _catch_up(self, journal: _Journal, made: Partition | Copy) -> None:
+    def _catch_up(self, journal: _Journal, made: Partition | PartitionCopy) -> None:
         """Each round takes what came during the one before it. That gets less: what is added here goes in batches, what
         requests add comes one by one."""
         while True:
@@ -318,7 +318,7 @@ class Rebuilder:
 
     def _check(self) -> None:
         if self._closed.is_set():
-            raise Closed
+            raise ExecutorClosed
 
     def _begin(self, scope: str) -> tuple[_Journal, bool]:
         """Beside the journal, whether the partition is due for another form, or else for a copy."""
@@ -329,13 +329,13 @@ class Rebuilder:
         self._journal = _Journal(scope, partition, contents.next_id)
         return self._journal, self._plan.due(partition)
 
-    def _news(self, journal: _Journal, limit: int) -> _News:
+    def _news(self, journal: _Journal, limit: int) -> _Delta:
         if self._contents().partitions.get(journal.scope) is not journal.partition:
             raise _Superseded
         wanted, journal.added = journal.added[:limit], journal.added[limit:]
         removed, journal.removed = journal.removed, []
         ids, vectors = journal.partition.vectors(np.array(wanted, dtype=np.int64))
-        return _News(ids, vectors, removed, len(journal.added))
+        return _Delta(ids, vectors, removed, len(journal.added))
 
     def _swap(self, journal: _Journal, made: Partition) -> None:
         self._news(journal, len(journal.added)).apply(made)
@@ -344,7 +344,7 @@ class Rebuilder:
         self._contents().replace(journal.scope, made)
         self._failed.pop(journal.scope, None)
 
-    def _swap_copy(self, journal: _Journal, partition: IvfPartition, made: Placed) -> None:
+    def _swap_copy(self, journal: _Journal, partition: IvfPartition, made: GpuReplica) -> None:
         self._news(journal, len(journal.added)).apply(made)
         if len(made) > len(partition):
             raise AssertionError(f"{len(made)} entries were copied of {len(partition)}")
@@ -364,10 +364,10 @@ class Rebuilder:
         return 0 if partition is None else len(partition)
 
 
-def _before(part: Part, first_id: int) -> Part:
+def _before(part: Slice, first_id: int) -> Slice:
     """Without what was added after the copy began: the journal has it."""
     old = part.ids < first_id
-    return Part(part.ids[old], part.vectors[old])
+    return Slice(part.ids[old], part.vectors[old])
 
 
 def _in_background() -> None:

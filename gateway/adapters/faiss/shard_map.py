@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gateway.adapters.faiss.checkpoint import Lists, Piece
-from gateway.adapters.faiss.partition import FlatPartition, Ids, IvfPartition, Part, Partition
+from gateway.adapters.faiss.checkpoint import CheckpointChunk, InvertedLists
+from gateway.adapters.faiss.partition import FlatPartition, Ids, IvfPartition, Partition, Slice
 from gateway.messages import Neighbour, Vector
 
 # Measured (make bench-index): the fingerprint, its id, and both in three tables; an empty flat partition and its scope.
@@ -18,7 +18,7 @@ PARTITION_BYTES = 600
 
 
 @dataclass(slots=True)
-class Contents:
+class ShardMap:
     """Tables of texts and numbers, which the garbage collector does not look into: an `OrderedDict` of a million
     entries costs each of its full passes 60 ms (measured)."""
 
@@ -95,17 +95,17 @@ class Contents:
         self.partition_bytes += partition.bytes - self.partitions[scope].bytes
         self.partitions[scope] = partition
 
-    def piece(self, scope: str, partition: Partition, step: int) -> Piece:
+    def piece(self, scope: str, partition: Partition, step: int) -> CheckpointChunk:
         """A copy of a part of `partition`, without what is no longer in the index."""
         part = partition.part(step)
         names = [self.names.get(i) for i in part.ids.tolist()]
         if None in names:
             kept = np.array([name is not None for name in names])
-            part = Part(part.ids[kept], part.vectors[kept], None if part.lists is None else part.lists[kept])
+            part = Slice(part.ids[kept], part.vectors[kept], None if part.lists is None else part.lists[kept])
         lists = None
         if isinstance(partition, IvfPartition):
-            lists = Lists(partition.centroids, partition.trained_for)
-        return Piece(scope, [name for name in names if name is not None], part, lists)
+            lists = InvertedLists(partition.centroids, partition.trained_for)
+        return CheckpointChunk(scope, [name for name in names if name is not None], part, lists)
 
     def _take_out(self, scope: str, ids: Ids) -> None:
         partition = self.partitions[scope]
@@ -117,9 +117,9 @@ class Contents:
             del self.partitions[scope]
 
 
-def contents_of(pieces: Iterable[Piece], dimension: int, probes_for: Callable[[int], int]) -> Contents:
+def contents_of(pieces: Iterable[CheckpointChunk], dimension: int, probes_for: Callable[[int], int]) -> ShardMap:
     """The contents that `piece` took apart; those of one partition follow each other. `probes_for`: as in `Plan`."""
-    contents = Contents()
+    contents = ShardMap()
     names: list[str] = []
     scopes: list[str] = []
     ids: list[Ids] = []
@@ -143,14 +143,14 @@ def contents_of(pieces: Iterable[Piece], dimension: int, probes_for: Callable[[i
     return contents
 
 
-def _empty(piece: Piece, dimension: int, probes_for: Callable[[int], int]) -> Partition:
+def _empty(piece: CheckpointChunk, dimension: int, probes_for: Callable[[int], int]) -> Partition:
     if piece.lists is None:
         return FlatPartition(dimension)
     trained_for = piece.lists.trained_for
     return IvfPartition(piece.lists.centroids, probes=probes_for(trained_for), trained_for=trained_for)
 
 
-def _name(contents: Contents, names: Sequence[str], scopes: Sequence[str], ids: Ids) -> None:
+def _name(contents: ShardMap, names: Sequence[str], scopes: Sequence[str], ids: Ids) -> None:
     """Fills the tables in the order of the ids, which is that of age."""
     order = np.argsort(ids).tolist()
     numbers: list[int] = ids.tolist()
@@ -167,10 +167,10 @@ def _name(contents: Contents, names: Sequence[str], scopes: Sequence[str], ids: 
             contents._take_out(contents.scopes.pop(identifier), np.array([identifier], dtype=np.int64))
 
 
-def slices(piece: Piece, entries: int) -> Iterator[Piece]:
+def slices(piece: CheckpointChunk, entries: int) -> Iterator[CheckpointChunk]:
     """The same in pieces of at most `entries`."""
     for i in range(0, max(1, len(piece.names)), entries):
         part = piece.part
         lists = None if part.lists is None else part.lists[i : i + entries]
-        cut = Part(part.ids[i : i + entries], part.vectors[i : i + entries], lists)
-        yield Piece(piece.scope, piece.names[i : i + entries], cut, piece.lists)
+        cut = Slice(part.ids[i : i + entries], part.vectors[i : i + entries], lists)
+        yield CheckpointChunk(piece.scope, piece.names[i : i + entries], cut, piece.lists)

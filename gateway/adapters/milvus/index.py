@@ -20,7 +20,7 @@ from pymilvus import DataType, MilvusClient
 
 from gateway.adapters.milvus.server import MilvusServer
 from gateway.bounded_cache import BoundedCache
-from gateway.circuit_breaker import State
+from gateway.circuit_breaker import BreakerState
 from gateway.errors import IndexUnavailable
 from gateway.messages import Neighbour, Vector
 from gateway.ports import Clock, StoredVector
@@ -77,7 +77,7 @@ class MilvusIndex:
         return self._size * 4 * self._dimension
 
     @property
-    def breaker(self) -> State:
+    def breaker(self) -> BreakerState:
         return self._server.breaker
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:

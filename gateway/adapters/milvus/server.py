@@ -13,7 +13,7 @@ from typing import TypeVar
 from pymilvus import MilvusClient
 
 from gateway.adapters.redis.store_client import COOLDOWN_S, FAILURES
-from gateway.circuit_breaker import Breaker, State
+from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.errors import IndexUnavailable
 from gateway.ports import Clock
 
@@ -40,7 +40,7 @@ class MilvusServer:
         self._timeout_s = timeout_s
         self._clock = clock
         self._prepare = prepare
-        self._breaker = Breaker(FAILURES, COOLDOWN_S)
+        self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S)
         self._threads = ThreadPoolExecutor(THREADS, "nearhit-milvus")
         self._connecting = threading.Lock()
         self._client: MilvusClient | None = None
@@ -48,7 +48,7 @@ class MilvusServer:
         _quiet()
 
     @property
-    def breaker(self) -> State:
+    def breaker(self) -> BreakerState:
         return self._breaker.state(self._clock.monotonic())
 
     async def call(self, operation: Operation[T], timeout_s: float | None = None) -> T:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, ModelCorrupt
-from gateway.adapters.onnx.tokenizer import PairReader, joined
+from gateway.adapters.onnx.tokenizer import PairTokenizer, joined
 from gateway.weight_files import WeightsCorrupt
 
 # The embedder's own table of word embeddings, read from its graph, so that a cross-encoder need not bring one.
@@ -134,7 +134,7 @@ class OnnxCrossEncoder:
                 f"(sha256 {found[:12]}..., expected {str(about['table_sha256'])[:12]}...): run `nearhit model fetch`"
             )
         self._platt = float(about["platt"][0]), float(about["platt"][1])
-        self._reader = PairReader(model_dir / TOKENIZER_FILE)
+        self._reader = PairTokenizer(model_dir / TOKENIZER_FILE)
         self._session = _session(graph)
 
     def score(self, asked: str, stored: Sequence[str]) -> list[float]:

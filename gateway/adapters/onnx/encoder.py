@@ -14,7 +14,7 @@ import numpy as np
 
 from gateway.adapters.onnx.model_dir import open_session
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_manifest
-from gateway.adapters.onnx.tokenizer import TextReader
+from gateway.adapters.onnx.tokenizer import TextTokenizer
 from gateway.messages import Embedding, Vector
 
 DIMENSION = 384
@@ -35,7 +35,7 @@ class OnnxEncoder:
     def __init__(self, model_dir: Path, threads: int = 1) -> None:
         manifest = load_manifest(model_dir)
         self.fingerprint = f"{manifest.model}/onnx-int8/{manifest.sha256[MODEL_FILE][:12]}"
-        self._reader = TextReader(model_dir / TOKENIZER_FILE)
+        self._reader = TextTokenizer(model_dir / TOKENIZER_FILE)
         self._session = open_session(model_dir / MODEL_FILE, threads)
         # Dynamic scales are taken over a whole pass: in a shared one a text's vector would move with its company.
         self._together = TOGETHER if str(manifest.about.get("quantisation", "")).startswith("static") else 1

@@ -39,7 +39,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 MOST_TOKENS = 2**20  # transformers writes 10^30 for "not known"
 
 
-class ModelFolder:
+class ModelDir:
     """Reads what is asked for. Raises `ModelMissing` where graph or tokenizer is not there, `ModelCorrupt` where a file
     cannot be read, one sentence each."""
 

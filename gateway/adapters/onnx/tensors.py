@@ -10,11 +10,11 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from gateway.adapters.onnx.model_dir import ModelFolder
+from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL_FILE, ModelCorrupt
-from gateway.dialects.kserve_message import Answer, Inference, pack
+from gateway.dialects.kserve_message import InferenceRequest, InferenceResponse, pack
 from gateway.dialects.kserve_tensors import NUMBERS, Tensor, elements, packed
-from gateway.errors import Unfit
+from gateway.errors import UnsupportedByBackend
 
 DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -35,10 +35,10 @@ DATATYPES = {
 ABOUT = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?(/ready)?")
 
 
-class Graph:
+class TensorGraph:
     """Raises `ModelMissing`, or `ModelCorrupt` where the graph has inputs or outputs that are no such tensors."""
 
-    def __init__(self, folder: ModelFolder, threads: int) -> None:
+    def __init__(self, folder: ModelDir, threads: int) -> None:
         self._session = folder.session(threads)
         self._inputs = {each.name: each for each in self._session.get_inputs()}
         self._outputs = {each.name: each.type for each in self._session.get_outputs()}
@@ -60,21 +60,23 @@ class Graph:
         named = {"name": unquote(found[1]), "versions": ["1"], "platform": "onnxruntime_onnx"}
         return {**named, "inputs": inputs, "outputs": outputs}
 
-    def infer(self, inference: Inference, model: str, options: onnxruntime.RunOptions) -> bytes:
-        """In its stored form. `model`: the name that it gives itself. Raises `Unfit`."""
+    def infer(self, inference: InferenceRequest, model: str, options: onnxruntime.RunOptions) -> bytes:
+        """In its stored form. `model`: the name that it gives itself. Raises `UnsupportedByBackend`."""
         feed = self._feed(inference)
         wanted = list(self._outputs) if inference.outputs is None else [each.name for each in inference.outputs]
         if strange := sorted(set(wanted) - self._outputs.keys()):
-            raise Unfit(f"the model has no output {strange[0][:100]!r}, expected some of {', '.join(self._outputs)}")
+            raise UnsupportedByBackend(
+                f"the model has no output {strange[0][:100]!r}, expected some of {', '.join(self._outputs)}"
+            )
         found = self._session.run(wanted, feed, options)
         outputs = tuple(_tensor(name, self._outputs[name], each) for name, each in zip(wanted, found, strict=True))
-        return pack(Answer({"model_name": model, "model_version": "1"}, outputs))
+        return pack(InferenceResponse({"model_name": model, "model_version": "1"}, outputs))
 
-    def _feed(self, inference: Inference) -> dict[str, NDArray[Any]]:
+    def _feed(self, inference: InferenceRequest) -> dict[str, NDArray[Any]]:
         given = {tensor.name: tensor for tensor in inference.inputs}
         if inference.raw is not None or given.keys() != self._inputs.keys():
             named = ", ".join(given)[:200] or "none by name"
-            raise Unfit(f"the request has the inputs {named}, expected {', '.join(self._inputs)}")
+            raise UnsupportedByBackend(f"the request has the inputs {named}, expected {', '.join(self._inputs)}")
         return {name: _array(tensor, self._inputs[name]) for name, tensor in given.items()}
 
 
@@ -83,10 +85,10 @@ def _described(name: str, kind: str, shape: list[Any]) -> dict[str, Any]:
 
 
 def _array(tensor: Tensor, wanted: onnxruntime.NodeArg) -> NDArray[Any]:
-    """Raises `Unfit`: here rather than in the pass, where nobody could tell it from a failure of the model."""
+    """Raises `UnsupportedByBackend`: here rather than in the pass, where nobody could tell it from a failure of the model."""
     datatype = DATATYPES[wanted.type]
     if tensor.data is None or tensor.datatype != datatype:
-        raise Unfit(
+        raise UnsupportedByBackend(
             f"input {tensor.name!r} is of datatype {tensor.datatype[:40]!r}, expected {datatype} in the message"
         )
     shape = wanted.shape
@@ -94,7 +96,7 @@ def _array(tensor: Tensor, wanted: onnxruntime.NodeArg) -> NDArray[Any]:
         type(size) is not int or size == given for size, given in zip(shape, tensor.shape, strict=True)
     )
     if shape and not fits:
-        raise Unfit(f"input {tensor.name!r} has shape {list(tensor.shape)}, expected {shape}")
+        raise UnsupportedByBackend(f"input {tensor.name!r} has shape {list(tensor.shape)}, expected {shape}")
     if datatype == "BYTES":
         texts = [element.decode("utf-8", "replace") for element in elements(tensor.data)]
         return np.array(texts, dtype=object).reshape(tensor.shape)

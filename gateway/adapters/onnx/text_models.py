@@ -12,10 +12,10 @@ import onnxruntime
 import orjson
 from tokenizers import Tokenizer
 
-from gateway.adapters.onnx.model_dir import ModelFolder
+from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL_FILE, ModelCorrupt
 from gateway.dialects.translation import TRANSLATIONS
-from gateway.errors import BadRequest, Unfit
+from gateway.errors import BadRequest, UnsupportedByBackend
 from gateway.messages import Call, Token, Vector
 
 # Models that read a text in one pass: sentence embeddings, and classifiers.
@@ -26,10 +26,10 @@ READ = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 USUAL_CONTEXT = 256  # what `nearhit model fetch` builds says nothing, and was trained with that
 
 
-class _Reader:
+class _TextModel:
     """The graph and its tokenizer. Raises `ModelMissing` or `ModelCorrupt`."""
 
-    def __init__(self, folder: ModelFolder, threads: int, outputs: Sequence[str]) -> None:
+    def __init__(self, folder: ModelDir, threads: int, outputs: Sequence[str]) -> None:
         self._session = folder.session(threads)
         self._tokenizer: Tokenizer = folder.tokenizer()
         self._context = folder.context or USUAL_CONTEXT
@@ -43,10 +43,10 @@ class _Reader:
             )
 
     def read(self, text: str, options: onnxruntime.RunOptions) -> tuple[npt.NDArray[np.float32], int]:
-        """-> (the output of a pass of its own, without the batch's axis; the tokens). Raises `Unfit`."""
+        """-> (the output of a pass of its own, without the batch's axis; the tokens). Raises `UnsupportedByBackend`."""
         ids = self._tokenizer.encode(text.encode("utf-8", "replace").decode()).ids
         if not 0 < len(ids) <= self._context:
-            raise Unfit(
+            raise UnsupportedByBackend(
                 f"a text has {len(ids)} tokens and the model on this machine reads 1 to {self._context}: "
                 "expected one within that"
             )
@@ -59,16 +59,16 @@ class _Reader:
         return read[0], len(ids)
 
 
-class Vectors:
+class SentenceEmbedder:
     """Texts as unit vectors, as sentence-transformers makes them: each has a pass of its own, since int8 scales are
     taken over a pass (see `OnnxEncoder`)."""
 
-    def __init__(self, folder: ModelFolder, threads: int) -> None:
-        self._reader = _Reader(folder, threads, (SENTENCE, *TOKENS))
+    def __init__(self, folder: ModelDir, threads: int) -> None:
+        self._reader = _TextModel(folder, threads, (SENTENCE, *TOKENS))
         self._pooling = folder.pooling()
 
     def embed(self, text: str, options: onnxruntime.RunOptions) -> Vector:
-        """Raises `Unfit`."""
+        """Raises `UnsupportedByBackend`."""
         read, _ = self._reader.read(text, options)
         if self._reader.output in TOKENS:
             read = read[0] if self._pooling == "cls" else read.mean(axis=0)
@@ -83,19 +83,19 @@ class Classification:
     input_tokens: int
 
 
-class Classifier:
+class TextClassifier:
     """What kind of text it is: the answer is the label, one token with its log probability."""
 
-    def __init__(self, folder: ModelFolder, threads: int) -> None:
-        self._reader = _Reader(folder, threads, ("logits",))
+    def __init__(self, folder: ModelDir, threads: int) -> None:
+        self._reader = _TextModel(folder, threads, ("logits",))
         labels = folder.labels
         if not labels:
             raise ModelCorrupt(f"{folder.path} does not name its labels, expected id2label in config.json")
         self._labels = labels
         self._apart = folder.config.get("problem_type") == "multi_label_classification"
 
-    def classify(self, question: Question, options: onnxruntime.RunOptions) -> Classification:
-        """Raises `Unfit`."""
+    def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> Classification:
+        """Raises `UnsupportedByBackend`."""
         logits, tokens = self._reader.read(question.text, options)
         if logits.shape != (len(self._labels),):
             raise ModelCorrupt(f"the model gives {logits.size} numbers for {len(self._labels)} labels")
@@ -130,23 +130,27 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ClassifierInput:
     text: str
     logprobs: int | None = None  # how many of the likeliest labels are told beside the label; None: not even its own
 
 
-def question_of(call: Call, backend: str) -> Question:
-    """The prompt, or the last text of the user, whatever was said before. Raises `Unfit`."""
+def question_of(call: Call, backend: str) -> ClassifierInput:
+    """The prompt, or the last text of the user, whatever was said before. Raises `UnsupportedByBackend`."""
     body = _as_openai(call, backend)
     for field, values in NEUTRAL.items():
         if body.get(field) is not None and body[field] not in values:
-            raise Unfit(f"'{field}' is not supported by the model on this machine, expected it left out", param=field)
+            raise UnsupportedByBackend(
+                f"'{field}' is not supported by the model on this machine, expected it left out", param=field
+            )
     chat = "messages" in body
-    return Question(_last_text(body["messages"]) if chat else _prompt(body.get("prompt")), _logprobs(body, chat=chat))
+    return ClassifierInput(
+        _last_text(body["messages"]) if chat else _prompt(body.get("prompt")), _logprobs(body, chat=chat)
+    )
 
 
 def _as_openai(call: Call, backend: str) -> Mapping[str, Any]:
-    """The body of the call as OpenAI's clients would have said it. Raises `Unfit`."""
+    """The body of the call as OpenAI's clients would have said it. Raises `UnsupportedByBackend`."""
     if call.dialect.name == "openai":
         return call.body
     translation = TRANSLATIONS.get((call.dialect.name, "openai"))
@@ -154,10 +158,10 @@ def _as_openai(call: Call, backend: str) -> Mapping[str, Any]:
         try:
             body: dict[str, Any] = orjson.loads(translation(call, model=None, created=0).outgoing.body)
         except BadRequest as refused:
-            raise Unfit(refused.message, param=refused.param) from None
+            raise UnsupportedByBackend(refused.message, param=refused.param) from None
         return body
     if not call.prompt:
-        raise Unfit(f"backend '{backend}' reads text, and the {call.dialect.name} call has none for it")
+        raise UnsupportedByBackend(f"backend '{backend}' reads text, and the {call.dialect.name} call has none for it")
     return {"tools": call.body.get("tools"), "messages": [{"role": "user", "content": call.prompt}]}
 
 
@@ -169,14 +173,18 @@ def _last_text(messages: Sequence[Mapping[str, Any]]) -> str:
     if isinstance(content, Sequence) and not isinstance(content, str):
         if any(part.get("type") != "text" for part in content):
             where = f"messages[{place}].content"
-            raise Unfit(f"'{where}' has parts that the model on this machine cannot read, expected text", param=where)
+            raise UnsupportedByBackend(
+                f"'{where}' has parts that the model on this machine cannot read, expected text", param=where
+            )
         return "\n".join(part["text"] for part in content)
     return content or ""
 
 
 def _prompt(prompt: object) -> str:
     if not isinstance(prompt, str):
-        raise Unfit("'prompt' is read as one string by the model on this machine, expected that", param="prompt")
+        raise UnsupportedByBackend(
+            "'prompt' is read as one string by the model on this machine, expected that", param="prompt"
+        )
     return prompt
 
 
@@ -187,7 +195,7 @@ def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
         return None
     beside = body.get("top_logprobs") or 0 if chat else wanted
     if type(beside) is not int or not 0 <= beside <= MAX_TOP_LOGPROBS:
-        raise Unfit(
+        raise UnsupportedByBackend(
             f"the number of log probabilities is out of range: expected an integer from 0 to {MAX_TOP_LOGPROBS}",
             param="top_logprobs" if chat else "logprobs",
         )

@@ -23,13 +23,13 @@ TONE = frozenset({"So", "Sk", "Cf", "Mn"})
 
 
 @dataclass(frozen=True, slots=True)
-class ReadText:
+class TokenizedText:
     ids: list[int]
     truncated: bool
     unreadable: bool
 
 
-class TextReader:
+class TextTokenizer:
     """`tokenizer`: a tokenizer.json."""
 
     def __init__(self, tokenizer: Path) -> None:
@@ -38,12 +38,12 @@ class TextReader:
         self._tokenizer.enable_truncation(MAX_TOKENS)
         self._unknown: int | None = self._tokenizer.token_to_id("[UNK]")
 
-    def read(self, text: str) -> ReadText:
+    def read(self, text: str) -> TokenizedText:
         # JSON can hold half a surrogate pair; the tokenizer refuses it, and one text must not fail the others' batch.
         read = self._tokenizer.encode(text[:MAX_CHARACTERS].encode("utf-8", "replace").decode())
         ids = read.ids  # a new list each time
         truncated = len(text) > MAX_CHARACTERS or (len(ids) == MAX_TOKENS and bool(read.overflowing))
-        return ReadText(ids, truncated, self._unknown in ids and self._unreadable(text, read))
+        return TokenizedText(ids, truncated, self._unknown in ids and self._unreadable(text, read))
 
     def _unreadable(self, text: str, read: Encoding) -> bool:
         """Whether something that says something is unknown: in Chinese two of three tokens are, a sum sign is; an emoji
@@ -62,7 +62,7 @@ CLS, SEP = 101, 102
 Ids = npt.NDArray[np.int64]
 
 
-class PairReader:
+class PairTokenizer:
     """`tokenizer`: the embedder's tokenizer.json. Raises what the library does where that cannot be read."""
 
     def __init__(self, tokenizer: Path) -> None:

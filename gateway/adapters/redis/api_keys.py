@@ -12,7 +12,7 @@ from gateway.adapters.redis.cluster import at_home
 from gateway.adapters.redis.durability import ask_durable, is_durable, replicas_of
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
-from gateway.api_keys import KeyChange, Outdated
+from gateway.api_keys import KeyChange, VersionConflict
 from gateway.errors import StoreUnavailable
 
 TIMEOUT_S = 5.0  # an operator can wait longer than a request
@@ -35,7 +35,7 @@ return 1
 """
 
 
-class RedisKeys:
+class RedisApiKeys:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._keys, self._digests, self._version = map(store.names.key, ("keys", "keys:digests", "keys:version"))
@@ -76,5 +76,5 @@ class RedisKeys:
         if isinstance(swapped, Exception):
             raise StoreUnavailable(f"the store refused: {swapped}"[:300])
         if not swapped:
-            raise Outdated
+            raise VersionConflict
         return durable

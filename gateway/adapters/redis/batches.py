@@ -9,11 +9,11 @@ from typing import Any
 
 import msgpack
 
-from gateway.adapters.redis.durability import Syncing
+from gateway.adapters.redis.durability import WriteThrough
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
-from gateway.job_records import ODD, Batch, Fault, File
-from gateway.job_store import Progress
+from gateway.job_records import ODD, BatchError, BatchFile, JobBatch
+from gateway.job_store import BatchProgress
 
 TIMEOUT_S = 10.0  # files are large
 LEASE = """
@@ -27,13 +27,13 @@ return 1
 class RedisBatches:
     """`sync`: None where a batch counts as accepted before it is on the disk."""
 
-    def __init__(self, store: RedisStore, client: Any, sync: Syncing | None = None) -> None:
+    def __init__(self, store: RedisStore, client: Any, sync: WriteThrough | None = None) -> None:
         self._store = store
         self._sync = sync
         self._files, self._batches = store.names.key("files:"), store.names.key("batches:")
         self._lease = client.register_script(LEASE)
 
-    async def put_file(self, file: File, content: bytes) -> None:
+    async def put_file(self, file: BatchFile, content: bytes) -> None:
         def put(pipe: Any) -> None:
             pipe.hset(
                 self._file(file.id),
@@ -49,15 +49,15 @@ class RedisBatches:
             await self._sync.synced()
         await self._write(put)
 
-    async def file(self, identity: str) -> File | None:
+    async def file(self, identity: str) -> BatchFile | None:
         found = await self._do(lambda client: client.hget(self._file(identity), "file"))
-        return None if found is None else File(**_unpacked(found))
+        return None if found is None else BatchFile(**_unpacked(found))
 
     async def content(self, identity: str) -> bytes | None:
         found: bytes | None = await self._do(lambda client: client.hget(self._file(identity), "content"))
         return found
 
-    async def files(self, tenant: str) -> list[File]:
+    async def files(self, tenant: str) -> list[BatchFile]:
         names = await self._do(lambda client: client.zrevrange(self._files + "of:" + tenant, 0, -1))
         found = [await self.file(name.decode()) for name in names]
         gone = [name for name, file in zip(names, found, strict=True) if file is None]
@@ -86,7 +86,7 @@ class RedisBatches:
 
         await self._write(delete)
 
-    async def create(self, batch: Batch) -> None:
+    async def create(self, batch: JobBatch) -> None:
         def create(pipe: Any) -> None:
             pipe.hset(self._batch(batch.id), "batch", _packed(batch))
             pipe.zadd(self._batches + "open", {batch.id: batch.created})
@@ -98,16 +98,16 @@ class RedisBatches:
             await self._sync.synced()
         await self._write(create)
 
-    async def save(self, batch: Batch) -> None:
+    async def save(self, batch: JobBatch) -> None:
         await self._do(lambda client: client.hset(self._batch(batch.id), "batch", _packed(batch)))
 
-    async def batch(self, identity: str) -> Batch | None:
+    async def batch(self, identity: str) -> JobBatch | None:
         found = await self._do(lambda client: client.hget(self._batch(identity), "batch"))
         if found is None:
             return None
         said = _unpacked(found)
         headers = tuple((name, value) for name, value in said.pop("headers"))
-        return Batch(headers=headers, faults=tuple(Fault(**fault) for fault in said.pop("faults")), **said)
+        return JobBatch(headers=headers, faults=tuple(BatchError(**fault) for fault in said.pop("faults")), **said)
 
     async def batches(self, tenant: str) -> list[str]:
         async def read(client: Any) -> list[str]:
@@ -145,11 +145,11 @@ class RedisBatches:
             await self._do(lambda _: self._lease([self._batch(batch, "driver")], [driver, round(1000 * hold_s)]))
         )
 
-    async def progress(self, batch: str) -> Progress:
+    async def progress(self, batch: str) -> BatchProgress:
         jobs = await self._do(lambda client: client.hgetall(self._batch(batch, "jobs")))
         done = await self._do(lambda client: client.hkeys(self._batch(batch, "out")))
         done += await self._do(lambda client: client.hkeys(self._batch(batch, "err")))
-        return Progress({int(line): job.decode() for line, job in jobs.items()}, frozenset(map(int, done)))
+        return BatchProgress({int(line): job.decode() for line, job in jobs.items()}, frozenset(map(int, done)))
 
     async def began(self, batch: str, line: int, job: str) -> None:
         await self._do(lambda client: client.hset(self._batch(batch, "jobs"), line, job))
@@ -161,7 +161,7 @@ class RedisBatches:
         found = await self._do(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
         return {int(line): output for line, output in found.items()}
 
-    async def close(self, batch: Batch, keep_s: float) -> None:
+    async def close(self, batch: JobBatch, keep_s: float) -> None:
         completed, failed = await self.counted(batch.id)
 
         def close(pipe: Any) -> None:
@@ -194,7 +194,7 @@ class RedisBatches:
         return f"{self._batches}{part}:{identity}"
 
 
-def _packed(batch: Batch) -> bytes:
+def _packed(batch: JobBatch) -> bytes:
     return bytes(msgpack.packb(asdict(batch), unicode_errors=ODD))
 
 

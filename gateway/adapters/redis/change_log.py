@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError, ResponseError
 
 from gateway.errors import StoreUnavailable
-from gateway.ports import Change, ChangeKind, Page, number_of
+from gateway.ports import ChangeKind, EntryPage, StoreChange, number_of
 
 CHANGES = "nearhit:1:changes"
 
@@ -26,7 +26,7 @@ MOST_SPOKEN = 10_000  # 1.3 kB each at most: a label with its vector
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class ChangeLogWriter:
     """`gateway` names who writes; `most`: entries of the stream, about."""
 
     gateway: str
@@ -45,7 +45,7 @@ class Journal:
         return {"by": self.gateway, kind.value: " ".join(names)}
 
 
-# Reads the log of changes that `Journal` writes, and notices where it has been cut off.
+# Reads the log of changes that `ChangeLogWriter` writes, and notices where it has been cut off.
 LOG = logging.getLogger("nearhit.replication")
 
 START = "0-0"
@@ -61,7 +61,7 @@ KINDS = {kind.value: kind for kind in ChangeKind}
 T = TypeVar("T")
 
 
-class RedisChanges:
+class ChangeLogReader:
     """Implements `ChangeLog`. Beside the breaker of the store: it is asked all the time, and would take the probe that
     tells whether the store is back from a request."""
 
@@ -79,18 +79,18 @@ class RedisChanges:
             return START if info is None else _text(info["last-generated-id"])
         return _text(rows[0][0])
 
-    async def read(self, after: str) -> Page:
+    async def read(self, after: str) -> EntryPage:
         info, rows, (seconds, micros) = await self._within(lambda: self._look(after, count=PAGE))
         now = int(seconds) + int(micros) / 1e6
         if info is None:  # nothing was ever written, or it is gone
-            return Page([], START, missed=after != START, more=False, added=0, kept=0, now=now)
+            return EntryPage([], START, missed=after != START, more=False, added=0, kept=0, now=now)
         kept = int(info["length"])
         added = int(info.get("entries-added", kept))  # servers before version 7 do not count them
         if _missed(after, info, added):
             last = _text(info["last-generated-id"])
-            return Page([], last, missed=True, more=False, added=added, kept=kept, now=now)
+            return EntryPage([], last, missed=True, more=False, added=added, kept=kept, now=now)
         changes, position = [_change(*row) for row in rows], _text(rows[-1][0]) if rows else after
-        return Page(changes, position, missed=False, more=len(rows) == PAGE, added=added, kept=kept, now=now)
+        return EntryPage(changes, position, missed=False, more=len(rows) == PAGE, added=added, kept=kept, now=now)
 
     async def wait(self, after: str) -> None:
         wanted = {self._key: after}
@@ -131,15 +131,15 @@ def _missed(after: str, info: Mapping[str, Any], added: int) -> bool:
     return number_of(_text(info["first-entry"][0])) > at
 
 
-def _change(identifier: bytes | str, fields: Mapping[bytes, bytes] | Sequence[Any]) -> Change:
+def _change(identifier: bytes | str, fields: Mapping[bytes, bytes] | Sequence[Any]) -> StoreChange:
     position = _text(identifier)
     at = number_of(position)[0] / 1e3
     said = {_text(name): _text(value) for name, value in dict(fields).items()}
     by = said.pop("by", "")
     for name, value in said.items():
         if name in KINDS:
-            return Change(KINDS[name], by, at, value, position)
-    return Change(None, by, at, "", position)
+            return StoreChange(KINDS[name], by, at, value, position)
+    return StoreChange(None, by, at, "", position)
 
 
 def _text(value: bytes | str) -> str:

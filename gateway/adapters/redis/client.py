@@ -24,14 +24,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.adapters.redis.cluster import Cluster
-from gateway.config.store_url import Kind, Target, target_of
+from gateway.config.store_url import StoreKind, StoreTarget, target_of
 
 # Of one sentinel, with the connection to it.
 ASK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class StoreAccess:
     """Who the gateway is to the servers, and whom it trusts. `tls`: None where the URL says it all."""
 
     username: str | None = None
@@ -40,11 +40,11 @@ class Access:
     tls: SSLContext | None = None
 
 
-OPEN = Access()
+OPEN = StoreAccess()
 CONNECT_S = 1.0
 
 
-def connect(url: str, connect_timeout_s: float = CONNECT_S, access: Access = OPEN) -> Any:
+def connect(url: str, connect_timeout_s: float = CONNECT_S, access: StoreAccess = OPEN) -> Any:
     """`url`: as `store.url` has it, or `unix://`. `connect_timeout_s`: of a connection, with its handshakes. The pool
     has no bound of its own: at it the client fails instead of waiting. Its annotations mix the synchronous and the
     asynchronous results: hence `Any`."""
@@ -60,18 +60,18 @@ def connect(url: str, connect_timeout_s: float = CONNECT_S, access: Access = OPE
     }
     target = None if url.startswith("unix://") else target_of(url)
     user: dict[str, Any] = {"username": access.username, "password": access.password}
-    if target is None or target.kind is Kind.SERVER:
+    if target is None or target.kind is StoreKind.SERVER:
         given: dict[str, Any] = {name: value for name, value in user.items() if value is not None}
-        return _secured(redis.Redis.from_url(url, **options, **given), Secured, access)
+        return _secured(redis.Redis.from_url(url, **options, **given), TlsConnection, access)
     user = {"username": target.username or access.username, "password": target.password or access.password}
-    if target.kind is Kind.CLUSTER:
+    if target.kind is StoreKind.CLUSTER:
         return _cluster(target, options | user, access)
     sentinels = Sentinels(target.addresses, {**options, "password": access.sentinel_password}, access)
-    client = sentinels.master_for(target.service, redis_class=Watched, db=target.database, **options, **user)
-    return _secured(client, SecuredWatched, access)
+    client = sentinels.master_for(target.service, redis_class=SentinelConnection, db=target.database, **options, **user)
+    return _secured(client, TlsSentinelConnection, access)
 
 
-def _cluster(target: Target, options: dict[str, Any], access: Access) -> Cluster:
+def _cluster(target: StoreTarget, options: dict[str, Any], access: StoreAccess) -> Cluster:
     nodes = [ClusterNode(host, port) for host, port in target.addresses]
     told: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 2),  # before each it asks anew where slots lie
@@ -82,7 +82,7 @@ def _cluster(target: Target, options: dict[str, Any], access: Access) -> Cluster
     cluster = Cluster(startup_nodes=nodes, ssl=access.tls is not None, **{**options, **told})
     known = cluster.nodes_manager
     if access.tls is not None:
-        secured: dict[str, Any] = {"connection_class": Secured, "context": access.tls}
+        secured: dict[str, Any] = {"connection_class": TlsConnection, "context": access.tls}
         known.connection_kwargs |= secured
         known.startup_nodes = {
             name: ClusterNode(node.host, node.port, node.server_type, **known.connection_kwargs)
@@ -91,7 +91,7 @@ def _cluster(target: Target, options: dict[str, Any], access: Access) -> Cluster
     return cluster
 
 
-def _secured(client: Any, connection: type[SSLConnection], access: Access) -> Any:
+def _secured(client: Any, connection: type[SSLConnection], access: StoreAccess) -> Any:
     """One context for all connections: redis-py would read the files for each, and trust whom the machine trusts
     besides."""
     if access.tls is not None:
@@ -100,19 +100,19 @@ def _secured(client: Any, connection: type[SSLConnection], access: Access) -> An
     return client
 
 
-class Secured(SSLConnection):
+class TlsConnection(SSLConnection):
     def __init__(self, context: SSLContext, **options: Any) -> None:
         super().__init__(**options)
         self.ssl_context.context = context
 
 
-class SecuredWatched(SentinelManagedSSLConnection):
+class TlsSentinelConnection(SentinelManagedSSLConnection):
     def __init__(self, context: SSLContext, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]
         self.ssl_context.context = context
 
 
-class Watched(redis.Redis):
+class SentinelConnection(redis.Redis):
     """The client of the server that takes writes: each new connection asks the sentinels which one that is."""
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
@@ -125,10 +125,10 @@ class Sentinels(Sentinel):
     """Who has answered is asked first from then on; who has not is asked last, as those of a machine that is cut off
     do not answer."""
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], options: dict[str, Any], access: Access) -> None:
+    def __init__(self, addresses: Sequence[tuple[str, int]], options: dict[str, Any], access: StoreAccess) -> None:
         super().__init__([])  # type: ignore[no-untyped-call]
-        asked = [Asked(host=host, port=port, **options) for host, port in addresses]
-        self._all: list[Asked] = [_secured(one, Secured, access) for one in asked]
+        asked = [SentinelClient(host=host, port=port, **options) for host, port in addresses]
+        self._all: list[SentinelClient] = [_secured(one, TlsConnection, access) for one in asked]
         self.sentinels = [*self._all]
         self._turn = asyncio.Lock()
 
@@ -143,7 +143,7 @@ class Sentinels(Sentinel):
                 raise
 
 
-class Asked(redis.Redis):
+class SentinelClient(redis.Redis):
     """A sentinel that has `ASK_S` to answer. `failed`: why it did not, the last time."""
 
     failed: Exception | None = None

@@ -17,7 +17,7 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 
-from gateway.adapters.redis.keyspace import CLUSTERED, ONE_SERVER, Names
+from gateway.adapters.redis.keyspace import CLUSTERED, ONE_SERVER, KeySpace
 
 # Commands, each after the number of its words. As in a transaction, one that fails does not keep back the next.
 STEPS = """
@@ -50,10 +50,10 @@ class Cluster(RedisCluster):
         self._initialize = True
 
     def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> Any:
-        return Together(self) if transaction else Apart(self, transaction)  # type: ignore[abstract]
+        return NodeTransaction(self) if transaction else NodePipeline(self, transaction)  # type: ignore[abstract]
 
 
-class Apart(ClusterPipeline):
+class NodePipeline(ClusterPipeline):
     """Commands for any nodes, to each in their order."""
 
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
@@ -63,7 +63,7 @@ class Apart(ClusterPipeline):
             raise RedisConnectionError(str(error)) from error
 
 
-class Together(AsyncCoreCommands):
+class NodeTransaction(AsyncCoreCommands):
     """What `pipeline(transaction=True)` is on one server: the commands of each slot are one step. Those of the slot
     named last are run after all others: the line in the log of changes after what it tells of."""
 
@@ -74,7 +74,7 @@ class Together(AsyncCoreCommands):
         self._keys: dict[int, str] = {}
         self._slot: int | None = None
 
-    async def __aenter__(self) -> Together:
+    async def __aenter__(self) -> NodeTransaction:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,7 +83,7 @@ class Together(AsyncCoreCommands):
     def __len__(self) -> int:
         return len(self._commands)
 
-    def execute_command(self, *args: Any, **options: Any) -> Together:
+    def execute_command(self, *args: Any, **options: Any) -> NodeTransaction:
         """The key comes first; a command that has none belongs to the one before it."""
         if len(args) > 1:
             key = args[1].decode() if isinstance(args[1], bytes) else str(args[1])
@@ -129,7 +129,7 @@ class Together(AsyncCoreCommands):
         return self._client.response_callbacks[name](answer, **options)
 
 
-def names_of(client: Any) -> Names:
+def names_of(client: Any) -> KeySpace:
     return CLUSTERED if isinstance(client, Cluster) else ONE_SERVER
 
 

@@ -54,7 +54,7 @@ _packed: Callable[[tuple[Word, ...]], bytes] = cast("Any", hiredis.pack_command)
 _Waiting = tuple["asyncio.Future[Any]", float, int]
 
 
-class Exchange(asyncio.Protocol):
+class PipelinedConnection(asyncio.Protocol):
     """`patience_s`: for how long a server that owes a reply may say nothing. `demoted`: whether a reply says that this
     server is not the one to ask; the connection ends with it, as it does with replies such as NOAUTH and LOADING.
     `gone`: called once, when nothing can be asked here any more."""
@@ -64,7 +64,7 @@ class Exchange(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         patience_s: float,
         demoted: Callable[[Exception], bool],
-        gone: Callable[[Exchange], None],
+        gone: Callable[[PipelinedConnection], None],
     ) -> None:
         self._loop = loop
         self._patience_s = patience_s
@@ -221,13 +221,13 @@ PLAINLY = {
 }
 
 
-class Line:
-    """`client`: redis-py's, of one server or of those that sentinels watch over. `patience_s`: as of `Exchange`."""
+class ReconnectingConnection:
+    """`client`: redis-py's, of one server or of those that sentinels watch over. `patience_s`: as of `PipelinedConnection`."""
 
     def __init__(self, client: redis.Redis, patience_s: float) -> None:
         self._patience_s = patience_s
         self._pool: Any = client.connection_pool
-        self._exchange: Exchange | None = None
+        self._exchange: PipelinedConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
         # The one that sentinels named is another one's replica by now: the next connection asks them again.
@@ -235,7 +235,7 @@ class Line:
         self._demoted = _read_only if watched else _never
 
     def ask(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
-        """As `Exchange.ask`, within `timeout_s`."""
+        """As `PipelinedConnection.ask`, within `timeout_s`."""
         loop = asyncio.get_running_loop()
         exchange = self._exchange if self._exchange is not None else self._opened(loop)
         return exchange.ask(command, timeout_s)
@@ -255,18 +255,18 @@ class Line:
             await asyncio.wait([self._opening])
         await asyncio.wait([exchange.lost], timeout=CLOSE_S)
 
-    def _opened(self, loop: asyncio.AbstractEventLoop) -> Exchange:
+    def _opened(self, loop: asyncio.AbstractEventLoop) -> PipelinedConnection:
         if self._closed:
             raise RedisConnectionError("the gateway ends")
-        exchange = self._exchange = Exchange(loop, self._patience_s, self._demoted, self._gone)
+        exchange = self._exchange = PipelinedConnection(loop, self._patience_s, self._demoted, self._gone)
         self._opening = loop.create_task(self._open(exchange))
         return exchange
 
-    def _gone(self, exchange: Exchange) -> None:
+    def _gone(self, exchange: PipelinedConnection) -> None:
         if self._exchange is exchange:
             self._exchange = None
 
-    async def _open(self, exchange: Exchange) -> None:
+    async def _open(self, exchange: PipelinedConnection) -> None:
         connection = self._pool.connection_class(**{**self._pool.connection_kwargs, **PLAINLY})
         try:
             async with asyncio.timeout(SIGN_IN * connection.socket_connect_timeout):

@@ -59,7 +59,7 @@ CHECK_EVERY_S = 10.0  # an operator may change it while the server runs
 WANTED = {b"appendonly": b"yes", b"appendfsync": b"always"}
 
 
-class Syncing:
+class WriteThrough:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._jobs = names_of(client).key("jobs:")  # the server that this is about

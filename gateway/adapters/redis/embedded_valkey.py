@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gateway.adapters.system.child_process import POLL_S, ChildFailed, ChildProcess, exit_said
-from gateway.tasks import Pauses, begun, cancelled
+from gateway.tasks import Backoff, begun, cancelled
 
 # The embedded store: a real Valkey server as a child of the gateway, on a unix socket, with an append-only file.
 LOG = logging.getLogger("nearhit")
@@ -81,7 +81,7 @@ class EmbeddedValkey:
                 pass_fds=(claim.fileno(),),
             )
         try:
-            await until_read(child, Reading(path), START_TIMEOUT_S)
+            await until_read(child, LogLineReader(path), START_TIMEOUT_S)
         except BaseException:
             await child.stop()
             _tidy(child, path)
@@ -163,7 +163,7 @@ def socket_path(folder: Path) -> Path:
     return private / "valkey.sock"
 
 
-class Reading:
+class LogLineReader:
     """Of a server that may still read its append-only file, as it does at its start: a million entries took 11 s on an
     idle machine, and more on a busy one."""
 
@@ -208,7 +208,7 @@ class Reading:
             return b""
 
 
-async def until_read(child: ChildProcess, reading: Reading, timeout_s: float) -> None:
+async def until_read(child: ChildProcess, reading: LogLineReader, timeout_s: float) -> None:
     """As `ChildProcess.wait_ready`, and as long as it reads on."""
     while True:
         try:
@@ -229,7 +229,7 @@ STEADY_S = 60.0  # one that has lived for so long has not failed at its start
 STOP_S = 10.0  # for one that is being started to be stopped again
 
 
-class KeptValkey:
+class ValkeySupervisor:
     """Started with `start`. `told`: called each time that the store is back."""
 
     def __init__(self, server: EmbeddedValkey, launch: Callable[[], Awaitable[EmbeddedValkey]]) -> None:
@@ -240,7 +240,7 @@ class KeptValkey:
         self._keeping = begun(self._keep())
 
     @classmethod
-    async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> KeptValkey:
+    async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> ValkeySupervisor:
         """As `EmbeddedValkey.start`: one that cannot be started at first is not tried again. Raises `ChildFailed`."""
         launch = partial(EmbeddedValkey.start, data_dir, max_memory=max_memory, fsync=fsync)
         return cls(await launch(), launch)
@@ -258,7 +258,7 @@ class KeptValkey:
         await self._server.stop()
 
     async def _keep(self) -> None:
-        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S)
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S)
         while True:
             since = time.monotonic()
             code = await self._server.wait()

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
-from gateway.ports import Clock, Weight
+from gateway.ports import Clock, EntrySize
 
 TIMEOUT_S = 10.0  # of a page; nobody waits for it
 # In one step, so that what is stored anew in the same moment stays listed. KEYS: the list, then each entry; ARGV: the
@@ -28,22 +28,22 @@ return found
 """
 
 
-class RedisWeights:
+class RedisEntrySizes:
     def __init__(self, store: RedisStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
-    async def weights(self) -> AsyncIterator[Sequence[Weight]]:
+    async def weights(self) -> AsyncIterator[Sequence[EntrySize]]:
         async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
             yield await self._weighed({name.decode(): expires for name, expires in members})
 
-    async def _weighed(self, members: Mapping[str, float]) -> Sequence[Weight]:
+    async def _weighed(self, members: Mapping[str, float]) -> Sequence[EntrySize]:
         groups = self._store.names.grouped(members)
         weighed = await self._store.execute(partial(self._weigh, groups), TIMEOUT_S)
-        now, weights = self._clock.wall(), list[Weight]()
+        now, weights = self._clock.wall(), list[EntrySize]()
         for names, found in zip(groups.values(), weighed, strict=True):
             for name, size, worth in zip(names, found[::2], found[1::2], strict=True):
-                weights.append(Weight(name, int(size), float(worth or 1e-6), members[name] <= now))
+                weights.append(EntrySize(name, int(size), float(worth or 1e-6), members[name] <= now))
         return weights
 
     async def _weigh(self, groups: Mapping[str, Sequence[str]], client: Any) -> list[list[Any]]:

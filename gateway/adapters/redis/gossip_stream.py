@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.adapters.redis.change_log import MOST_SPOKEN, SPOKEN, RedisChanges
+from gateway.adapters.redis.change_log import MOST_SPOKEN, SPOKEN, ChangeLogReader
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
@@ -21,8 +21,8 @@ TIMEOUT_S = 2.0
 REPLY_TTL_S = 10
 
 
-class RedisSpoken(RedisChanges):
-    """Implements `SpokenLog`."""
+class GossipStream(ChangeLogReader):
+    """Implements `GossipLog`."""
 
     def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
         super().__init__(client, SPOKEN)
@@ -41,7 +41,7 @@ class RedisSpoken(RedisChanges):
         return (await self._store.execute(write, TIMEOUT_S)).decode()
 
 
-class RedisReplies:
+class ReplyQueue:
     """Implements `Replies`: a list a question, which is forgotten after some seconds."""
 
     def __init__(self, store: RedisStore, client: Any) -> None:

@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.adapters.redis import job_scripts as scripts
-from gateway.adapters.redis.durability import Syncing
+from gateway.adapters.redis.durability import WriteThrough
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
 from gateway.job_records import (
-    Claimed,
+    ClaimedJob,
     Job,
+    JobState,
+    JobStatus,
     RecordUnreadable,
-    Standing,
-    Status,
     decode_job,
     decode_result,
     encode_job,
     encode_result,
 )
-from gateway.job_store import Admittance, Bounds, Conclusion, Counts, Delivery, Hold
+from gateway.job_store import Admittance, Bounds, Conclusion, Counts, Delivery, JobHold
 
 TIMEOUT_S = 5.0
 OVERHEAD = 1024  # bytes that the server takes for a job beside its record, about
@@ -38,7 +38,7 @@ class RedisJobs:
     """Within five seconds an operation, behind the breaker of `store`. `sync`: None where a job counts as accepted
     before it is on the disk."""
 
-    def __init__(self, store: RedisStore, client: Any, sync: Syncing | None = None) -> None:
+    def __init__(self, store: RedisStore, client: Any, sync: WriteThrough | None = None) -> None:
         self._store = store
         self._sync = sync
         self._prefix = store.names.key("jobs:")
@@ -63,19 +63,19 @@ class RedisJobs:
 
     async def claim(
         self, worker: str, most: int, *, visibility_s: float, attempts: int, dead_s: float, lost: bool = True
-    ) -> list[Claimed]:
+    ) -> list[ClaimedJob]:
         found = await self._run("CLAIM", worker, most, _ms(visibility_s), attempts, _ms(dead_s), "1" if lost else "0")
         claimed = []
         for record, token, attempt, age in zip(*(found[i::4] for i in range(4)), strict=True):
             try:
-                claimed.append(Claimed(decode_job(record), int(token), int(attempt), int(age) / 1000))
+                claimed.append(ClaimedJob(decode_job(record), int(token), int(attempt), int(age) / 1000))
             except RecordUnreadable:
                 continue  # of another version: its claim runs out, and another gateway may read it
         return claimed
 
-    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[Hold]:
+    async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
         flat = [part for pair in held for part in pair]
-        return [Hold.HELD if ok else Hold.LOST for ok in await self._run("BEAT", worker, *flat)]
+        return [JobHold.HELD if ok else JobHold.LOST for ok in await self._run("BEAT", worker, *flat)]
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
         result = b"" if conclusion.result is None else encode_result(conclusion.result)
@@ -85,14 +85,14 @@ class RedisJobs:
     async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
         return bool(await self._run("PUT_BACK", job, token, _ms(delay_s), int(counted), error))
 
-    async def standing(self, job: str) -> Standing | None:
+    async def standing(self, job: str) -> JobState | None:
         return _standing(job, await self._row(job))
 
-    async def status(self, job: str, tenant: str) -> Status | None:
+    async def status(self, job: str, tenant: str) -> JobStatus | None:
         row = await self._store.execute(lambda client: client.hmget(self._job(job), "tenant", "status"), TIMEOUT_S)
-        return Status(row[1].decode()) if row[0] == tenant.encode() else None
+        return JobStatus(row[1].decode()) if row[0] == tenant.encode() else None
 
-    async def cancel(self, job: str, tenant: str, keep_s: float) -> Standing | None:
+    async def cancel(self, job: str, tenant: str, keep_s: float) -> JobState | None:
         if not await self._run("CANCEL", job, tenant, _ms(keep_s)):
             return None
         return await self.standing(job)
@@ -116,7 +116,7 @@ class RedisJobs:
         queued, running, dead, size, webhooks, oldest_ms = map(int, await self._run("COUNTS"))
         return Counts(queued, running, dead, size, webhooks, oldest_ms / 1000)
 
-    async def listed(self, state: str, limit: int) -> list[Standing]:
+    async def listed(self, state: str, limit: int) -> list[JobState]:
         async def read(client: Any) -> list[Any]:
             names = await client.zrevrange(self._prefix + LISTS[state], 0, limit - 1)
             async with client.pipeline(transaction=False) as pipe:
@@ -152,7 +152,7 @@ def _ms(seconds: float) -> int:
     return round(1000 * seconds)
 
 
-def _standing(identity: str, row: Sequence[bytes | None]) -> Standing | None:
+def _standing(identity: str, row: Sequence[bytes | None]) -> JobState | None:
     fields: Mapping[str, bytes | None] = dict(zip(FIELDS, row, strict=True))
     tenant, status = fields["tenant"], fields["status"]
     if tenant is None or status is None:
@@ -164,11 +164,11 @@ def _standing(identity: str, row: Sequence[bytes | None]) -> Standing | None:
         raise StoreUnavailable(str(unreadable)) from None
     created, started, finished = (float(fields[name] or 0) / 1000 for name in ("created", "started", "finished"))
     error = (fields["error"] or b"").decode(errors="replace")
-    over = Status(status.decode()).over
-    return Standing(
+    over = JobStatus(status.decode()).over
+    return JobState(
         id=identity,
         tenant=tenant.decode(),
-        status=Status(status.decode()),
+        status=JobStatus(status.decode()),
         created=created,
         started=started,
         finished=finished,

@@ -22,7 +22,7 @@ TOGETHER = {"files": "batches", "gateways": "quota"}
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class KeySpace:
     """`tags`: one a bucket; of one server none."""
 
     tags: tuple[str, ...] = ()
@@ -80,5 +80,5 @@ def spread() -> tuple[str, ...]:
     raise AssertionError
 
 
-ONE_SERVER = Names()
-CLUSTERED = Names(spread())
+ONE_SERVER = KeySpace()
+CLUSTERED = KeySpace(spread())

@@ -33,8 +33,8 @@ redis.call('EXPIRE', KEYS[2], ARGV[3])
 """
 
 
-class RedisFigures:
-    """Implements `FiguresStore`. `gateway` names this one."""
+class MetricsSnapshots:
+    """Implements `MetricsStore`. `gateway` names this one."""
 
     def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
         self._store = store

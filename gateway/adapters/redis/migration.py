@@ -11,7 +11,7 @@ from typing import Any
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import SCAN_BATCH, RecordInvalid, RedisStore, decode
 from gateway.messages import Vector
-from gateway.ports import ChangeKind, Foreign
+from gateway.ports import ChangeKind, ForeignEntry
 
 SPACE = PREFIX + "space"  # a hash: the embedder that lookups have gone over to, and for which the rest was dropped
 TIMEOUT_S = 10.0  # of one command; nobody waits for it
@@ -64,7 +64,7 @@ class RedisMigration:
         async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
             yield list(dict.fromkeys(name.decode() for name, _ in members))
 
-    async def read(self, fingerprint: str) -> Foreign | None:
+    async def read(self, fingerprint: str) -> ForeignEntry | None:
         fields = ("record", "embedder", "former_embedder")
         data, *made_by = await self._store.execute(
             lambda client: client.hmget(self._store.names.entry(fingerprint), *fields), TIMEOUT_S
@@ -77,7 +77,7 @@ class RedisMigration:
             entry = None
         if entry is not None and entry.fingerprint != fingerprint:
             entry = None
-        return Foreign(entry, hashlib.sha1(data, usedforsecurity=False).hexdigest())
+        return ForeignEntry(entry, hashlib.sha1(data, usedforsecurity=False).hexdigest())
 
     async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
         arguments: list[Any] = [version, vector.astype("<f4").tobytes(), self._embedder, keep]

@@ -15,7 +15,7 @@ from gateway.adapters.redis.durability import ask_durable, is_durable, replicas_
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import VECTOR_FIELDS, RecordInvalid, RedisStore, decode, stored_vector
 from gateway.errors import StoreUnavailable
-from gateway.messages import Entry, Placed
+from gateway.messages import EmbeddedVector, Entry
 from gateway.ports import ChangeKind
 
 AUDIT = PREFIX + "audit"
@@ -28,10 +28,10 @@ PAGE = 250  # names that are asked for at once
 STEP = 50  # entries that are read at once: 100 us of CPU each, or 200 where they are exported, until others have a turn
 PAGE_BYTES = 4 * 2**20  # of records that are read at once; a larger one is read alone
 
-Record = tuple[Entry, Placed | None]
+Record = tuple[Entry, EmbeddedVector | None]
 
 
-class RedisRemovals:
+class RedisPurges:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._bans, self._version = store.names.key("bans"), store.names.key("bans:version")
@@ -132,7 +132,7 @@ def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | N
     except RecordInvalid:  # nobody is served it either
         return None
     stored = stored_vector(name, rest, embedder.encode())
-    return entry, None if stored is None else Placed(stored.vector, embedder)
+    return entry, None if stored is None else EmbeddedVector(stored.vector, embedder)
 
 
 def _groups(names: Sequence[str], sizes: Sequence[int]) -> Iterator[list[str]]:

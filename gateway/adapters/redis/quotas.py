@@ -12,7 +12,18 @@ from typing import Any
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
-from gateway.limits import HALF_LIFE_US, SLACK_US, Demand, Paced, Part, Place, Return, Spend, Taken, Told
+from gateway.limits import (
+    HALF_LIFE_US,
+    SLACK_US,
+    Cost,
+    Demand,
+    LimitPart,
+    LimitState,
+    PacedLimit,
+    Return,
+    Slot,
+    TakeResult,
+)
 
 # How long a place lasts, and a gateway counts, after it was last heard of.
 LEASE_S = 30.0
@@ -154,12 +165,12 @@ class RedisQuotas:
         self._lease_ms = round(1000 * lease_s)
         self._take, self._settle, self._beat = map(Script, (TAKE, SETTLE, BEAT))
 
-    async def take(self, demands: Sequence[Demand]) -> Taken:
+    async def take(self, demands: Sequence[Demand]) -> TakeResult:
         keys = [self._quotas + demand.key for demand in demands]
         arguments = arguments_of(demands, self._lease_ms)
         granted, now, *told = await self._store.run(self._take, keys, arguments, self._timeout_s)
         pairs = zip(told[::2], told[1::2], strict=True)
-        return Taken(bool(granted), tuple(Told(bool(ok), int(level)) for ok, level in pairs), int(now))
+        return TakeResult(bool(granted), tuple(LimitState(bool(ok), int(level)) for ok, level in pairs), int(now))
 
     async def settle(self, returns: Sequence[Return]) -> None:
         keys = [self._quotas + item.key for item in returns]
@@ -176,14 +187,14 @@ def arguments_of(demands: Sequence[Demand], lease_ms: int) -> list[Any]:
     """What `TAKE` reads: five a demand."""
     arguments: list[Any] = []
     for demand in demands:
-        if isinstance(demand, Paced):
+        if isinstance(demand, PacedLimit):
             arguments += ["pace", repr(demand.cost_us), repr(demand.burst_us), "", ""]
-        elif isinstance(demand, Place):
+        elif isinstance(demand, Slot):
             arguments += ["place", demand.places, lease_ms, demand.member, ""]
-        elif isinstance(demand, Spend):
+        elif isinstance(demand, Cost):
             soft = "soft" if demand.soft else ""
             arguments += ["spend", demand.cap, demand.amount, demand.window, soft]
         else:
-            assert isinstance(demand, Part)
+            assert isinstance(demand, LimitPart)
             arguments += ["part", repr(demand.share), "", "", ""]
     return arguments

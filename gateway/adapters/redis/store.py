@@ -18,12 +18,12 @@ import msgpack
 import numpy as np
 import orjson
 
-from gateway.adapters.redis.change_log import Journal
+from gateway.adapters.redis.change_log import ChangeLogWriter
 from gateway.adapters.redis.cluster import names_of, used_memory
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.keyspace import ONE_SERVER, PREFIX
-from gateway.adapters.redis.store_client import Guard, Script
-from gateway.circuit_breaker import State
+from gateway.adapters.redis.store_client import Script, StoreClient
+from gateway.circuit_breaker import BreakerState
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.ports import MAX_COUNTEREXAMPLES, ChangeKind, Clock, StoredVector, StoreStats
@@ -78,7 +78,7 @@ def worth_of(entry: Entry) -> float:
     return entry.cost_dollars + TOKEN_DOLLARS * (1 + entry.input_tokens + entry.output_tokens)
 
 
-# How an answer is put into the store: the script, and a call of it as it goes over the wire.
+# How an answer is put into the store: the script, and a call of it goes over the wire.
 #
 # hiredis takes 4 us to pack such a call, of which most is the same each time; putting the rest into its place takes 1
 # (docs/decisions/0054).
@@ -177,10 +177,10 @@ class RedisStore:
     tells other gateways what is written; None: there are none."""
 
     def __init__(
-        self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: Journal | None = None
+        self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: ChangeLogWriter | None = None
     ) -> None:
         self._client = client
-        self._guard = Guard(client, timeout_s, clock)
+        self._guard = StoreClient(client, timeout_s, clock)
         self.names = names_of(client)
         self._embedder = embedder.encode()
         self._clock = clock
@@ -200,7 +200,7 @@ class RedisStore:
         return view
 
     @property
-    def breaker(self) -> State:
+    def breaker(self) -> BreakerState:
         return self._guard.breaker
 
     async def get(self, fingerprint: str) -> Entry | None:

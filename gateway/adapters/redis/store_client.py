@@ -1,6 +1,6 @@
 """How the store's server is asked: within a time limit, behind one breaker, by the shortest way that there is to it.
 
-One server, also one that sentinels name, is asked over a `Line` by what requests wait for; redis-py asks for all else,
+One server, also one that sentinels name, is asked over a `ReconnectingConnection` by what requests wait for; redis-py asks for all else,
 and a cluster, whose slots lie on many servers, for everything.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.adapters.redis.cluster import Cluster, doubt
-from gateway.adapters.redis.connection import Line, Word
-from gateway.circuit_breaker import Breaker, State
+from gateway.adapters.redis.connection import ReconnectingConnection, Word
+from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock
 
@@ -41,20 +41,20 @@ class Script:
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-class Guard:
+class StoreClient:
     """`timeout_s`: of an operation that names none of its own. Whatever fails is `StoreUnavailable`."""
 
     def __init__(self, client: Any, timeout_s: float, clock: Clock) -> None:
         self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
-        self._line = None if isinstance(client, Cluster) else Line(client, timeout_s)
+        self._line = None if isinstance(client, Cluster) else ReconnectingConnection(client, timeout_s)
         self._timeout_s = timeout_s
         self._clock = clock
-        self._breaker = Breaker(FAILURES, COOLDOWN_S)
+        self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S)
         self._away_since: float | None = None  # as the log has been told
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
 
     @property
-    def breaker(self) -> State:
+    def breaker(self) -> BreakerState:
         return self._breaker.state(self._clock.monotonic())
 
     async def ask(self, *words: Word, timeout_s: float | None = None) -> Any:

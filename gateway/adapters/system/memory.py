@@ -47,7 +47,7 @@ MORE = 0.25
 TIMES = 4
 
 
-class Collector:
+class GarbageCollection:
     """`begin` puts all that is there out of reach. Of the loop that it is called in, whose thread is the only one that
     walks everything."""
 
@@ -101,7 +101,7 @@ class Collector:
 
 
 @contextmanager
-def collected_briefly(collector: Collector) -> Iterator[None]:
+def collected_briefly(collector: GarbageCollection) -> Iterator[None]:
     collector.begin()
     try:
         yield

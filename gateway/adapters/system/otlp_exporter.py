@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
 
-from gateway.observability.json_logging import Seldom
+from gateway.observability.json_logging import RateLimitedLog
 from gateway.observability.spans import Attribute, Finished, Span, spans_of
 from gateway.observability.telemetry import Telemetry
 
@@ -36,7 +36,7 @@ FAILED, UNSET = Status(StatusCode.ERROR), Status()
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
+class SpanReceiver:
     """`url` is its base, or ends in /v1/traces; `timeout_s` of one batch, with all attempts."""
 
     url: str
@@ -44,7 +44,7 @@ class Receiver:
     timeout_s: float
 
 
-class Batch(list[ReadableSpan]):
+class SpanBatch(list[ReadableSpan]):
     """Whoever walks it lets others run now and then: the SDK's encoder takes 44 us a span."""
 
     def __iter__(self) -> Iterator[ReadableSpan]:
@@ -58,13 +58,13 @@ class OtlpExporter:
     """`resource`: what the spans are of. Beyond `max_spans` that wait they are dropped and counted."""
 
     def __init__(
-        self, receiver: Receiver, resource: Mapping[str, Attribute], max_spans: int, telemetry: Telemetry
+        self, receiver: SpanReceiver, resource: Mapping[str, Attribute], max_spans: int, telemetry: Telemetry
     ) -> None:
         self._endpoint = receiver.url
         self._resource = Resource(resource)
         self._max_spans = max_spans
         self._telemetry = telemetry
-        self._seldom = Seldom()
+        self._seldom = RateLimitedLog()
         self._status: int | None = None  # of the last answer
         self._exporter = self._opened(receiver)
         self._queue: deque[Finished] = deque()
@@ -92,7 +92,7 @@ class OtlpExporter:
         self._thread.join(CLOSING_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _opened(self, receiver: Receiver) -> OTLPSpanExporter:
+    def _opened(self, receiver: SpanReceiver) -> OTLPSpanExporter:
         session = requests.Session()
         session.trust_env = False  # no proxy and no password of the environment, as with all other clients
         session.hooks["response"].append(self._answered)
@@ -124,8 +124,8 @@ class OtlpExporter:
             self._exporter.export(spans)
             self._settle(len(spans))
 
-    def _batch(self) -> Batch:
-        spans, taken = Batch(), 0
+    def _batch(self) -> SpanBatch:
+        spans, taken = SpanBatch(), 0
         while self._queue and len(spans) < BATCH:
             finished = self._queue.popleft()
             spans += readable(finished, self._resource)

@@ -20,7 +20,7 @@ class AddressRefused(OSError):
     """The name stands for an address that is not one of the public Internet."""
 
 
-class CheckedSessions:
+class SsrfSafeSessions:
     """`allowed`: hosts, as `host` or `host:port`, that may be private. `resolver`: aiohttp's own unless a test has one.
     Times are seconds."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.config.schema import Tls
+from gateway.config.schema import TlsConfig
 
 LOG = logging.getLogger("nearhit")
 Made = TypeVar("Made")
@@ -18,12 +18,12 @@ class CertificateUnusable(Exception):
     """The files do not make a certificate to serve with; the message says which and why."""
 
 
-class Certificate:
+class ReloadingCertificate:
     """Who renews a certificate replaces its files (ACME clients, cert-manager): connections opened from then on get the
     new one. Files that are no pair, as in the midst of being replaced, leave the former one in use. The clients' CA is
     read once: who may come in is not for a file that changes by itself."""
 
-    def __init__(self, config: Tls) -> None:
+    def __init__(self, config: TlsConfig) -> None:
         """Raises `CertificateUnusable`."""
         self._config = config
         self._ca = None if config.client_ca is None else _read(config.client_ca)
@@ -107,7 +107,7 @@ def _read(path: Path) -> bytes:
         raise CertificateUnusable(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _why(config: Tls, error: Exception) -> str:
+def _why(config: TlsConfig, error: Exception) -> str:
     for path in (config.certificate, config.key):
         _read(path)  # a missing file says its own name, which OpenSSL does not
     if isinstance(error, _Encrypted):

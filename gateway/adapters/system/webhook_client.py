@@ -6,8 +6,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 
 from gateway.adapters.system.ssrf_guard import TargetRefused, check_url
-from gateway.adapters.system.ssrf_safe_http import AddressRefused, CheckedSessions
-from gateway.job_store import Told
+from gateway.adapters.system.ssrf_safe_http import AddressRefused, SsrfSafeSessions
+from gateway.job_store import WebhookOutcome
 
 CONNECT_S, TOTAL_S = 5.0, 15.0  # the specification advises 15 to 30 seconds
 READ_AT_MOST = 4096  # of an answer: only its status matters
@@ -18,13 +18,13 @@ class WebhookClient:
 
     def __init__(self, allowed: frozenset[str], resolver: AbstractResolver | None = None) -> None:
         self._allowed = allowed
-        self._sessions = CheckedSessions(allowed, connect_s=CONNECT_S, total_s=TOTAL_S, resolver=resolver)
+        self._sessions = SsrfSafeSessions(allowed, connect_s=CONNECT_S, total_s=TOTAL_S, resolver=resolver)
 
-    async def tell(self, url: str, headers: dict[str, str], payload: bytes) -> Told:
+    async def tell(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
         try:
             check_url(url, self._allowed)  # the operator may have changed his mind since it was accepted
         except TargetRefused:
-            return Told(None, "refused")
+            return WebhookOutcome(None, "refused")
         try:
             async with self._sessions.of(url).post(
                 url,
@@ -33,14 +33,14 @@ class WebhookClient:
                 allow_redirects=False,  # what it would lead to was not checked, and is not whom the client named
             ) as response:
                 await response.content.read(READ_AT_MOST)
-                return Told(response.status, f"status {response.status}")
+                return WebhookOutcome(response.status, f"status {response.status}")
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, AddressRefused)
-            return Told(None, "refused" if refused else "no connection")
+            return WebhookOutcome(None, "refused" if refused else "no connection")
         except TimeoutError:
-            return Told(None, "too slow")
+            return WebhookOutcome(None, "too slow")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Told(None, type(error).__name__)
+            return WebhookOutcome(None, type(error).__name__)
 
     async def close(self) -> None:
         await self._sessions.close()

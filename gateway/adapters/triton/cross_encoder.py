@@ -14,13 +14,13 @@ import numpy as np
 
 from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD
 from gateway.adapters.onnx.model_files import ModelMissing
-from gateway.adapters.onnx.tokenizer import PairReader, joined
-from gateway.adapters.triton.model import Form, Matrix, Remembered, Row, TritonMemory, TritonModel
-from gateway.errors import StartFailed
+from gateway.adapters.onnx.tokenizer import PairTokenizer, joined
+from gateway.adapters.triton.model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
+from gateway.errors import StartupError
 from gateway.ports import Clock
 from gateway.weight_files import WeightsCorrupt
 
-FORM = Form(
+FORM = InputSpec(
     "cross-encoder",
     "logit",
     types=True,
@@ -37,7 +37,7 @@ class TritonCrossEncoder:
     the embedder's tokenizer.json.
 
     Made, it asks the server; `data_dir` as for `TritonEncoder`. Raises `ModelMissing` without the tokenizer,
-    `WeightsCorrupt`, and `StartFailed` where the server does not answer and never has, or has another model than the
+    `WeightsCorrupt`, and `StartupError` where the server does not answer and never has, or has another model than the
     one that this gateway's weights belong to.
     """
 
@@ -57,35 +57,35 @@ class TritonCrossEncoder:
         pairs, expected, self.digest = _reference(weights)
         if not tokenizer.is_file():
             raise ModelMissing(f"the tokenizer {tokenizer} is missing: run `nearhit model fetch`")
-        self._reader = PairReader(tokenizer)
-        memory = None if data_dir is None else TritonMemory(data_dir, FORM.kind, url, model, self.digest)
+        self._reader = PairTokenizer(tokenizer)
+        memory = None if data_dir is None else MetadataCache(data_dir, FORM.kind, url, model, self.digest)
         known = None if memory is None or (noted := memory.recall()) is None else noted.described
         self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known=known)
         rows = [row for asked, stored in pairs if (row := self._row(self._reader.ids(asked), stored)) is not None]
         if not self._model.away:
             self._check(self._model.probed(rows), expected)
             if memory is not None:
-                memory.note(Remembered(self._model.described, self.digest, 1))
+                memory.note(CachedMetadata(self._model.described, self.digest, 1))
         self._model.recognise(rows, lambda again: _off(again, expected) <= TOLERANCE)
 
     def _check(self, found: Matrix, expected: Matrix) -> None:
         if not (off := _off(found, expected)) <= TOLERANCE:
-            raise StartFailed(
+            raise StartupError(
                 f"{self._model.place} is not the one that this gateway's weights belong to (logits differ by up to "
                 f"{off:.2f}, expected at most {TOLERANCE}): put there what `nearhit model triton` writes"
             )
 
     def score(self, asked: str, stored: Sequence[str]) -> list[float]:
-        """Raises `ModelAway`."""
+        """Raises `ModelUnavailable`."""
         one = self._reader.ids(asked)
         rows = [self._row(one, other) for other in stored]
         read = [row for row in rows if row is not None]
         found = iter(self._model.ask(read)[:, 0].tolist() if read else ())
         return [UNREAD if row is None else next(found) for row in rows]
 
-    def _row(self, one: list[int] | None, stored: str) -> Row | None:
+    def _row(self, one: list[int] | None, stored: str) -> TokenRow | None:
         pair = joined(one, self._reader.ids(stored))
-        return None if pair is None else Row(pair[0].tolist(), pair[1].tolist())
+        return None if pair is None else TokenRow(pair[0].tolist(), pair[1].tolist())
 
 
 def _off(found: Matrix, expected: Matrix) -> float:

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from gateway.adapters.onnx.model_files import ModelMissing, sha256_of
-from gateway.adapters.onnx.tokenizer import TextReader
-from gateway.adapters.triton.model import Form, Matrix, Remembered, Row, TritonMemory, TritonModel
-from gateway.errors import EmbedderUnavailable, ModelAway, StartFailed
+from gateway.adapters.onnx.tokenizer import TextTokenizer
+from gateway.adapters.triton.model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
+from gateway.errors import EmbedderUnavailable, ModelUnavailable, StartupError
 from gateway.messages import Embedding
 from gateway.ports import Clock
 
-FORM = Form(
+FORM = InputSpec(
     "embedding model",
     "sentence_embedding",
     types=False,
@@ -43,7 +43,7 @@ class TritonEncoder:
     `timeout_s`: of one call of `encode`, seconds.
 
     Made, it asks the server for the model. What that is, is kept in `data_dir`, and holds at a later start for which
-    the server is away. Raises `ModelMissing` without the tokenizer, `StartFailed` where the server does not answer and
+    the server is away. Raises `ModelMissing` without the tokenizer, `StartupError` where the server does not answer and
     never has, or the model is another than one of ids to sentence embeddings.
     """
 
@@ -51,14 +51,14 @@ class TritonEncoder:
         self, url: str, model: str, tokenizer: Path, *, timeout_s: float, clock: Clock, data_dir: Path | None = None
     ) -> None:
         self._reader, read_by = reader_of(tokenizer)
-        memory = None if data_dir is None else TritonMemory(data_dir, FORM.kind, url, model, read_by)
+        memory = None if data_dir is None else MetadataCache(data_dir, FORM.kind, url, model, read_by)
         known = None if memory is None else memory.recall()
         described = None if known is None else known.described
         self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known=described, finished=_unit)
-        probes = [Row(self._reader.read(text).ids) for text in PROBES]
+        probes = [TokenRow(self._reader.read(text).ids) for text in PROBES]
         if known is None or not self._model.away:
             vectors = self._model.probed(probes)
-            known = Remembered(self._model.described, likeness(vectors), vectors.shape[1])
+            known = CachedMetadata(self._model.described, likeness(vectors), vectors.shape[1])
             if memory is not None:
                 memory.note(known)
         proof, described = known.proof, self._model.described
@@ -76,8 +76,8 @@ class TritonEncoder:
             return []
         read = [self._reader.read(text) for text in texts]
         try:
-            vectors = self._model.ask([Row(each.ids) for each in read])
-        except ModelAway as error:
+            vectors = self._model.ask([TokenRow(each.ids) for each in read])
+        except ModelUnavailable as error:
             raise EmbedderUnavailable(str(error)) from None
         return [
             Embedding(vector, len(each.ids), each.truncated, each.unreadable)
@@ -85,20 +85,20 @@ class TritonEncoder:
         ]
 
 
-def reader_of(tokenizer: Path) -> tuple[TextReader, str]:
-    """And the file's SHA-256. Raises `ModelMissing` or `StartFailed`."""
+def reader_of(tokenizer: Path) -> tuple[TextTokenizer, str]:
+    """And the file's SHA-256. Raises `ModelMissing` or `StartupError`."""
     try:
-        return TextReader(tokenizer), sha256_of(tokenizer)
+        return TextTokenizer(tokenizer), sha256_of(tokenizer)
     except Exception as error:  # the library's own are bare exceptions, also where there is no file
         if not tokenizer.is_file():
             raise ModelMissing(f"the tokenizer {tokenizer} is missing: run `nearhit model fetch`") from None
-        raise StartFailed(f"the tokenizer {tokenizer} cannot be read: {error}"[:300]) from None
+        raise StartupError(f"the tokenizer {tokenizer} cannot be read: {error}"[:300]) from None
 
 
 def _unit(vectors: Matrix) -> Matrix:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not lengths.all():
-        raise ModelAway("the embedding model sent vectors of zeros")
+        raise ModelUnavailable("the embedding model sent vectors of zeros")
     return np.asarray(vectors / lengths, np.float32)
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from gateway.adapters.triton.models import OPTIONS
-from gateway.circuit_breaker import Breaker
-from gateway.errors import ModelAway, StartFailed
+from gateway.circuit_breaker import CircuitBreaker
+from gateway.errors import ModelUnavailable, StartupError
 from gateway.files import replaced
 from gateway.ports import Clock
 
@@ -29,7 +29,7 @@ FOLDER = "served-models"
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class ModelMetadata:
     """A model, as its server tells of it. `inputs`: their names; `rows`: of a request at most, 0: any number;
     `platform`: that, or the backend."""
 
@@ -40,28 +40,28 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class CachedMetadata:
     """`proof`: what is the same each time the model answers its probes; `dimension`: of its rows."""
 
-    described: Description
+    described: ModelMetadata
     proof: str
     dimension: int
 
 
-class TritonMemory:
+class MetadataCache:
     """Of one model: in `data_dir`, a file for each address, name and whatever else decides which model it is."""
 
     def __init__(self, data_dir: Path, *decisive: str) -> None:
         name = hashlib.sha256("\n".join(decisive).encode()).hexdigest()[:16]
         self._file = data_dir / FOLDER / f"{name}.json"
 
-    def recall(self) -> Remembered | None:
+    def recall(self) -> CachedMetadata | None:
         """None: nothing that can be read."""
         try:
             found = json.loads(self._file.read_bytes())
             described = found["described"]
-            return Remembered(
-                Description(
+            return CachedMetadata(
+                ModelMetadata(
                     str(described["version"]),
                     _names(described["inputs"]),
                     int(described["rows"]),
@@ -76,7 +76,7 @@ class TritonMemory:
             LOG.warning("what a served model was cannot be read", extra={"fields": _fields(self._file, error)})
             return None
 
-    def note(self, what: Remembered) -> None:
+    def note(self, what: CachedMetadata) -> None:
         """Without a folder that can be written the next start needs the server."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ Matrix = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenRow:
     """`types`: one a token, for models that take them; none: all 0."""
 
     ids: Sequence[int]
@@ -117,7 +117,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class InputSpec:
     """What is asked of a model. `kind`: what it is called, such as "embedding model". `output`: float32, one row for
     each of the request. `without`: what becomes of requests while it is away."""
 
@@ -130,10 +130,10 @@ class Form:
 
 class TritonModel:
     """`url`: grpc:// or grpcs://HOST:PORT. `timeout_s`: of one `ask`, seconds. `finished`: makes of each answer what is
-    used of it; raises `ModelAway`. `known`: what it was at an earlier start. Threads may share it: the client's `infer`
+    used of it; raises `ModelUnavailable`. `known`: what it was at an earlier start. Threads may share it: the client's `infer`
     is of those that may be called at once.
 
-    Made, it asks the server for the model. Raises `StartFailed` where that has another one, or does not answer and the
+    Made, it asks the server for the model. Raises `StartupError` where that has another one, or does not answer and the
     model is not `known` either; where it is, the model is `away` until it answers as it did then.
     """
 
@@ -141,11 +141,11 @@ class TritonModel:
         self,
         url: str,
         model: str,
-        form: Form,
+        form: InputSpec,
         *,
         timeout_s: float,
         clock: Clock,
-        known: Description | None = None,
+        known: ModelMetadata | None = None,
         finished: Callable[[Matrix], Matrix] = lambda given: given,
     ) -> None:
         scheme, _, address = url.partition("://")
@@ -155,11 +155,11 @@ class TritonModel:
         self._timeout_s = timeout_s
         self._clock = clock
         self._finished = finished
-        self._breaker = Breaker(FAILURES, COOLDOWN_S, LONGEST_S)
+        self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S, LONGEST_S)
         self._state = threading.Lock()  # of the breaker and what the log has
         self._proving = threading.Lock()
         self._told = False  # whether the log has it that the model does not answer
-        self._probes: Sequence[Row] = ()
+        self._probes: Sequence[TokenRow] = ()
         self._same: Callable[[Matrix], bool] = lambda _: True
         self._proved_at = clock.monotonic()
         self._client = triton.InferenceServerClient(address, ssl=scheme == "grpcs", channel_args=OPTIONS)
@@ -168,36 +168,36 @@ class TritonModel:
             self.described = self._described()
         except InferenceServerException as error:
             if known is None:
-                raise StartFailed(f"{self.place} does not answer: {_said(error)}") from None
+                raise StartupError(f"{self.place} does not answer: {_said(error)}") from None
             self.described, self.away = known, True
             self._failed(_said(error))
 
-    def probed(self, probes: Sequence[Row]) -> Matrix:
-        """Its answers at the start. Raises `StartFailed`."""
+    def probed(self, probes: Sequence[TokenRow]) -> Matrix:
+        """Its answers at the start. Raises `StartupError`."""
         try:
             return self._asked(probes, self._clock.monotonic() + START_TIMEOUT_S)
         except InferenceServerException as error:
-            raise StartFailed(f"{self.place} does not answer: {_said(error)}") from None
-        except ModelAway as error:
-            raise StartFailed(str(error)) from None
+            raise StartupError(f"{self.place} does not answer: {_said(error)}") from None
+        except ModelUnavailable as error:
+            raise StartupError(str(error)) from None
 
-    def recognise(self, probes: Sequence[Row], same: Callable[[Matrix], bool]) -> None:
+    def recognise(self, probes: Sequence[TokenRow], same: Callable[[Matrix], bool]) -> None:
         """From now on answers count only while those to the probes are of the model of the start."""
         self._probes, self._same = probes, same
 
-    def ask(self, rows: Sequence[Row]) -> Matrix:
-        """One answer a row, in one request or in as few as the model takes. Raises `ModelAway`."""
+    def ask(self, rows: Sequence[TokenRow]) -> Matrix:
+        """One answer a row, in one request or in as few as the model takes. Raises `ModelUnavailable`."""
         now = self._clock.monotonic()
         with self._state:
             if not self._breaker.allow(now):
-                raise ModelAway(f"{self.place} has failed {FAILURES} times in a row and is left alone")
+                raise ModelUnavailable(f"{self.place} has failed {FAILURES} times in a row and is left alone")
         try:
             self._prove(now)
             found = self._asked(rows, now + self._timeout_s)
-        except (InferenceServerException, ModelAway) as error:
+        except (InferenceServerException, ModelUnavailable) as error:
             why = _said(error) if isinstance(error, InferenceServerException) else str(error)
             self._failed(why)
-            raise ModelAway(why) from None
+            raise ModelUnavailable(why) from None
         with self._state:
             self._breaker.succeeded()
             back, self._told = self._told, False
@@ -217,8 +217,8 @@ class TritonModel:
                 extra={"fields": {"model": self._model, "error": why}},
             )
 
-    def _described(self) -> Description:
-        """Raises `StartFailed` for another kind of model, and what the client raises."""
+    def _described(self) -> ModelMetadata:
+        """Raises `StartupError` for another kind of model, and what the client raises."""
         about = self._client.get_model_metadata(self._model, client_timeout=START_TIMEOUT_S)
         config = self._client.get_model_config(self._model, client_timeout=START_TIMEOUT_S).config
         inputs = {each.name: each.datatype for each in about.inputs}
@@ -227,12 +227,12 @@ class TritonModel:
         fits = wanted <= inputs.keys() <= {IDS, MASK, TYPES} and set(inputs.values()) == {"INT64"}
         if not fits or outputs.get(self._form.output) != "FP32":
             types = f", {MASK} and {TYPES}" if self._form.types else f" and {MASK} ({TYPES} too, if need be)"
-            raise StartFailed(
+            raise StartupError(
                 f"{self.place} has inputs {_listed(inputs)} and outputs {_listed(outputs)}, expected INT64 "
                 f"{IDS}{types} and FP32 {self._form.output}"
             )
         version = max(about.versions, key=int)  # Triton's versions are numbers
-        return Description(version, tuple(sorted(inputs)), config.max_batch_size, about.platform or config.backend)
+        return ModelMetadata(version, tuple(sorted(inputs)), config.max_batch_size, about.platform or config.backend)
 
     def _prove(self, now: float) -> None:
         """That the model is still the one of the start: its name and version say nothing of its file."""
@@ -240,19 +240,19 @@ class TritonModel:
             if now - self._proved_at < PROVE_S:
                 return
             if not self._same(self._asked(self._probes, self._clock.monotonic() + self._timeout_s)):
-                raise ModelAway(
+                raise ModelUnavailable(
                     f"{self.place} is another model than at the start, expected that one, or a restart of the gateway"
                 )
             self._proved_at = now
 
-    def _asked(self, rows: Sequence[Row], deadline: float) -> Matrix:
+    def _asked(self, rows: Sequence[TokenRow], deadline: float) -> Matrix:
         step = self.described.rows or len(rows)
         found = np.concatenate([self._infer(rows[i : i + step], deadline) for i in range(0, len(rows), step)])
         if not np.isfinite(found).all():
-            raise ModelAway(f"{self.place} sent {self._form.output} that is not finite")
+            raise ModelUnavailable(f"{self.place} sent {self._form.output} that is not finite")
         return self._finished(found)
 
-    def _infer(self, rows: Sequence[Row], deadline: float) -> Matrix:
+    def _infer(self, rows: Sequence[TokenRow], deadline: float) -> Matrix:
         """The version is pinned: another one is another model."""
         longest = max(len(each.ids) for each in rows)
         given = {IDS: np.zeros((len(rows), next(length for length in LENGTHS if length >= longest)), np.int64)}
@@ -268,11 +268,11 @@ class TritonModel:
             inputs.append(tensor)
         left = deadline - self._clock.monotonic()
         if left <= 0:
-            raise ModelAway(f"{self.place} sent no answer within {self._timeout_s:g} s")
+            raise ModelUnavailable(f"{self.place} sent no answer within {self._timeout_s:g} s")
         result = self._client.infer(self._model, inputs, model_version=self.described.version, client_timeout=left)
         found = result.as_numpy(self._form.output)
         if found is None or found.ndim != 2 or found.shape[0] != len(rows):
-            raise ModelAway(f"{self.place} sent no {self._form.output} of {len(rows)} rows")
+            raise ModelUnavailable(f"{self.place} sent no {self._form.output} of {len(rows)} rows")
         return np.asarray(found, np.float32)
 
 

@@ -14,8 +14,8 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from gateway.config.backends import Tensors, Timeouts
-from gateway.errors import BackendError, LoadRefused
-from gateway.ports import Condition
+from gateway.errors import BackendError, ModelControlDisabled
+from gateway.ports import ModelCondition
 
 # Options of the gRPC channels to Triton.
 
@@ -33,7 +33,7 @@ LOAD_TIMEOUT_S = 300.0  # weights of a large model come from a disk, or over a n
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ModelConfig:
     """What is needed of a model's configuration."""
 
     decoupled: bool
@@ -59,12 +59,12 @@ class TritonModels:
         self._client = client
         self._tensors = tensors
         self._timeouts = timeouts
-        self._described: dict[str, Described] = {}
-        self._conditions = dict.fromkeys(names, Condition.READY)
+        self._described: dict[str, ModelConfig] = {}
+        self._conditions = dict.fromkeys(names, ModelCondition.READY)
         self._wrong = asyncio.Event()
 
     @property
-    def conditions(self) -> Mapping[str, Condition]:
+    def conditions(self) -> Mapping[str, ModelCondition]:
         """By the model's name; none of them is wrong until a call has told."""
         return self._conditions
 
@@ -72,11 +72,11 @@ class TritonModels:
         """Returns while a model is not ready."""
         await self._wrong.wait()
 
-    def told(self, name: str, condition: Condition) -> None:
+    def told(self, name: str, condition: ModelCondition) -> None:
         """What a call or a probe has told of one of `names`."""
         if name in self._conditions and self._conditions[name] is not condition:
             self._conditions[name] = condition
-            if any(each is not Condition.READY for each in self._conditions.values()):
+            if any(each is not ModelCondition.READY for each in self._conditions.values()):
                 self._wrong.set()
             else:
                 self._wrong.clear()
@@ -106,7 +106,7 @@ class TritonModels:
         return True
 
     async def reload(self, name: str) -> None:
-        """Unloads it and loads it. Raises `LoadRefused` where the server allows neither, `BackendError` where it cannot
+        """Unloads it and loads it. Raises `ModelControlDisabled` where the server allows neither, `BackendError` where it cannot
         be loaded; it is absent then."""
         self._described.pop(name, None)
         try:
@@ -115,17 +115,17 @@ class TritonModels:
                 await self._client.load_model(name)
         except InferenceServerException as error:
             if "is not allowed" in error.message():
-                raise LoadRefused(error.message()) from None
+                raise ModelControlDisabled(error.message()) from None
             raise BackendError(f"model '{name}' cannot be loaded at {self.server}: {error.message()}"[:300]) from None
 
-    async def describe(self, name: str) -> Described:
+    async def describe(self, name: str) -> ModelConfig:
         """A model's configuration, read once; a failure is not remembered."""
         if name not in self._described:
             async with self.in_time(self._timeouts.connect):
                 config = (await self._client.get_model_config(name)).config
             types = {tensor.name: tensor.data_type for tensor in config.input}
             limit_type = types.get(self._tensors.max_tokens)
-            self._described[name] = Described(
+            self._described[name] = ModelConfig(
                 decoupled=config.model_transaction_policy.decoupled,
                 batched=config.max_batch_size > 0,
                 inputs=frozenset(types),
@@ -133,7 +133,7 @@ class TritonModels:
             )
         return self._described[name]
 
-    def inputs(self, model: Described, text: str, max_tokens: int | None) -> list[triton.InferInput]:
+    def inputs(self, model: ModelConfig, text: str, max_tokens: int | None) -> list[triton.InferInput]:
         shape = [1, 1] if model.batched else [1]
         prompt = triton.InferInput(self._tensors.prompt, shape, "BYTES")
         prompt.set_data_from_numpy(np.array([text.encode()], dtype=object).reshape(shape))
@@ -165,12 +165,12 @@ class TritonModels:
             stream.cancel()
 
 
-def condition_told(error: InferenceServerException) -> Condition | None:
+def condition_told(error: InferenceServerException) -> ModelCondition | None:
     """What Triton's words say of the model: a status of its own it has for neither, and on streams for no error."""
     said = error.message()
     if "Stub process" in said and "is not healthy" in said:
-        return Condition.DEAD
-    return Condition.ABSENT if "Request for unknown model" in said or "is not ready" in said else None
+        return ModelCondition.DEAD
+    return ModelCondition.ABSENT if "Request for unknown model" in said or "is not ready" in said else None
 
 
 async def once(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:

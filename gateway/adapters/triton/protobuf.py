@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.dialects.kserve_message import Answer, Inference, Wanted
+from gateway.dialects.kserve_message import InferenceRequest, InferenceResponse, RequestedOutput
 from gateway.dialects.kserve_tensors import NUMBERS, Tensor, packed
-from gateway.errors import BadRequest, Malformed
+from gateway.errors import BadRequest, MalformedResponse
 
 SHARED = "shared_memory_region"
 FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
@@ -28,7 +28,7 @@ CONTENTS = {
 }
 
 
-def inference_of(message: Any) -> Inference:
+def inference_of(message: Any) -> InferenceRequest:
     """A `ModelInferRequest` as a request. Raises `BadRequest`."""
     raw = iter(message.raw_input_contents)
     raw_given = len(message.raw_input_contents) > 0
@@ -41,11 +41,11 @@ def inference_of(message: Any) -> Inference:
         inputs.append(Tensor(given.name, given.datatype, tuple(given.shape), parameters, data))
     if next(raw, None) is not None:
         raise BadRequest("there are more raw_input_contents than inputs")
-    outputs = tuple(Wanted(each.name, parameters_of(each.parameters), True) for each in message.outputs)
-    return Inference(message.id, parameters_of(message.parameters), tuple(inputs), outputs or None, binary=True)
+    outputs = tuple(RequestedOutput(each.name, parameters_of(each.parameters), True) for each in message.outputs)
+    return InferenceRequest(message.id, parameters_of(message.parameters), tuple(inputs), outputs or None, binary=True)
 
 
-def request_of(inference: Inference, model: str, version: str) -> Any:
+def request_of(inference: InferenceRequest, model: str, version: str) -> Any:
     """The `ModelInferRequest` of a request."""
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=inference.id)
     _set(message.parameters, inference.parameters)
@@ -59,8 +59,8 @@ def request_of(inference: Inference, model: str, version: str) -> Any:
     return message
 
 
-def answer_of(message: Any) -> Answer:
-    """A `ModelInferResponse` as an answer, without its id. Raises `Malformed`."""
+def answer_of(message: Any) -> InferenceResponse:
+    """A `ModelInferResponse` as an answer, without its id. Raises `MalformedResponse`."""
     head: dict[str, Any] = {"model_name": message.model_name, "model_version": message.model_version}
     parameters = {name: value for name, value in parameters_of(message.parameters).items() if name != FINAL}
     if parameters:
@@ -70,13 +70,13 @@ def answer_of(message: Any) -> Answer:
         its = parameters_of(given.parameters)
         content = None if SHARED in its else raw[at] if at < len(raw) else _typed(given)
         if content is None and SHARED not in its:
-            raise Malformed(f"the output {given.name[:100]!r} has no content")
+            raise MalformedResponse(f"the output {given.name[:100]!r} has no content")
         outputs.append(Tensor(given.name, given.datatype, tuple(given.shape), its, content))
-    return Answer(head, tuple(outputs))
+    return InferenceResponse(head, tuple(outputs))
 
 
-def response_of(answer: Answer, identity: str) -> Any:
-    """The `ModelInferResponse` of an answer. Raises `Malformed` where an output is none of the protocol's tensors."""
+def response_of(answer: InferenceResponse, identity: str) -> Any:
+    """The `ModelInferResponse` of an answer. Raises `MalformedResponse` where an output is none of the protocol's tensors."""
     head = answer.head
     message = pb.ModelInferResponse(
         model_name=str(head.get("model_name") or ""), model_version=str(head.get("model_version") or ""), id=identity
@@ -85,7 +85,7 @@ def response_of(answer: Answer, identity: str) -> Any:
     _set(message.parameters, parameters if isinstance(parameters, dict) else {})
     for tensor in answer.outputs:
         if tensor.said is not None:
-            raise Malformed(f"the output {tensor.name[:100]!r} is no tensor of {tensor.datatype}")
+            raise MalformedResponse(f"the output {tensor.name[:100]!r} is no tensor of {tensor.datatype}")
         each = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         _set(each.parameters, tensor.parameters)
         message.raw_output_contents.append(tensor.data or b"")  # empty, too, where it lies in shared memory

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gateway.cache.features.reading import LONGEST, Reading, kept, read
+from gateway.cache.features.reading import LONGEST, QuestionReading, kept, read
 from gateway.cache.features.words import WordFeatures, word_features
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "NAMES",
     "FeatureVector",
     "FloatArray",
-    "Reading",
+    "QuestionReading",
     "WordFeatures",
     "features",
     "kept",

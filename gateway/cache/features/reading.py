@@ -15,7 +15,7 @@ from itertools import pairwise
 from gateway.cache import lexical
 from gateway.cache.features import vocabulary as v
 from gateway.cache.features.phrases import aspects, conditions
-from gateway.cache.lexical import Sought, any_of, digits, written_with
+from gateway.cache.lexical import PatternIndex, any_of, digits, written_with
 
 LONGEST = 4096  # characters; the encoder's own bound (256 tokens)
 MOST_WORDS = 256  # what 256 tokens can hold
@@ -27,23 +27,23 @@ _HAN = "\u3400-\u9fff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+(?:['\u2019.+#-][^\W_{_HAN}]+){{0,4}}[+#]{{0,2}}")
 _JOINED = written_with("'+#_-")  # what joins letters to one word here, to another one for the checks, or to none
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3})")  # 1,000 and 1000 are one number
-_NUMBER = Sought(re.compile(r"[-\u2212]?\d+(?:[.,:/-]\d+){0,6}%?"), digits)
-_QUOTED = Sought(
+_NUMBER = PatternIndex(re.compile(r"[-\u2212]?\d+(?:[.,:/-]\d+){0,6}%?"), digits)
+_QUOTED = PatternIndex(
     re.compile(r"[\"\u201c\u201e\u00ab`]([^\"\u201c\u201d\u201e\u00ab\u00bb`]{1,80})[\"\u201d\u201c\u00bb`]"),
     written_with('"`'),
 )
-_SYMMETRIC = Sought(
+_SYMMETRIC = PatternIndex(
     re.compile(r"\b(?:between|both|and|or|vs|versus|und|oder|y|entre)\b", re.IGNORECASE),
     any_of("between both and or vs versus und oder y entre"),
 )
-_CODE = Sought(
+_CODE = PatternIndex(
     re.compile(r"[\w.]{1,40}\([^()]{0,40}\)|--?[a-z][\w-]{1,30}\b|\b\w{1,30}(?:_\w{1,30})+|[=<>!]=|[{}\[\];]|=>|->"),
     written_with("(_={}[];-"),
 )
 
 
 @dataclass(slots=True)
-class Reading:
+class QuestionReading:
     checks: lexical.Lexical  # of the text as it is
     words: tuple[str, ...]  # lower case, in order
     vocabulary: frozenset[str]  # of the words, each once
@@ -63,17 +63,17 @@ class Reading:
     symmetric: bool  # names things whose order does not matter
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> QuestionReading:
     """As it is asked: most questions come once. For what is stored `kept`."""
     return _read(text, lexical.read)
 
 
 @lru_cache(maxsize=KEPT)
-def kept(text: str) -> Reading:
+def kept(text: str) -> QuestionReading:
     return _read(text, lexical.kept)
 
 
-def _read(text: str, read_words: Callable[[str], lexical.Lexical]) -> Reading:
+def _read(text: str, read_words: Callable[[str], lexical.Lexical]) -> QuestionReading:
     text = text[:LONGEST]
     basis = checks = read_words(text)
     if "," in text or "\u2019" in text:
@@ -88,7 +88,7 @@ def _read(text: str, read_words: Callable[[str], lexical.Lexical]) -> Reading:
     for at, short in enumerate(content):
         places.setdefault(short, at)
     meant = _meant(vocabulary)
-    return Reading(
+    return QuestionReading(
         checks=checks,
         words=words,
         vocabulary=vocabulary,

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from gateway.cache.features.reading import KEPT_STEMS, Reading
+from gateway.cache.features.reading import KEPT_STEMS, QuestionReading
 from gateway.cache.features.vocabulary import OPPOSITES, STOP
 
 _MOST = 24  # unmatched or shared words that are compared one by one: bounds the quadratic parts
@@ -62,7 +62,7 @@ class WordFeatures(NamedTuple):
     length: float  # words of the shorter, 0 to 40
 
 
-def word_features(asked: Reading, stored: Reading) -> WordFeatures:
+def word_features(asked: QuestionReading, stored: QuestionReading) -> WordFeatures:
     """By place, group by group: given by their 42 names they take 5 us more."""
     a, b = asked.places.keys(), stored.places.keys()
     left_a, left_b = a - b, b - a
@@ -115,7 +115,7 @@ def _difference(a: Set[str], b: Set[str]) -> tuple[float, float]:
     return min(float(min(only_a, only_b)), _CAP), min(float(abs(only_a - only_b)), _CAP)
 
 
-def _conditions(asked: Reading, stored: Reading) -> tuple[float, float, float, float]:
+def _conditions(asked: QuestionReading, stored: QuestionReading) -> tuple[float, float, float, float]:
     if asked.conditions == stored.conditions:  # each has all words of the other's
         return 0.0, 0.0, 0.0, 0.0
     none_a, some_a = _lacked(asked.conditions, stored.places.keys())
@@ -138,7 +138,9 @@ def _lacked(conditions: Sequence[tuple[str, Set[str]]], stems: Set[str]) -> tupl
     return none, some
 
 
-def _ends(asked: Reading, stored: Reading, left_a: Set[str], left_b: Set[str]) -> tuple[float, float, float, float]:
+def _ends(
+    asked: QuestionReading, stored: QuestionReading, left_a: Set[str], left_b: Set[str]
+) -> tuple[float, float, float, float]:
     if not left_a and not left_b:
         return 0.0, 0.0, 0.0, 0.0
     first = last = 0

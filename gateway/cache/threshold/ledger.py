@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from gateway.cache.threshold.wrong_hits import Pool, falling, likelier
+from gateway.cache.threshold.wrong_hits import LabelPool, falling, likelier
 
 
 # What a route has met since the last look, for other gateways to add to theirs. Pure.
 @dataclass(slots=True)
-class Traffic:
+class TrafficCounts:
     """Sums: those of two gateways add up to what one would have met."""
 
     requests: int = 0
     met: dict[int, int] = field(default_factory=dict)  # neighbours by band of their score
-    sized: float = 0.0  # as in `Ledger`
+    sized: float = 0.0  # as in `ThresholdLedger`
     log_size: float = 0.0
     hits: int = 0
 
@@ -39,7 +39,7 @@ class Traffic:
         return self.requests, self.met, self.sized, self.log_size, self.hits
 
     @classmethod
-    def of_row(cls, row: tuple[Any, ...]) -> Traffic:
+    def of_row(cls, row: tuple[Any, ...]) -> TrafficCounts:
         """Raises `ValueError` or `TypeError` where it is none."""
         requests, met, sized, log_size, hits = row
         if not isinstance(met, Mapping):
@@ -93,11 +93,11 @@ MOST_BEHIND = 64  # meetings
 MOST_AUDITED, LEAST_AUDITED = 5.0, 0.3  # of the mean share
 
 
-Pools = Sequence[tuple[Pool, int]]
+Pools = Sequence[tuple[LabelPool, int]]
 
 
 @dataclass(slots=True)
-class Standing:
+class ThresholdState:
     """What the books said when they were looked at."""
 
     threshold: float  # the lowest score that may be served
@@ -114,7 +114,7 @@ class Standing:
         return _audit_weights(self.pools, self.rates, self.threshold)
 
 
-class Ledger:
+class ThresholdLedger:
     """`prior`: (share wrong, neighbours a request) of each band, of the verifier's calibration."""
 
     def __init__(self, prior: Sequence[tuple[float, float]]) -> None:
@@ -186,7 +186,7 @@ class Ledger:
             self.sized += 1
             self.log_size += math.log(entries)
 
-    def add(self, traffic: Traffic) -> None:
+    def add(self, traffic: TrafficCounts) -> None:
         """What another gateway has met."""
         self.advance(traffic.requests)
         met = self.met
@@ -209,23 +209,23 @@ class Ledger:
         self.labels[band] += 1
         self.wrong[band] += wrong
 
-    def looked_at(self, max_wrong_hits: float, growth: float = 1.0) -> Standing:
+    def looked_at(self, max_wrong_hits: float, growth: float = 1.0) -> ThresholdState:
         """For this promise, in wrong hits over all requests, where `growth` times as many are to be expected as was
         seen."""
         pools, rates = self._pools(), self._rates()
         threshold = _lowest(pools, rates.tolist(), int(max_wrong_hits * WINDOW + 1e-9), WINDOW * growth)
-        return Standing(threshold, pools, rates)
+        return ThresholdState(threshold, pools, rates)
 
     def threshold(self, max_wrong_hits: float, growth: float = 1.0) -> float:
-        """See `Standing`."""
+        """See `ThresholdState`."""
         return self.looked_at(max_wrong_hits, growth).threshold
 
     def audit_weights(self, threshold: float) -> list[float]:
-        """See `Standing`."""
+        """See `ThresholdState`."""
         return _audit_weights(self._pools(), self._rates(), threshold)
 
     def wrong_shares(self) -> list[float]:
-        """See `Standing`."""
+        """See `ThresholdState`."""
         return _shares(self._pools())
 
     def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from gateway.cache.threshold.ledger import BANDS, Ledger, Standing, Traffic, band_of
+from gateway.cache.threshold.ledger import BANDS, ThresholdLedger, ThresholdState, TrafficCounts, band_of
 from gateway.cache.threshold.wrong_hits import Estimate, Label, WrongHits
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
@@ -37,7 +37,7 @@ CAPACITY = 2000  # labelled lookups of a route: 3 MB, and 0.1 ms to look through
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledLookup:
     """A lookup whose nearest stored answer turned out right or wrong."""
 
     vector: Vector  # of the question that was asked
@@ -58,7 +58,7 @@ class Evidence:
     def __len__(self) -> int:
         return self._held
 
-    def add(self, label: Labelled) -> None:
+    def add(self, label: LabelledLookup) -> None:
         if self._vectors is None:
             self._vectors = np.zeros((self._capacity, label.vector.shape[0]), np.float32)
         self._vectors[self._next] = label.vector
@@ -131,13 +131,13 @@ class RouteControl:
         self.refresh_every = REFRESH_EVERY
         self._prior = prior
         self._tell = tell
-        self._unsaid = Traffic()
+        self._unsaid = TrafficCounts()
         self.learning = learn
         self._forget()
 
     def _forget(self) -> None:
         self.version = 0  # counts what was learnt
-        self._books = Ledger(self._prior)
+        self._books = ThresholdLedger(self._prior)
         self._behind = 0  # requests that `_books` has not been told of
         self._evidence = Evidence()
         self._wrong_hits = WrongHits()
@@ -146,7 +146,7 @@ class RouteControl:
         self._pending = 0  # requests that `_wrong_hits` has not been told of
         self._thresholds: dict[tuple[float, int], float] = {}
         self._shares = self._ledger.wrong_shares()
-        self._standing: Standing | None = None  # of the last look at the books
+        self._standing: ThresholdState | None = None  # of the last look at the books
         self._weights: list[float] | None = None  # its audit weights, where somebody has asked for them
         self.in_force: float | None = None  # the threshold that the last lookup was held against
 
@@ -170,7 +170,7 @@ class RouteControl:
             self._unsaid.requests += new
 
     @property
-    def _ledger(self) -> Ledger:
+    def _ledger(self) -> ThresholdLedger:
         """Advanced when it is asked for: a plain threshold never does."""
         if self._behind:
             self._books.advance(self._behind)
@@ -210,7 +210,7 @@ class RouteControl:
         return 1.0 - self._shares[band_of(score)]
 
     def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
-        """See `Ledger.wrong_among`."""
+        """See `ThresholdLedger.wrong_among`."""
         return self._ledger.wrong_among(served)
 
     def met(self, score: float, entries: int = 0) -> None:
@@ -250,7 +250,7 @@ class RouteControl:
     def _learn(self, observation: Observation) -> None:
         wrong = observation.label is Label.WRONG
         self._ledger.label(observation.score, float(wrong))
-        self._evidence.add(Labelled(observation.vector, observation.probability, float(not wrong)))
+        self._evidence.add(LabelledLookup(observation.vector, observation.probability, float(not wrong)))
         self._stale += 1
 
     def audited(self, label: Label, chance: float) -> None:
@@ -270,7 +270,7 @@ class RouteControl:
         """Tells what has come by since the last time."""
         if self._unsaid:
             self._tell(("traffic", *self._unsaid.as_row()))
-            self._unsaid = Traffic()
+            self._unsaid = TrafficCounts()
 
     def hear(self, said: Said) -> None:
         """What another gateway has told. It is that one's to keep: `version` stays. Raises `ValueError` or `TypeError`
@@ -282,7 +282,7 @@ class RouteControl:
                 known = np.frombuffer(vector, "<f2").astype(np.float32)
                 self._learn(Observation(known, float(score), float(probability), Label(label)))
         elif kind == "traffic":
-            traffic = Traffic.of_row(tuple(row))
+            traffic = TrafficCounts.of_row(tuple(row))
             self._ledger.add(traffic)
             self._pending += traffic.requests
             self._up_to_date().served += traffic.hits

@@ -43,7 +43,7 @@ def likelier(mean: float, variance: float, limit: int, risk: float) -> bool:
 
 
 @dataclass(slots=True)
-class Pool:
+class LabelPool:
     """Neighbouring bands that share one rate."""
 
     first: int  # the lowest band of the pool
@@ -57,7 +57,7 @@ class Pool:
         return self.rate * (1 - self.rate) / (self.trials + 1)
 
 
-def falling(events: Sequence[float], trials: Sequence[float]) -> list[Pool]:
+def falling(events: Sequence[float], trials: Sequence[float]) -> list[LabelPool]:
     """Rates that never rise from band to band: pool adjacent violators (Ayer et al. 1955). All trials are positive.
 
     Few labels lie where answers are served, many below: that a higher score is no worse carries what is learned below
@@ -74,7 +74,7 @@ def falling(events: Sequence[float], trials: Sequence[float]) -> list[Pool]:
         sums.append(event)
         counts.append(trial)
         rates.append(rate)
-    return list(map(Pool, firsts, sums, counts, rates))
+    return list(map(LabelPool, firsts, sums, counts, rates))
 
 
 def wilson(rate: float, trials: float, z: float = 1.96) -> tuple[float, float]:

@@ -18,8 +18,8 @@ from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, load_m
 from gateway.cache.model_factory import build_encoder, build_verifier, model_dir_of
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
-from gateway.config.schema import CrossEncoder, EmbeddingModel
-from gateway.errors import StartFailed
+from gateway.config.schema import CrossEncoderConfig, EmbeddingModel
+from gateway.errors import StartupError
 from gateway.listening import allowed, needed
 
 PACKAGE = Path(gateway.__file__ or "").parent
@@ -68,12 +68,12 @@ def look_at_models(config: Config) -> list[ModelFacts]:
     return found
 
 
-def _look_at_cross_encoder(config: Config, section: CrossEncoder) -> ModelFacts:
+def _look_at_cross_encoder(config: Config, section: CrossEncoderConfig) -> ModelFacts:
     """As the gateway does at its start."""
     key = "verifier.cross_encoder"
     try:
         verifier = build_verifier(config.verifier, config.embedder)
-    except (ModelMissing, ModelCorrupt, StartFailed) as error:
+    except (ModelMissing, ModelCorrupt, StartupError) as error:
         return ModelFacts(key, section.adapter, section.model, error=str(error))
     verifier.close()
     return ModelFacts(key, section.adapter, section.model)
@@ -89,7 +89,7 @@ def _look_at_model(key: str, model: EmbeddingModel) -> ModelFacts:
     if model.adapter == "triton":
         try:  # as the gateway does at its start
             return ModelFacts(key, model.adapter, build_encoder(model).fingerprint)
-        except (ModelMissing, StartFailed) as error:
+        except (ModelMissing, StartupError) as error:
             return ModelFacts(key, model.adapter, model.model, error=str(error))
     folder = model_dir_of(model)
     try:

@@ -26,7 +26,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.upstream.aiohttp_session import open_session
 from gateway.upstream.base_url import ends_in_version
 from gateway.upstream.factory import build_pools
-from gateway.upstream.upstream import Lane
+from gateway.upstream.upstream import Upstream
 
 ANSWER_S = 5.0
 ADDRESSES = 4  # of one name that are tried
@@ -231,7 +231,7 @@ async def look_at_backends(config: Config, environ: Mapping[str, str]) -> list[F
     return found
 
 
-async def _look_at_upstream(lane: Lane) -> UpstreamFacts:
+async def _look_at_upstream(lane: Upstream) -> UpstreamFacts:
     address = lane.upstream.address
     try:
         async with asyncio.timeout(ANSWER_S):

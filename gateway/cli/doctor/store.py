@@ -15,8 +15,8 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from gateway.adapters.faiss.rebuilder import Plan
-from gateway.adapters.redis.client import Access, connect
+from gateway.adapters.faiss.rebuilder import IndexPlan
+from gateway.adapters.redis.client import StoreAccess, connect
 from gateway.adapters.redis.cluster import each_server
 from gateway.adapters.redis.embedded_valkey import server_program, socket_path
 from gateway.adapters.system.child_process import ChildFailed
@@ -25,8 +25,8 @@ from gateway.cache.stores import access_of
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
 from gateway.config.fields import lite_file
-from gateway.config.store_url import Kind
-from gateway.errors import IndexUnavailable, StartFailed
+from gateway.config.store_url import StoreKind
+from gateway.errors import IndexUnavailable, StartupError
 
 ANSWER_S = 5.0
 PINGS = 5
@@ -84,7 +84,7 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
         )
     if said.get("role") in ("slave", "replica"):
         yield fault("store", "this server is a replica and takes no writes", "name its primary in store.url")
-    if config.store.target.kind in (Kind.SENTINEL, Kind.CLUSTER) and said.get("connected_slaves", "0") == "0":
+    if config.store.target.kind in (StoreKind.SENTINEL, StoreKind.CLUSTER) and said.get("connected_slaves", "0") == "0":
         yield warning("store", "no replica follows this primary: when it dies nothing takes over", "start one")
     yield from _persistence(facts, config)
     yield from _memory(facts)
@@ -171,7 +171,7 @@ async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
     where = "its socket" if embedded else config.store.target.where
     try:
         access = access_of(config.store, environ)
-    except StartFailed as error:
+    except StartupError as error:
         return [fault("store", str(error), "put it right, the gateway does not start")]
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -193,7 +193,7 @@ def _bundled() -> Finding:
     return ok("store", f"the embedded Valkey {version} can be run; it starts with the gateway")
 
 
-async def _ask_all(url: str, where: str, access: Access) -> list[StoreFacts]:
+async def _ask_all(url: str, where: str, access: StoreAccess) -> list[StoreFacts]:
     """Of a cluster each server that takes writes."""
     client: Any = connect(url, access=access)
     try:
@@ -261,16 +261,16 @@ async def index(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
     if device != "cpu":
         try:
             build_device(device)
-        except StartFailed as error:
+        except StartupError as error:
             return [fault("index", str(error), "do what it says")]
-        return [ok("index", f"faiss finds {device}, for partitions of {Plan().place_from:,} entries and more")]
+        return [ok("index", f"faiss finds {device}, for partitions of {IndexPlan().place_from:,} entries and more")]
     if config.index.adapter != "milvus" or url is None:
         return []
     if lite_file(url) and gateway_runs:
         return [ok("index", f"the gateway that runs has {url} open; one process may, so it is not looked at")]
     try:
         version = await asyncio.to_thread(milvus_version, config, environ, ANSWER_S)
-    except StartFailed as error:
+    except StartupError as error:
         return [fault("index", str(error), "do what it says, or use index.adapter: faiss")]
     except IndexUnavailable as error:
         todo = "start it, or put index.url or index.token_env right; until then nothing is found in other words"

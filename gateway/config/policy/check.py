@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.config.errors import ConfigInvalid, Fault, in_order
-from gateway.config.load import Reading as ConfigReading
+from gateway.config.errors import ConfigError, ConfigInvalid, in_order
+from gateway.config.load import ConfigReader as ConfigReading
 from gateway.config.load import read_config
 from gateway.config.policy.load import LAST_FILE, policy_files, read_policy, read_texts
 from gateway.config.policy.model import Policy
@@ -20,11 +20,11 @@ from gateway.config.yaml_loader import load_yaml, read_file
 class CheckResult:
     """What was checked and what was found. Good when `faults` is empty."""
 
-    faults: tuple[Fault, ...]
-    warnings: tuple[Fault, ...]
+    faults: tuple[ConfigError, ...]
+    warnings: tuple[ConfigError, ...]
     files: tuple[str, ...]
 
-    def warned(self, more: Iterable[Fault]) -> CheckResult:
+    def warned(self, more: Iterable[ConfigError]) -> CheckResult:
         """The same with more warnings."""
         return replace(self, warnings=(*self.warnings, *more))
 
@@ -38,11 +38,11 @@ class CheckResult:
         }
 
 
-Rehearse = Callable[[Policy, Mapping[str, str]], Iterable[Fault]]
+Rehearse = Callable[[Policy, Mapping[str, str]], Iterable[ConfigError]]
 """Runs the expectations of a policy, given the adapter of each backend -> those that do not hold."""
 
 
-def _unrehearsed(*_: object) -> Iterable[Fault]:
+def _unrehearsed(*_: object) -> Iterable[ConfigError]:
     return ()
 
 
@@ -81,8 +81,8 @@ class _Checking:
         self._rehearse = rehearse
         configured = {} if reading.config is None else reading.config.backends
         self._adapters = {name: backend.adapter for name, backend in configured.items()}
-        self._faults: list[Fault] = []
-        self._warnings: list[Fault] = []
+        self._faults: list[ConfigError] = []
+        self._warnings: list[ConfigError] = []
         self._files: list[str] = []
 
     def add_config(self, path: Path, reading: ConfigReading) -> None:
@@ -104,7 +104,7 @@ class _Checking:
             return
         for other in sorted(path.glob("*.yml")):
             message = "policy files end in .yaml, expected the file renamed: it is not in force"
-            self._warnings.append(Fault(str(other), 1, (), message))
+            self._warnings.append(ConfigError(str(other), 1, (), message))
 
     def result(self) -> CheckResult:
         return CheckResult(in_order(self._faults), in_order(self._warnings), tuple(self._files))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gateway.config.errors import Fault, KeyPath, show, unknown
+from gateway.config.errors import ConfigError, KeyPath, show, unknown
 from gateway.config.policy.targets import names_in
 from gateway.config.yaml_loader import Source
 
@@ -71,7 +71,7 @@ Rule = tuple[Source, KeyPath, dict[str, Any]]
 """One rule as it was written: its file, the path to it, its keys."""
 
 
-def contradictions(sources: Sequence[Source], backends: Collection[str], ends: bool) -> Iterator[Fault]:
+def contradictions(sources: Sequence[Source], backends: Collection[str], ends: bool) -> Iterator[ConfigError]:
     """Faults between the rules of all files, in their order.
 
     `backends` is what the configuration has; when empty nothing is held against it. `ends`: the last of `sources`
@@ -94,7 +94,7 @@ def rules_of(source: Source) -> Iterator[Rule]:
             yield source, ("routes", index), rule
 
 
-def _repeated_names(rules: Sequence[Rule]) -> Iterator[Fault]:
+def _repeated_names(rules: Sequence[Rule]) -> Iterator[ConfigError]:
     first: dict[str, str] = {}
     for source, path, rule in rules:
         name = rule.get("name")
@@ -106,7 +106,7 @@ def _repeated_names(rules: Sequence[Rule]) -> Iterator[Fault]:
         first.setdefault(name, place)
 
 
-def _unreachable(rules: Sequence[Rule]) -> Iterator[Fault]:
+def _unreachable(rules: Sequence[Rule]) -> Iterator[ConfigError]:
     for source, path, rule in rules[:-1]:
         match = rule.get("match")
         if isinstance(match, dict) and all(pattern == "*" or pattern == {} for pattern in match.values()):
@@ -115,7 +115,7 @@ def _unreachable(rules: Sequence[Rule]) -> Iterator[Fault]:
             )
 
 
-def _no_default(source: Source) -> Iterator[Fault]:
+def _no_default(source: Source) -> Iterator[ConfigError]:
     rules = list(rules_of(source))
     if not rules:
         return
@@ -126,7 +126,7 @@ def _no_default(source: Source) -> Iterator[Fault]:
         )
 
 
-def _unknown_backends(rules: Sequence[Rule], backends: Sequence[str]) -> Iterator[Fault]:
+def _unknown_backends(rules: Sequence[Rule], backends: Sequence[str]) -> Iterator[ConfigError]:
     for source, path, rule in rules:
         route = rule.get("route")
         named = [(("route", *keys), name) for keys, name in names_in(route if isinstance(route, dict) else {})]
@@ -150,7 +150,7 @@ MAX_COMPARED = 512  # rules: each is held against all before it
 _GIVE_NO_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve"})
 
 
-def doubts(sources: Sequence[Source], adapters: Mapping[str, str]) -> Iterator[Fault]:
+def doubts(sources: Sequence[Source], adapters: Mapping[str, str]) -> Iterator[ConfigError]:
     """Warnings about the rules of all files, in their order. `adapters`: of each backend, as far as known."""
     rules = [rule for source in sources for rule in rules_of(source)]
     yield from _never_reached(rules[:MAX_COMPARED])
@@ -159,19 +159,19 @@ def doubts(sources: Sequence[Source], adapters: Mapping[str, str]) -> Iterator[F
         yield from _without_logprobs(rule, adapters)
 
 
-def unused(sources: Sequence[Source], backends: Collection[str], place: str) -> Iterator[Fault]:
+def unused(sources: Sequence[Source], backends: Collection[str], place: str) -> Iterator[ConfigError]:
     """Backends of the configuration that no rule names. `sources`: all files; `place`: what the warning is of."""
     used: set[object] = set()
     for source in sources:
         for _, _, rule in rules_of(source):
             used |= {name for _, name in names_in(rule["route"])} | {at(rule, keys) for keys in JUDGES}
     for name in sorted(set(backends) - used):
-        yield Fault(
+        yield ConfigError(
             place, 1, (), f"no rule uses the backend {name!r} of the configuration, expected one that does, or none"
         )
 
 
-def _never_reached(rules: Sequence[Rule]) -> Iterator[Fault]:
+def _never_reached(rules: Sequence[Rule]) -> Iterator[ConfigError]:
     for place, (source, path, rule) in enumerate(rules):
         match = rule["match"]
         if not match:  # the default: that nothing stands before it which takes all is checked elsewhere
@@ -200,7 +200,7 @@ def _covers(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> bool:
     )
 
 
-def _shared(rule: Rule) -> Iterator[Fault]:
+def _shared(rule: Rule) -> Iterator[ConfigError]:
     source, path, written = rule
     cache, tenant = written.get("cache") or {}, written["match"].get("tenant")
     if cache.get("share") != "global" or (tenant is not None and not set(tenant) & set("*?[")):
@@ -213,7 +213,7 @@ def _shared(rule: Rule) -> Iterator[Fault]:
         yield source.fault((*path, "cache", "share"), f"{what}{alike}, {expected}")
 
 
-def _without_logprobs(rule: Rule, adapters: Mapping[str, str]) -> Iterator[Fault]:
+def _without_logprobs(rule: Rule, adapters: Mapping[str, str]) -> Iterator[ConfigError]:
     source, path, written = rule
     route = written["route"]
     cascade = route.get("cascade") or {}

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_files, read_texts
-from gateway.config.policy.model import Text
-from gateway.errors import BadRequest, Refused
+from gateway.config.policy.model import TextOperations
+from gateway.errors import BadRequest, GatewayError
 from gateway.files import replaced
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.yaml", re.ASCII)
 _NEW_FILE_MODE = 0o644
 
 
-class NotWritable(Refused):
+class NotWritable(GatewayError):
     """The files cannot be made to say it; nothing has changed."""
 
     status = 503
@@ -39,7 +39,7 @@ class PolicyFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def texts(self) -> list[Text]:
+    def texts(self) -> list[TextOperations]:
         """All files in their order. Raises `ConfigInvalid` where one cannot be read."""
         texts, faults = read_texts(policy_files(self.path))
         if faults:
@@ -53,9 +53,9 @@ class PolicyFolder:
         except (OSError, ConfigInvalid):
             return None
 
-    def texts_of(self, files: Mapping[str, bytes]) -> list[Text]:
+    def texts_of(self, files: Mapping[str, bytes]) -> list[TextOperations]:
         """The same of files that do not lie here yet."""
-        return [Text(str(self.path / name), content) for name, content in files.items()]
+        return [TextOperations(str(self.path / name), content) for name, content in files.items()]
 
     def write(self, after: Mapping[str, bytes]) -> None:
         """Makes the folder have these policy files, and no other ones. What is the same already is not touched.

@@ -109,7 +109,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PolicyChange:
     """What is about to be done to the files, noted before: if the gateway ends on the way, the next start knows."""
 
     hash: str  # of the policy that is to come
@@ -191,15 +191,15 @@ class History:
 
     # What is under way
 
-    def announce(self, change: Change) -> None:
+    def announce(self, change: PolicyChange) -> None:
         """Notes what is about to be done to the files."""
         self._write(self._folder / _PENDING, asdict(change))
 
-    def pending(self) -> Change | None:
+    def pending(self) -> PolicyChange | None:
         """What was announced and not settled."""
         try:
             said = orjson.loads((self._folder / _PENDING).read_bytes())
-            return Change(said["hash"], Author(**said["author"]), said["before"], said["after"])
+            return PolicyChange(said["hash"], Author(**said["author"]), said["before"], said["after"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -11,16 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import show
-from gateway.config.schema_types import Form, Schema, Shorthand, any_of
+from gateway.config.schema_types import ScalarForm, Schema, Shorthand, any_of
 from gateway.config.units import PositiveShare, Switch
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.limits import Cap, Limits, Pace, Per
 
-_PACE = Form(r"(\d{1,9}(?:\.\d{1,3})?)(k|M)?/(s|min|h|day)", "a rate such as 20/s, 600/min, 5k/h or 1M/day")
+_PACE = ScalarForm(r"(\d{1,9}(?:\.\d{1,3})?)(k|M)?/(s|min|h|day)", "a rate such as 20/s, 600/min, 5k/h or 1M/day")
 
 _TIMES = {None: 1, "k": 1_000, "M": 1_000_000}
 
-_DOLLARS = Form(r"(\d{1,9}(?:\.\d{1,6})?) ?USD", "an amount such as 20 USD or 0.5 USD")
+_DOLLARS = ScalarForm(r"(\d{1,9}(?:\.\d{1,6})?) ?USD", "an amount such as 20 USD or 0.5 USD")
 
 _LARGEST = 10**12
 

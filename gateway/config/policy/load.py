@@ -10,21 +10,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gateway.config import Config
-from gateway.config.errors import ConfigInvalid, Fault, in_order
+from gateway.config.errors import ConfigError, ConfigInvalid, in_order
 from gateway.config.policy.consistency import contradictions, doubts, unused
 from gateway.config.policy.limits import compiled_limits
 from gateway.config.policy.model import (
     AdmissionRules,
-    Audit,
-    Match,
+    AuditSettings,
     Policy,
-    Promised,
-    Recording,
-    Replay,
+    RecordSettings,
+    ReplaySettings,
     Route,
+    RouteMatch,
     Semantic,
+    SloSettings,
     Target,
-    Text,
+    TextOperations,
     pattern,
     tier_of_parts,
 )
@@ -61,13 +61,13 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
         stale_while_revalidate_s=cache.stale_while_revalidate,
         stale_if_error_s=cache.stale_if_error,
         admission=AdmissionRules(**dict(cache.admit)),
-        replay=Replay(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
+        replay=ReplaySettings(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
-        promise=Promised(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
+        promise=SloSettings(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
         limits=compiled_limits(rule.limits),
         priority=Priority[rule.route.priority.upper()],
         client_priority=rule.route.client_priority,
-        record=None if rule.record is None else Recording(rule.record.share, rule.record.prompts),
+        record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
         expose_headers=rule.expose_headers,
         file=file,
         line=line,
@@ -97,9 +97,9 @@ def _tiers(rule: TargetRule) -> Target:
     return Target(tiers, (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above)
 
 
-def _match(rule: MatchRule) -> Match:
+def _match(rule: MatchRule) -> RouteMatch:
     headers = ((name.lower(), pattern(glob)) for name, glob in rule.headers.items())
-    return Match(
+    return RouteMatch(
         pattern(rule.path),
         pattern(rule.model),
         pattern(rule.tenant),
@@ -122,8 +122,8 @@ def _semantic(rule: SemanticRule) -> Semantic:
     )
 
 
-def _audit(rule: AuditRule | None) -> Audit:
-    return Audit() if rule is None else Audit(rule.share, rule.per_hour, rule.cost_per_day, rule.judge)
+def _audit(rule: AuditRule | None) -> AuditSettings:
+    return AuditSettings() if rule is None else AuditSettings(rule.share, rule.per_hour, rule.cost_per_day, rule.judge)
 
 
 # From the files of a folder to a `Policy`, or to every fault in them.
@@ -133,12 +133,12 @@ MAX_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PolicyReader:
     """What the files say, as far as they can be read."""
 
     policy: Policy | None  # None: there are faults
-    faults: tuple[Fault, ...]
-    warnings: tuple[Fault, ...]
+    faults: tuple[ConfigError, ...]
+    warnings: tuple[ConfigError, ...]
 
 
 def load_policy(folder: Path, config: Config) -> Policy:
@@ -154,13 +154,13 @@ def load_policy(folder: Path, config: Config) -> Policy:
     return reading.policy
 
 
-def read_texts(paths: Iterable[Path]) -> tuple[list[Text], list[Fault]]:
+def read_texts(paths: Iterable[Path]) -> tuple[list[TextOperations], list[ConfigError]]:
     """The files that can be read, and why others cannot."""
-    texts: list[Text] = []
-    faults: list[Fault] = []
+    texts: list[TextOperations] = []
+    faults: list[ConfigError] = []
     for path in paths:
         try:
-            texts.append(Text(str(path), read_file(path, "a policy file")))
+            texts.append(TextOperations(str(path), read_file(path, "a policy file")))
         except ConfigInvalid as invalid:
             faults += invalid.faults
     return texts, faults
@@ -169,7 +169,7 @@ def read_texts(paths: Iterable[Path]) -> tuple[list[Text], list[Fault]]:
 def policy_from_text(text: str | bytes, name: str, config: Config) -> Policy:
     """A whole policy from one text; `name` stands for the file in faults. Raises `ConfigInvalid`."""
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    reading = read_policy([Text(name, content)], config.backends)
+    reading = read_policy([TextOperations(name, content)], config.backends)
     if reading.policy is None:
         raise ConfigInvalid(reading.faults)
     return reading.policy
@@ -199,17 +199,17 @@ def in_turn(name: str) -> tuple[bool, str]:
 
 
 def read_policy(
-    texts: Sequence[Text],
+    texts: Sequence[TextOperations],
     backends: Collection[str],
     *,
     ends: bool = True,
     folder: Path | None = None,
     adapters: Mapping[str, str] | None = None,
-) -> Reading:
+) -> PolicyReader:
     """Reads files in their order. `ends`: the last of them is the policy's last, which must end in the default.
     `folder`: these are all of it. `adapters`: of each backend; where they are not known, no warning hangs on them."""
-    faults: list[Fault] = []
-    warnings: list[Fault] = []
+    faults: list[ConfigError] = []
+    warnings: list[ConfigError] = []
     sources: list[Source] = []
     routes: list[Route] = []
     expectations: list[Expectation] = []
@@ -238,10 +238,10 @@ def read_policy(
         warnings += doubts(sources, adapters or {})
         warnings += () if folder is None else unused(sources, backends, str(folder))
         policy = Policy(tuple(routes), hash_of(texts), in_order(warnings), tuple(texts), tuple(expectations))
-    return Reading(policy, in_order(faults), in_order(warnings))
+    return PolicyReader(policy, in_order(faults), in_order(warnings))
 
 
-def hash_of(texts: Iterable[Text]) -> str:
+def hash_of(texts: Iterable[TextOperations]) -> str:
     """Of a policy: of the names and the bytes of its files, in their order."""
     digest = hashlib.sha256()
     for text in texts:
@@ -251,4 +251,4 @@ def hash_of(texts: Iterable[Text]) -> str:
 
 
 def _folder_fault(folder: Path, message: str) -> ConfigInvalid:
-    return ConfigInvalid([Fault(str(folder), 1, (), message)])
+    return ConfigInvalid([ConfigError(str(folder), 1, (), message)])

@@ -9,8 +9,8 @@ from fnmatch import translate
 from pathlib import PurePath
 from typing import Literal
 
-from gateway.config.errors import Fault
-from gateway.config.policy.targets import Cascade, Part, Shadow
+from gateway.config.errors import ConfigError
+from gateway.config.policy.targets import Cascade, Shadow, TierPart
 from gateway.config.policy.tests import Expectation
 from gateway.limits import Limits
 from gateway.ports import Acceptance
@@ -23,7 +23,7 @@ MOST_ASKED, MOST_NAMED = 1024, 512  # names that are kept, and their characters:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class RouteMatch:
     """The requests of a route. A None matches whatever is there, nothing included."""
 
     path: Pattern | None = None
@@ -44,7 +44,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditSettings:
     """Which answers are checked against a fresh one, and what that may cost: semantic hits, or the light model's."""
 
     share: float = 0.0  # of them, in [0, 1]
@@ -59,7 +59,7 @@ class Semantic:
 
     ttl_s: float
     acceptance: Acceptance
-    audit: Audit = Audit()
+    audit: AuditSettings = AuditSettings()
     learn: bool = True  # whether labels move the threshold; off: they measure alone
     coalesce: bool = False  # whether a question waits for one in flight that asks the same in other words
 
@@ -84,7 +84,7 @@ class AdmissionRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplaySettings:
     """How hits are played back."""
 
     paced: bool = False  # streams at the pace of a model rather than at once
@@ -93,7 +93,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordSettings:
     """What of a route's requests is kept for `nearhit simulate`."""
 
     share: float = 1.0  # of the questions, in (0, 1]: of one that is drawn every request is kept
@@ -104,7 +104,7 @@ Late = Literal["soonest", "light", "stale", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
+class SloSettings:
     """What a latency budget is worth."""
 
     confidence: float = 0.95  # share of the budgets that are to be kept, in (0, 1)
@@ -118,7 +118,7 @@ class Tier:
 
     name: str  # light | large, or what lies between them by the name of its backend
     backend: str  # where its calls are divided, the one with the largest share, or what a request was given
-    parts: tuple[Part, ...] = ()  # whom its calls are divided among; empty: all go to `backend`
+    parts: tuple[TierPart, ...] = ()  # whom its calls are divided among; empty: all go to `backend`
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class Target:
     # Instead of a threshold that stands, one that follows the traffic; one of them at most.
     large_share: float | None = None  # share of the misses that the large one answers, in [0, 1]
     quality: float | None = None  # part of the gap between both models' answers that is kept, in [0, 1]
-    audit: Audit = Audit()  # which of the light model's answers are compared with the large one's
+    audit: AuditSettings = AuditSettings()  # which of the light model's answers are compared with the large one's
     learn: bool = True  # whether labels move what scores are taken to mean; off: as it stands
     fallback: tuple[str, ...] = ()  # backends that are asked, in order, when all tiers have failed
     shadow: Shadow | None = None
@@ -157,7 +157,7 @@ class Target:
         return next((tier.name for tier in self.tiers if backend in (tier.backend, *tier.members)), None)
 
 
-def tier_of_parts(name: str | None, parts: tuple[Part, ...]) -> Tier:
+def tier_of_parts(name: str | None, parts: tuple[TierPart, ...]) -> Tier:
     """`name` None: that of its backend."""
     main = max(parts, key=lambda part: part.share).backend
     return Tier(name or main, main, parts if len(parts) > 1 else ())
@@ -169,7 +169,7 @@ class Route:
 
     name: str
     target: Target
-    match: Match = Match()
+    match: RouteMatch = RouteMatch()
     exact_ttl_s: float | None = None  # None: off
     semantic: Semantic | None = None  # None: off
     share: Literal["user", "tenant", "global"] = "tenant"
@@ -177,13 +177,13 @@ class Route:
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0
     admission: AdmissionRules = AdmissionRules()
-    replay: Replay = Replay()
+    replay: ReplaySettings = ReplaySettings()
     latency_budget_s: float | None = None
-    promise: Promised = Promised()
+    promise: SloSettings = SloSettings()
     limits: tuple[Limits, ...] = ()
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may ask for more than that; less they always may
-    record: Recording | None = None  # None: off
+    record: RecordSettings | None = None  # None: off
     expose_headers: bool = True
     file: str = ""  # where the rule is written
     line: int = 0
@@ -194,7 +194,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextOperations:
     """One file as it was read: its name as faults show it, and its bytes."""
 
     file: str
@@ -212,8 +212,8 @@ class Policy:
 
     routes: tuple[Route, ...]
     hash: str  # first 12 hex digits of a SHA-256 over the sources
-    warnings: tuple[Fault, ...] = ()  # what is accepted but does not work yet, or hardly as it was meant
-    texts: tuple[Text, ...] = ()  # what it was read from
+    warnings: tuple[ConfigError, ...] = ()  # what is accepted but does not work yet, or hardly as it was meant
+    texts: tuple[TextOperations, ...] = ()  # what it was read from
     expectations: tuple[Expectation, ...] = ()  # what it is to do, by its own account
     # What the routes say to names that were asked for before: 64 routes are 100 us of globs, this is 0.3 us.
     _asked: dict[Names, tuple[Route, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)

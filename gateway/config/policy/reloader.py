@@ -9,11 +9,11 @@ from pathlib import Path
 
 from watchfiles import awatch
 
-from gateway.config.errors import ConfigInvalid, Fault
+from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.history import BY_FILE, Author
 from gateway.config.policy.model import Policy
 
-OnReload = Callable[[Policy | None, tuple[Fault, ...]], None]
+OnReload = Callable[[Policy | None, tuple[ConfigError, ...]], None]
 """Called with the policy that is now in force, or with None and the faults that kept the last good one."""
 Record = Callable[[Policy, Author], None]
 """Called in a thread with each policy that has come into force, and who wrote it. Raises nothing."""
@@ -40,7 +40,7 @@ class PolicyHolder:
         self._load = load
         self._on_reload = on_reload
         self._record = record
-        self._faults: tuple[Fault, ...] = ()
+        self._faults: tuple[ConfigError, ...] = ()
         self._turn = asyncio.Lock()  # reloads in turn: an older reading never replaces a newer one
 
     @property
@@ -49,7 +49,7 @@ class PolicyHolder:
         return self._current
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[ConfigError, ...]:
         """Why the last reload failed; empty when it did not."""
         return self._faults
 
@@ -75,7 +75,7 @@ class PolicyHolder:
             await asyncio.to_thread(self._record, policy, author)
             return True
 
-    async def reload(self) -> tuple[Fault, ...]:
+    async def reload(self) -> tuple[ConfigError, ...]:
         """Reads the files anew. On a fault the policy in force stays; the faults are returned."""
         return await self._reload(quiet=False)
 
@@ -111,7 +111,7 @@ class PolicyHolder:
             except OSError:  # gone between the look and the watch, or the system has no watches left
                 await asyncio.sleep(_POLL_S)
 
-    async def _reload(self, quiet: bool) -> tuple[Fault, ...]:
+    async def _reload(self, quiet: bool) -> tuple[ConfigError, ...]:
         async with self._turn:
             before, faults_before = self._current, self._faults
             try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.config import Config
-from gateway.config.errors import ConfigInvalid, Fault, KeyPath
+from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath
 from gateway.config.load import build
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Policy
@@ -29,8 +29,8 @@ def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple
     Raises `ConfigInvalid`.
     """
 
-    def fault_at(_: KeyPath, message: str) -> Fault:
-        return Fault("command line", 0, ("--upstream",), message)
+    def fault_at(_: KeyPath, message: str) -> ConfigError:
+        return ConfigError("command line", 0, ("--upstream",), message)
 
     adapter = "anthropic" if urlsplit(url).hostname == "api.anthropic.com" else "openai"
     document = {"version": 1, "backends": {"main": {"adapter": adapter, "url": url}}}

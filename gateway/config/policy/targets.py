@@ -22,7 +22,7 @@ MAX_TIERS, MAX_SAMPLES = 8, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TierPart:
     """One of the backends that a tier's calls are divided among."""
 
     backend: str
@@ -56,10 +56,10 @@ class Cascade:
 # As written
 
 
-def parse_parts(value: object) -> tuple[Part, ...]:
+def parse_parts(value: object) -> tuple[TierPart, ...]:
     """`main`, or `{current: 95%, next: 5%}`. Raises `ValueError`."""
     if isinstance(value, str) and value:
-        return (Part(value, 1.0),)
+        return (TierPart(value, 1.0),)
     if not isinstance(value, dict) or not value:
         quotes = "; put it in quotes" if isinstance(value, bool | int | float) else ""
         raise ValueError(f"expected a backend, or parts such as {{current: 95%, next: 5%}}, got {show(value)}{quotes}")
@@ -68,7 +68,7 @@ def parse_parts(value: object) -> tuple[Part, ...]:
         if not isinstance(name, str) or not name:
             raise ValueError(f"expected names of backends, got {show(name)}")
         try:
-            parts.append(Part(name, parse_positive_share(share)))
+            parts.append(TierPart(name, parse_positive_share(share)))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     whole = math.fsum(part.share for part in parts)
@@ -95,7 +95,7 @@ def parse_steps(value: object) -> tuple[float, ...] | None:
     return tuple(steps)
 
 
-def _if_given(value: object) -> tuple[Part, ...] | None:
+def _if_given(value: object) -> tuple[TierPart, ...] | None:
     return None if value is None else parse_parts(value)
 
 
@@ -105,8 +105,10 @@ _PARTS = any_of(
 )
 _STEP: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _STEPS = any_of(_STEP, {"type": "array", "items": _STEP, "minItems": 1}, {"type": "null"})
-TierParts = Annotated[tuple[Part, ...], PlainValidator(parse_parts), WithJsonSchema(_PARTS)]
-Parts = Annotated[tuple[Part, ...] | None, PlainValidator(_if_given), WithJsonSchema(any_of(_PARTS, {"type": "null"}))]
+TierParts = Annotated[tuple[TierPart, ...], PlainValidator(parse_parts), WithJsonSchema(_PARTS)]
+Parts = Annotated[
+    tuple[TierPart, ...] | None, PlainValidator(_if_given), WithJsonSchema(any_of(_PARTS, {"type": "null"}))
+]
 Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), WithJsonSchema(_STEPS)]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from gateway.config.errors import Fault, KeyPath
+from gateway.config.errors import ConfigError, KeyPath
 from gateway.config.fields import Text
 from gateway.config.validation import Problem, Section, one_of
 from gateway.config.yaml_loader import Source
@@ -93,10 +93,10 @@ class Expectation:
     at: KeyPath
     lines: Mapping[str, int]  # of the keys of `expect`, and of the whole under ""
 
-    def fault(self, key: str, message: str) -> Fault:
+    def fault(self, key: str, message: str) -> ConfigError:
         """`key`: of `expect`, or "" for the request."""
         path = (*self.at, "expect", key) if key else (*self.at, "request")
-        return Fault(self.file, self.lines[key], path, f"{self.name!r}: {message}")
+        return ConfigError(self.file, self.lines[key], path, f"{self.name!r}: {message}")
 
 
 def compiled_expectations(rules: tuple[ExpectationRule, ...], source: Source) -> Iterator[Expectation]:

@@ -15,7 +15,7 @@ from gateway.dialects.openai_answers import DONE, reading
 from gateway.dialects.sse import written
 from gateway.dialects.translation.messages_to_chat import chat_request
 from gateway.dialects.translation.reading import said_in, translating
-from gateway.errors import Malformed
+from gateway.errors import MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
 # A reason that is not here goes on as it is; none of those counts as finished.
@@ -35,13 +35,13 @@ class ChatAnswer:
     def __init__(self, call: Call, *, model: str | None, created: int) -> None:
         with translating():
             self.outgoing = Outgoing(CHAT, orjson.dumps(chat_request(call.body, model)))
-        self._events = Events(call.model)
+        self._events = MessageEvents(call.model)
 
     def whole(self, data: bytes) -> bytes:
         with reading():
             body = orjson.loads(data)
             if body.get("error") is not None:
-                raise Malformed(f"the answer is an error: {said_in(200, data)}")
+                raise MalformedResponse(f"the answer is an error: {said_in(200, data)}")
             choice = body["choices"][0]
             content = list(_content(choice["message"]))
             called = any(block["type"] == "tool_use" for block in content)
@@ -71,7 +71,7 @@ class _Tool:
     arguments: list[str] = field(default_factory=list)
 
 
-class Events:
+class MessageEvents:
     """The events of one stream. A block is open at a time: one kind of text ends where another begins, the first tool
     call goes on as it comes, and those after it, which may come in between each other, wait for its end."""
 
@@ -103,9 +103,9 @@ class Events:
                 self._ending = _ending(choice, called=bool(self._tools), refused=self._refused)
 
     def end(self) -> Iterator[Event]:
-        """Raises `Malformed` where there was nothing."""
+        """Raises `MalformedResponse` where there was nothing."""
         if not self._begun:
-            raise Malformed("the answer is empty")
+            raise MalformedResponse("the answer is empty")
         yield from self._close()
         for index, tool in self._tools.items():
             if index != self._first:
@@ -140,7 +140,7 @@ class Events:
             if arguments:
                 yield self._delta({"type": "input_json_delta", "partial_json": arguments})
         elif index == self._first:
-            raise Malformed("the answer goes on with a tool call that it had left")
+            raise MalformedResponse("the answer goes on with a tool call that it had left")
         else:
             tool.arguments.append(arguments)
 

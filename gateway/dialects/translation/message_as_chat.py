@@ -12,7 +12,7 @@ from gateway.dialects.anthropic_answers import tokens_of
 from gateway.dialects.openai_answers import CHAT, DONE, reading
 from gateway.dialects.translation.chat_to_messages import messages_request
 from gateway.dialects.translation.reading import said_in, translating
-from gateway.errors import BadRequest, Malformed
+from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
 # A reason that is not here goes on as it is; none of those counts as finished.
@@ -35,14 +35,14 @@ class MessageAnswer:
             raise BadRequest(f"{call.operation} cannot be said in Anthropic's protocol, which the backend speaks")
         with translating():
             self.outgoing = Outgoing(MESSAGES, orjson.dumps(messages_request(call.body, model)))
-        self._chunks = Chunks(created)
+        self._chunks = ChatChunks(created)
         self._created = created
 
     def whole(self, data: bytes) -> bytes:
         with reading():
             body = orjson.loads(data)
             if body.get("type") == "error":
-                raise Malformed(f"the answer is an error: {said_in(200, data)}")
+                raise MalformedResponse(f"the answer is an error: {said_in(200, data)}")
             head = {"id": body["id"], "object": "chat.completion", "created": self._created, "model": body["model"]}
             choice = {
                 "index": 0,
@@ -61,7 +61,7 @@ class MessageAnswer:
             return _error(status, data)
 
 
-class Chunks:
+class ChatChunks:
     """The chunks of one stream: what has been said so far decides how the next event is said."""
 
     def __init__(self, created: int) -> None:
@@ -109,7 +109,9 @@ class Chunks:
         elif kind == "thinking":
             yield from self._said("reasoning_content", block.get("thinking"))
         elif kind not in LEFT_OUT:
-            raise Malformed(f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word")
+            raise MalformedResponse(
+                f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word"
+            )
 
     def _continued(self, index: int, delta: Mapping[str, Any]) -> Iterator[Event]:
         kind = delta["type"]
@@ -143,7 +145,9 @@ def _message(content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             function = {"name": block["name"], "arguments": orjson.dumps(block.get("input") or {}).decode()}
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif kind not in LEFT_OUT:
-            raise Malformed(f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word")
+            raise MalformedResponse(
+                f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word"
+            )
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)

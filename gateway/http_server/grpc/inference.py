@@ -15,13 +15,13 @@ from gateway.adapters.triton.protobuf import EMPTY_FINAL, FINAL, inference_of, r
 from gateway.context import RequestContext
 from gateway.dialects.kserve import JSON_LENGTH
 from gateway.dialects.kserve_message import read_answer, unpack, write_inference
-from gateway.errors import BadRequest, Malformed, StreamBroken
-from gateway.http_server.grpc.request_adapter import Asking, Pipeline, status_of
-from gateway.messages import EventStream, Response, Whole
+from gateway.errors import BadRequest, MalformedResponse, UpstreamStreamError
+from gateway.http_server.grpc.request_adapter import Pipeline, RpcRequest, status_of
+from gateway.messages import EventStream, FullBody, Response
 from gateway.streams import close_body
 
 
-class Failed(Exception):
+class RpcError(Exception):
     """An RPC that ends with an error: its status, a sentence, and what goes beside it."""
 
     def __init__(self, code: grpc.StatusCode, message: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
@@ -30,25 +30,25 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RpcReply:
     """One answer, and what is said of it beside."""
 
     message: Any
     metadata: tuple[tuple[str, str], ...]
 
 
-async def infer(message: Any, asking: Asking, pipeline: Pipeline) -> Said:
-    """A `ModelInferRequest` -> its `ModelInferResponse`. Raises `Failed`."""
+async def infer(message: Any, asking: RpcRequest, pipeline: Pipeline) -> RpcReply:
+    """A `ModelInferRequest` -> its `ModelInferResponse`. Raises `RpcError`."""
     request = _request(message, asking, stream=False)
     response = await pipeline(request)
     metadata = asking.trailing_metadata(request, response)
-    if isinstance(response.body, Whole) and response.status == 200:
-        return Said(_response(response.body.data, response, message.id), metadata)
+    if isinstance(response.body, FullBody) and response.status == 200:
+        return RpcReply(_response(response.body.data, response, message.id), metadata)
     raise await failed(response, metadata)
 
 
-async def infer_all(message: Any, asking: Asking, pipeline: Pipeline) -> AsyncGenerator[Said, None]:
-    """A `ModelInferRequest` of a stream -> its `ModelStreamInferResponse`s. Raises `Failed`."""
+async def infer_all(message: Any, asking: RpcRequest, pipeline: Pipeline) -> AsyncGenerator[RpcReply, None]:
+    """A `ModelInferRequest` of a stream -> its `ModelStreamInferResponse`s. Raises `RpcError`."""
     ends = message.parameters[EMPTY_FINAL].bool_param if EMPTY_FINAL in message.parameters else False
     request = _request(message, asking, stream=True)
     response = await pipeline(request)
@@ -58,29 +58,29 @@ async def infer_all(message: Any, asking: Asking, pipeline: Pipeline) -> AsyncGe
     try:
         async for event in response.body.events:
             if event.data.startswith(b"{"):  # no packed answer does: its JSON would have 2 GB
-                raise Failed(grpc.StatusCode.UNAVAILABLE, sentence(event.data), metadata)
+                raise RpcError(grpc.StatusCode.UNAVAILABLE, sentence(event.data), metadata)
             answer = response_of(unpack(event.data), message.id)
             answer.parameters[FINAL].bool_param = False
-            yield Said(pb.ModelStreamInferResponse(infer_response=answer), metadata)
-    except (StreamBroken, Malformed) as error:
-        raise Failed(grpc.StatusCode.UNAVAILABLE, str(error), metadata) from None
+            yield RpcReply(pb.ModelStreamInferResponse(infer_response=answer), metadata)
+    except (UpstreamStreamError, MalformedResponse) as error:
+        raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error), metadata) from None
     finally:
         await close_body(response.body)
     if ends:
         empty = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
         empty.parameters[FINAL].bool_param = True
-        yield Said(pb.ModelStreamInferResponse(infer_response=empty), metadata)
+        yield RpcReply(pb.ModelStreamInferResponse(infer_response=empty), metadata)
 
 
-async def failed(response: Response, metadata: tuple[tuple[str, str], ...]) -> Failed:
+async def failed(response: Response, metadata: tuple[tuple[str, str], ...]) -> RpcError:
     """An answer that is none, in gRPC's words."""
     body = response.body
-    if isinstance(body, Whole):
-        return Failed(status_of(response.status), sentence(body.data), metadata)
+    if isinstance(body, FullBody):
+        return RpcError(status_of(response.status), sentence(body.data), metadata)
     await close_body(body)
     if response.status == 200:
-        return Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "the answer is too large to be read", metadata)
-    return Failed(status_of(response.status), f"the backend answers {response.status}", metadata)
+        return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, "the answer is too large to be read", metadata)
+    return RpcError(status_of(response.status), f"the backend answers {response.status}", metadata)
 
 
 def sentence(body: bytes) -> str:
@@ -95,18 +95,18 @@ def sentence(body: bytes) -> str:
 
 
 def path_of(model: str, version: str = "", verb: str = "") -> str:
-    """A path about a model. Raises `Failed`."""
+    """A path about a model. Raises `RpcError`."""
     if not model:
-        raise Failed(grpc.StatusCode.INVALID_ARGUMENT, "the model's name is empty")
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the model's name is empty")
     of_version = f"/versions/{quote(version, safe='')}" if version else ""
     return f"/v2/models/{quote(model, safe='')}{of_version}{verb}"
 
 
-def _request(message: Any, asking: Asking, *, stream: bool) -> RequestContext:
+def _request(message: Any, asking: RpcRequest, *, stream: bool) -> RequestContext:
     try:
         body, length = write_inference(inference_of(message))
     except BadRequest as error:
-        raise Failed(grpc.StatusCode.INVALID_ARGUMENT, error.message) from None
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, error.message) from None
     framed = [] if length is None else [(JSON_LENGTH, str(length))]
     path = path_of(message.model_name, message.model_version, "/infer")
     return asking.request("POST", path, body, framed, stream=stream)
@@ -116,5 +116,5 @@ def _response(data: bytes, response: Response, identity: str) -> Any:
     lengths = [value for name, value in response.headers if name == JSON_LENGTH]
     try:
         return response_of(read_answer(data, int(lengths[-1]) if lengths else None), identity)
-    except Malformed as error:
-        raise Failed(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+    except MalformedResponse as error:
+        raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from None

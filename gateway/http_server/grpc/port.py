@@ -14,13 +14,13 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.adapters.system.tls_reloader import Certificate
-from gateway.config.schema import Server as ServerConfig
+from gateway.adapters.system.tls_reloader import ReloadingCertificate
+from gateway.config.schema import ServerConfig
 from gateway.config.units import Address
 from gateway.context import Handler, RequestContext, resolved
-from gateway.http_server.grpc.inference import Failed, infer, infer_all
+from gateway.http_server.grpc.inference import RpcError, infer, infer_all
 from gateway.http_server.grpc.metadata_rpcs import ABOUT, About
-from gateway.http_server.grpc.request_adapter import Asking
+from gateway.http_server.grpc.request_adapter import RpcRequest
 from gateway.inflight import Inflight
 from gateway.messages import Response
 from gateway.ports import Clock
@@ -29,7 +29,7 @@ from gateway.streams import with_end
 
 
 # TLS of the gRPC port, with the certificate of the data port.
-def credentials_of(certificate: Certificate) -> grpc.ServerCredentials:
+def credentials_of(certificate: ReloadingCertificate) -> grpc.ServerCredentials:
     """Those of the files as they are at each handshake, as far as they are usable. Raises `CertificateUnusable`."""
     seen, wanted = certificate.stamps(), _configuration(certificate)
 
@@ -46,7 +46,7 @@ def credentials_of(certificate: Certificate) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(wanted, fetch, require_client_authentication=asks)
 
 
-def _configuration(certificate: Certificate) -> grpc.ServerCertificateConfiguration:
+def _configuration(certificate: ReloadingCertificate) -> grpc.ServerCertificateConfiguration:
     pair = certificate.pair()  # checked: gRPC says nothing of one that does not match, and every handshake would fail
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=certificate.client_ca)
 
@@ -69,7 +69,7 @@ class GrpcPort:
         clock: Clock,
         handler: Handler,
         inflight: Inflight,
-        certificate: Certificate | None = None,
+        certificate: ReloadingCertificate | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -136,7 +136,7 @@ class GrpcPort:
         async def answer(message: Any, context: Context) -> Any:
             try:
                 return await about(message, self._asking(context), self._answer)
-            except Failed as error:
+            except RpcError as error:
                 return await _abort(context, error)
 
         return answer
@@ -144,7 +144,7 @@ class GrpcPort:
     async def _infer(self, message: Any, context: Context) -> Any:
         try:
             said = await infer(message, self._asking(context), self._answer)
-        except Failed as error:
+        except RpcError as error:
             return await _abort(context, error)
         context.set_trailing_metadata(said.metadata)
         return said.message
@@ -159,7 +159,7 @@ class GrpcPort:
                     async for said in answers:
                         context.set_trailing_metadata(said.metadata)
                         yield said.message
-            except Failed as error:
+            except RpcError as error:
                 context.set_trailing_metadata(error.metadata)
                 failure = pb.ModelStreamInferResponse(error_message=error.message)
                 failure.infer_response.id = message.id
@@ -178,10 +178,10 @@ class GrpcPort:
     def _over(self) -> None:
         self._inflight.count -= 1
 
-    def _asking(self, context: Context) -> Asking:
+    def _asking(self, context: Context) -> RpcRequest:
         metadata = context.invocation_metadata() or ()
         address = address_of(context.peer() or "")
-        return Asking(metadata, context.time_remaining(), self._clock, self._own_headers, address)
+        return RpcRequest(metadata, context.time_remaining(), self._clock, self._own_headers, address)
 
 
 def address_of(peer: str) -> str:
@@ -193,5 +193,5 @@ def _message(name: str) -> Any:
     return getattr(pb, name)
 
 
-async def _abort(context: Context, error: Failed) -> None:
+async def _abort(context: Context, error: RpcError) -> None:
     await context.abort(error.code, error.message, error.metadata)

@@ -15,7 +15,7 @@ from gateway.http_server.service import HARMLESS
 from gateway.messages import Response
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
-from gateway.streams import AtHand
+from gateway.streams import BufferedBody
 
 BUDGET = "x-latency-budget-ms"
 LONGEST_MS = 86_400_000  # of a deadline that is heeded: gRPC's "none" is one of centuries
@@ -41,7 +41,7 @@ Pipeline = Callable[[RequestContext], Awaitable[Response]]
 """Answers a request, and counts it as long as its answer is not over."""
 
 
-class Asking:
+class RpcRequest:
     """One RPC: its metadata and its deadline are those of every request that it makes."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Asking:
             path=path,
             query="",
             headers=headers,
-            body_source=AtHand(body),
+            body_source=BufferedBody(body),
             clock=self._clock,
             client_address=self._client_address,
         )

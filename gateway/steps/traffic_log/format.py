@@ -1,6 +1,6 @@
 """What is kept of a request, and the segments that it is kept in. Pure (docs/decisions/0021).
 
-A segment is a row of frames, each `length, CRC-32, msgpack`: first a `Heading`, then batches of rows. One that was cut
+A segment is a row of frames, each `length, CRC-32, msgpack`: first a `SegmentHeading`, then batches of rows. One that was cut
 off, as by kill -9 in the middle of a write, is good up to its last whole frame.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from gateway.messages import Given
+from gateway.messages import RequestFacts
 
 MAGIC, VERSION = "nearhit traffic", 1
 
@@ -33,7 +33,7 @@ class SegmentInvalid(ValueError):
     """The bytes are no segment of this version; the message is the end of a sentence that names the file."""
 
 
-class Considered(NamedTuple):
+class RecordedCandidate(NamedTuple):
     """A stored answer that a lookup judged."""
 
     entry: bytes  # digest of its fingerprint
@@ -46,7 +46,7 @@ class Considered(NamedTuple):
     settled: bool  # False: the gateway would have looked closer, had it been the best
 
 
-class Answer(NamedTuple):
+class RecordedAnswer(NamedTuple):
     """A fresh answer, as it was inspected for the cache."""
 
     admission: str  # what the dialect said of it, whatever the policy
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     seconds: float  # from before the backend was asked to its end
 
 
-class Hit(NamedTuple):
+class RecordedHit(NamedTuple):
     """The stored answer that was served."""
 
     entry: bytes  # digest of its fingerprint
@@ -68,14 +68,14 @@ class Hit(NamedTuple):
     seconds: float  # that it took to come when it was fetched
 
 
-class Recorded(NamedTuple):
+class RecordedRequest(NamedTuple):
     """One request and what became of it."""
 
     at: float  # wall clock, when it came
     id: str
     policy: str  # hash
     route: str
-    given: Given
+    given: RequestFacts
     prompt: str | None  # None: not to be kept, or no question
     vector: bytes | None  # float16, of the question; None: it was not embedded
     readable: bool  # whether the vector stands for the whole question
@@ -87,17 +87,17 @@ class Recorded(NamedTuple):
     complexity: float | None
     entry: bytes  # digest of its fingerprint: what it is stored under; empty: of none
     stored: bool
-    answer: Answer | None
-    hit: Hit | None
+    answer: RecordedAnswer | None
+    hit: RecordedHit | None
     shift: float  # what the route had learnt near the question
     threshold: float | None  # that the best neighbour was held against
     similarity: float | None  # of the best neighbour
-    considered: tuple[Considered, ...]
+    considered: tuple[RecordedCandidate, ...]
     seconds: float  # to the end of its answer
     stages: dict[str, float]
 
 
-class Labelled(NamedTuple):
+class RecordedLabel(NamedTuple):
     """A lookup of which it turned out whether the neighbour was right."""
 
     at: float
@@ -107,15 +107,18 @@ class Labelled(NamedTuple):
     label: str
 
 
-Row = Recorded | Labelled
+Row = RecordedRequest | RecordedLabel
 
-_INNER = [(Recorded._fields.index(name), form) for name, form in (("given", Given), ("answer", Answer), ("hit", Hit))]
+_INNER = [
+    (RecordedRequest._fields.index(name), form)
+    for name, form in (("given", RequestFacts), ("answer", RecordedAnswer), ("hit", RecordedHit))
+]
 
-_CONSIDERED = Recorded._fields.index("considered")
+_CONSIDERED = RecordedRequest._fields.index("considered")
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class SegmentHeading:
     """What all rows of a segment stand on."""
 
     started: float  # wall clock
@@ -129,16 +132,16 @@ class Heading:
     basis: str  # of complexities
 
 
-def encode_heading(heading: Heading) -> bytes:
-    fields = [getattr(heading, name) for name in Heading.__slots__]
+def encode_heading(heading: SegmentHeading) -> bytes:
+    fields = [getattr(heading, name) for name in SegmentHeading.__slots__]
     return _framed([MAGIC, VERSION, fields])
 
 
 def encode_batch(rows: Sequence[Row]) -> bytes:
-    return _framed([(REQUEST if isinstance(row, Recorded) else LABEL, *row) for row in rows])
+    return _framed([(REQUEST if isinstance(row, RecordedRequest) else LABEL, *row) for row in rows])
 
 
-def decode_heading(payload: bytes) -> Heading:
+def decode_heading(payload: bytes) -> SegmentHeading:
     """Raises `SegmentInvalid`."""
     said = _unpacked(payload)
     if not isinstance(said, tuple) or len(said) < 2 or said[0] != MAGIC:
@@ -146,7 +149,7 @@ def decode_heading(payload: bytes) -> Heading:
     if said[1] != VERSION:
         raise SegmentInvalid(f"is of version {said[1]!r} of the traffic log, expected {VERSION}")
     try:
-        heading = Heading(*said[2])
+        heading = SegmentHeading(*said[2])
     except TypeError:
         raise SegmentInvalid("has a heading of another form") from None
     return heading
@@ -157,14 +160,14 @@ def decode_batch(payload: bytes) -> Iterator[Row]:
     try:
         for kind, *values in _unpacked(payload):
             if kind == LABEL:
-                yield Labelled._make(values)
+                yield RecordedLabel._make(values)
             else:
                 for place, form in _INNER:
                     if values[place] is not None:
                         values[place] = form._make(values[place])
                 if values[_CONSIDERED]:
-                    values[_CONSIDERED] = tuple(map(Considered._make, values[_CONSIDERED]))
-                yield Recorded._make(values)
+                    values[_CONSIDERED] = tuple(map(RecordedCandidate._make, values[_CONSIDERED]))
+                yield RecordedRequest._make(values)
     except (TypeError, IndexError) as error:
         raise SegmentInvalid(f"has a row of another form ({error})") from None
 

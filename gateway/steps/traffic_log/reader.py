@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config.units import parse_positive_duration
-from gateway.errors import Refused
+from gateway.errors import GatewayError
 from gateway.steps.traffic_log.format import (
     SUFFIX,
-    Heading,
-    Labelled,
-    Recorded,
+    RecordedLabel,
+    RecordedRequest,
     Row,
+    SegmentHeading,
     SegmentInvalid,
     decode_batch,
     decode_heading,
@@ -27,7 +27,7 @@ MAX_REQUESTS = 250_000  # some 5 kB of memory each, their replays included
 EXPECTED = "expected last-24h, or a segment or a folder of segments"
 
 
-class TrafficUnreadable(Refused):
+class TrafficUnreadable(GatewayError):
     """There is nothing to replay; the message is one sentence."""
 
     status = 422
@@ -35,16 +35,16 @@ class TrafficUnreadable(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficLog:
     """What was recorded, in the order in which it came, and what it stands on."""
 
-    requests: tuple[Recorded, ...]
-    labels: tuple[Labelled, ...]
-    heading: Heading  # of the first segment
+    requests: tuple[RecordedRequest, ...]
+    labels: tuple[RecordedLabel, ...]
+    heading: SegmentHeading  # of the first segment
     notes: tuple[str, ...]  # what could not be read, a sentence each
 
 
-def read_traffic(wanted: str, folder: Path, now: float, most: int = MAX_REQUESTS) -> Traffic:
+def read_traffic(wanted: str, folder: Path, now: float, most: int = MAX_REQUESTS) -> TrafficLog:
     """`wanted`: `last-24h` and the like, of the log in `folder`, or a path. `now`: wall clock. `most`: requests that
     are read, where a segment alone has not more. Raises `TrafficUnreadable`."""
     last = _LAST.fullmatch(wanted)
@@ -84,21 +84,21 @@ def _within(paths: list[Path], since: float) -> list[Path]:
     return [path for path in paths if path.stat().st_mtime >= since]
 
 
-def _joined(paths: list[Path], since: float, wanted: str, most: int) -> Traffic:
+def _joined(paths: list[Path], since: float, wanted: str, most: int) -> TrafficLog:
     """Newest segments first, as many as there is room for."""
-    headings: list[Heading] = []
+    headings: list[SegmentHeading] = []
     notes: list[str] = []
-    requests: list[Recorded] = []
-    labels: list[Labelled] = []
+    requests: list[RecordedRequest] = []
+    labels: list[RecordedLabel] = []
     for path in reversed(paths):
         rows = [row for row in _rows(path, headings, notes) if row.at >= since]
-        more = [row for row in rows if isinstance(row, Recorded)]
+        more = [row for row in rows if isinstance(row, RecordedRequest)]
         if requests and len(requests) + len(more) > most:
             headings.pop()
             notes.append(f"only the last {len(requests)} requests of {wanted} are replayed: more do not go into memory")
             break
         requests += more
-        labels += (row for row in rows if isinstance(row, Labelled))
+        labels += (row for row in rows if isinstance(row, RecordedLabel))
     if not requests:
         said = f" ({notes[0]})" if notes else ""
         raise TrafficUnreadable(f"no request was recorded in {wanted}{said}, expected routes with record: on")
@@ -110,10 +110,10 @@ def _joined(paths: list[Path], since: float, wanted: str, most: int) -> Traffic:
         )
     requests.sort(key=lambda row: row.at)
     labels.sort(key=lambda row: row.at)
-    return Traffic(tuple(requests), tuple(labels), headings[-1], tuple(notes))
+    return TrafficLog(tuple(requests), tuple(labels), headings[-1], tuple(notes))
 
 
-def _rows(path: Path, headings: list[Heading], notes: list[str]) -> Iterator[Row]:
+def _rows(path: Path, headings: list[SegmentHeading], notes: list[str]) -> Iterator[Row]:
     """What is whole of one segment; what is not is noted."""
     try:
         data = path.read_bytes()

@@ -10,13 +10,13 @@ import numpy as np
 
 from gateway.cache.admission import roles_of
 from gateway.cache.templates import framed
-from gateway.config.policy.model import Policy, Recording
+from gateway.config.policy.model import Policy, RecordSettings
 from gateway.context import RequestContext
 from gateway.credentials import SECRET
-from gateway.messages import CacheDirectives, Call, Facts, Given, Provenance, Verdict
+from gateway.messages import CacheDirectives, Call, Provenance, RequestFacts, TrafficFacts, Verdict
 from gateway.routing.budget import budget_of
 from gateway.routing.limit_evaluation import input_tokens
-from gateway.steps.traffic_log.format import Answer, Considered, Hit, Recorded
+from gateway.steps.traffic_log.format import RecordedAnswer, RecordedCandidate, RecordedHit, RecordedRequest
 
 DIGEST_BYTES = 16
 
@@ -57,13 +57,13 @@ def drawn(canonical: bytes, share: float) -> bool:
 def facts_of(
     request: RequestContext,
     call: Call,
-    rule: Recording,
+    rule: RecordSettings,
     headers: frozenset[str],
     digest: Digest,
     tenants: Digest,
     *,
     plain: bool = False,
-) -> Facts | None:
+) -> TrafficFacts | None:
     """None where the question is not drawn."""
     kind = f"{call.dialect.name}\0{call.operation}\0".encode()
     canonical = digest(b"exact/" + kind + call.canonical)
@@ -71,7 +71,7 @@ def facts_of(
         return None
     kept = rule.prompts and call.question is not None and len(call.question) <= MAX_PROMPT
     directives, temperature = request.directives, call.body.get("temperature")
-    given = Given(
+    given = RequestFacts(
         request.path,
         call.model,
         call.dialect.name,
@@ -93,11 +93,11 @@ def facts_of(
         None if request.background else budget_of(request.headers, None).total_s,
         request.background,
     )
-    return Facts(plain, given, call.question, kept)
+    return TrafficFacts(plain, given, call.question, kept)
 
 
 def recorded_of(
-    facts: Facts,
+    facts: TrafficFacts,
     request: RequestContext,
     provenance: Provenance,
     *,
@@ -106,11 +106,11 @@ def recorded_of(
     status: int,
     seconds: float,
     digest: Digest,
-) -> Recorded:
+) -> RecordedRequest:
     """When the request is over. `at`: wall clock, when it came; `policy`: hash of the one in force."""
     embedding, best = request.embedding, request.judged
     stored, inspected = request.stored, request.inspected
-    return Recorded(
+    return RecordedRequest(
         at,
         request.id,
         policy,
@@ -129,7 +129,7 @@ def recorded_of(
         stored=stored is not None,
         answer=None
         if inspected is None
-        else Answer(
+        else RecordedAnswer(
             str(inspected.inspection.admission),
             inspected.inspection.input_tokens,
             inspected.inspection.output_tokens,
@@ -152,10 +152,10 @@ def vector_of(kept: bytes) -> np.ndarray:
     return np.frombuffer(kept, "<f2").astype(np.float32)
 
 
-def _hit(provenance: Provenance, digest: Digest) -> Hit | None:
+def _hit(provenance: Provenance, digest: Digest) -> RecordedHit | None:
     if not provenance.fingerprint or provenance.verdict not in HITS:
         return None
-    return Hit(
+    return RecordedHit(
         digest(provenance.fingerprint),
         provenance.age_s or 0.0,
         provenance.saved_tokens,
@@ -165,11 +165,11 @@ def _hit(provenance: Provenance, digest: Digest) -> Hit | None:
     )
 
 
-def _considered(facts: Facts, request: RequestContext, digest: Digest) -> Iterator[Considered]:
+def _considered(facts: TrafficFacts, request: RequestContext, digest: Digest) -> Iterator[RecordedCandidate]:
     stored = [each.entry.question or "" for each in request.considered]
     for each in request.considered:
         opinion = each.opinion
-        yield Considered(
+        yield RecordedCandidate(
             digest(each.entry.fingerprint),
             each.similarity,
             each.entry.created,

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.config.policy.model import Policy, Route
-from gateway.config.schema import Traffic
+from gateway.config.schema import TrafficConfig
 from gateway.context import RequestContext
-from gateway.messages import Facts, Provenance
+from gateway.messages import Provenance, TrafficFacts
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, Judged
-from gateway.steps.traffic_log.format import Heading, Labelled, Row
+from gateway.ports import Clock, Judgement
+from gateway.steps.traffic_log.format import RecordedLabel, Row, SegmentHeading
 from gateway.steps.traffic_log.recorded_request import (
     Digest,
     digest_of,
@@ -35,8 +35,8 @@ class Recorder:
     def __init__(
         self,
         folder: Path,
-        bounds: Traffic,
-        heading: Callable[[frozenset[str]], Heading],
+        bounds: TrafficConfig,
+        heading: Callable[[frozenset[str]], SegmentHeading],
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
@@ -54,7 +54,7 @@ class Recorder:
         self._digest: Digest | None = None
         self._tenants: Digest | None = None
         self._failing = False
-        self._standing: Heading | None = None
+        self._standing: SegmentHeading | None = None
         self._one_at_a_time = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None
 
@@ -81,7 +81,7 @@ class Recorder:
 
     # A request
 
-    def facts(self, request: RequestContext, route: Route) -> Facts | None:
+    def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
         """Before anything is decided of it; None where it is not recorded."""
         if request.call is None or route.record is None or self._digest is None or self._tenants is None:
             return None
@@ -89,7 +89,7 @@ class Recorder:
         return facts_of(request, request.call, route.record, self._headers, self._digest, self._tenants, plain=plain)
 
     def over(
-        self, facts: Facts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
+        self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None:
         """Its last byte has gone."""
         if self._digest is None:
@@ -109,10 +109,10 @@ class Recorder:
         )
         self._keep(row)
 
-    def label(self, route: str, judged: Judged, label: str) -> None:
+    def label(self, route: str, judged: Judgement, label: str) -> None:
         """It turned out whether a neighbour was right."""
         if route in self._routes and len(self._rows) < self._bounds.max_buffered:
-            self._keep(Labelled(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
+            self._keep(RecordedLabel(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
 
     def _keep(self, row: Row) -> None:
         if not self._rows and self._segments.full():  # what was learnt before the segment, not in the middle of it
@@ -144,8 +144,8 @@ class Recorder:
             if self._writing is not None:  # also one that a cancelled flush has begun
                 await asyncio.shield(self._writing)
 
-    async def _written(self, rows: list[Row], heading: Heading) -> None:
-        requests = sum(not isinstance(row, Labelled) for row in rows)
+    async def _written(self, rows: list[Row], heading: SegmentHeading) -> None:
+        requests = sum(not isinstance(row, RecordedLabel) for row in rows)
         try:
             await asyncio.to_thread(self._segments.append, heading, rows)
         except OSError as error:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gateway.config.schema import Traffic
-from gateway.steps.traffic_log.format import SUFFIX, Heading, Row, encode_batch, encode_heading
+from gateway.config.schema import TrafficConfig
+from gateway.steps.traffic_log.format import SUFFIX, Row, SegmentHeading, encode_batch, encode_heading
 
 FOLDER, KEY_FILE, KEY_BYTES = "traffic", "key", 32
 OWNER_ONLY, OWNERS_FOLDER = 0o600, 0o700
@@ -48,7 +48,7 @@ def segments_in(folder: Path) -> list[Path]:
 class Segments:
     """Appends batches. To be used from one thread at a time. `wall`: seconds since the epoch."""
 
-    def __init__(self, folder: Path, bounds: Traffic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, bounds: TrafficConfig, wall: Callable[[], float] = time.time) -> None:
         self._folder = folder
         self._bounds = bounds
         self._wall = wall
@@ -57,7 +57,7 @@ class Segments:
         self._begun = 0.0
         self._outdated = False
 
-    def append(self, heading: Heading, rows: Sequence[Row]) -> int:
+    def append(self, heading: SegmentHeading, rows: Sequence[Row]) -> int:
         """-> bytes written. `heading`: of the segment that is begun where the last one is full or old. One write a
         batch: what a process that is killed has written is whole, but for the last batch. Raises `OSError`."""
         if self.full():
@@ -84,7 +84,7 @@ class Segments:
             or self._wall() - self._begun >= self._bounds.segment_age
         )
 
-    def _begin(self, heading: Heading) -> None:
+    def _begin(self, heading: SegmentHeading) -> None:
         self.close()
         prepare(self._folder)
         self._prune()

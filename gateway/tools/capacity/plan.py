@@ -64,7 +64,7 @@ FOLLOWING = 0.5  # of a core's utilisation: where following alone would take mor
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlanPart:
     """`count` machines or processes, spares included; cores and GB are of all of them together.
 
     `used`: names of costs that it rests on.
@@ -80,13 +80,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetPlan:
     """What it takes. Rates are a second, at the peak; waits are seconds, with the spare gateways away."""
 
     demand: Demand
     index: str  # faiss | milvus
     because: str
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
     changes: float
     loop_wait_p95_s: float
     threads_wait_p95_s: float
@@ -96,7 +96,7 @@ class Fleet:
     out_gb_month: float
     notes: tuple[str, ...]
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> PlanPart:
         """Raises `KeyError`."""
         return {part.name: part for part in self.parts}[name]
 
@@ -147,7 +147,7 @@ def work_of(demand: Demand, costs: Costs, index: str) -> Work:
     )
 
 
-def fleet_of(demand: Demand, costs: Costs) -> Fleet:
+def fleet_of(demand: Demand, costs: Costs) -> FleetPlan:
     """Raises `Impossible`."""
     index, because = _index(demand, costs)
     work = work_of(demand, costs, index)
@@ -162,7 +162,7 @@ def fleet_of(demand: Demand, costs: Costs) -> Fleet:
     d, answer = demand, answer_bytes(demand, costs)
     both = demand.request_bytes + answer
     read = d.exact * costs.exact_store_bytes + d.semantic * costs.semantic_store_bytes + d.inserts * answer
-    return Fleet(
+    return FleetPlan(
         demand=d,
         index=index,
         because=because,
@@ -208,14 +208,14 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
     return "faiss", f"in each gateway: {d.entries:g} entries, {share:.1%} of a core to follow the others"
 
 
-def _gateways(d: Demand, c: Costs, index: str, work: Work) -> Part:
+def _gateways(d: Demand, c: Costs, index: str, work: Work) -> PlanPart:
     loops = d.peak * work.loop.mean_s / (d.utilisation - work.loop_following)
     threads = d.peak * work.threads.mean_s / (d.utilisation - work.threads_following)
     count = whole(max(loops, threads)) + d.spare
     following = count * (work.loop_following + work.threads_following)
     held = d.entries * c.entry_index_bytes if index == "faiss" else 0.0
     left = f"({d.utilisation:g} - {work.loop_following:.3f} following)" if index == "faiss" else f"{d.utilisation:g}"
-    return Part(
+    return PlanPart(
         "gateways",
         count,
         f"{d.peak:,.0f}/s x {work.loop.mean_s / US:,.0f} us of event loop / {left} = {loops:,.1f}; "
@@ -236,7 +236,7 @@ def _spared(count: int, d: Demand) -> float:
     return count / (count - d.spare)
 
 
-def _store(d: Demand, c: Costs, follows: int) -> Part:
+def _store(d: Demand, c: Costs, follows: int) -> PlanPart:
     each = d.exact * c.exact_store_us + d.semantic * c.semantic_store_us + d.inserts * c.miss_store_us
     followed = d.peak * d.inserts * follows * c.change_store_us * US
     by_work = servers(d.peak * each * US + followed, d.utilisation)
@@ -246,7 +246,7 @@ def _store(d: Demand, c: Costs, follows: int) -> Part:
     shards = whole(max(by_work, by_memory))
     following = f" + {followed:,.1f} for {follows} followers" if follows else ""
     nodes = shards * (1 + d.store_replicas)
-    return Part(
+    return PlanPart(
         "store shards",
         shards,
         f"({d.peak:,.0f}/s x {each:,.0f} us{following}) / {d.utilisation:g} = {by_work:,.1f} by work; "
@@ -267,12 +267,12 @@ def answer_bytes(d: Demand, c: Costs) -> float:
     return (1 - d.stream_share) * d.answer_bytes + d.stream_share * d.stream_events * c.event_store_bytes
 
 
-def _milvus(d: Demand, c: Costs) -> Part:
+def _milvus(d: Demand, c: Costs) -> PlanPart:
     memory = d.entries * c.entry_milvus_bytes / (c.milvus_node_gb * GB * c.shard_fill)
     searches = servers(d.peak * d.embedded / c.milvus_searches, d.utilisation)
     inserts = servers(d.peak * d.inserts / c.milvus_inserts, d.utilisation)
     count = whole(max(memory, searches, inserts)) + d.spare
-    return Part(
+    return PlanPart(
         "milvus nodes",
         count,
         f"{d.entries:g} x {c.entry_milvus_bytes:g} B / ({c.milvus_node_gb:g} GB x {c.shard_fill:g}) = {memory:,.1f}; "
@@ -285,7 +285,7 @@ def _milvus(d: Demand, c: Costs) -> Part:
     )
 
 
-def _gpus(d: Demand, c: Costs) -> Iterator[Part]:
+def _gpus(d: Demand, c: Costs) -> Iterator[PlanPart]:
     asked = (
         [("embedding GPUs", "embeddings_per_gpu", d.embedded, c.embeddings_per_gpu)] if d.embedder == "triton" else []
     )
@@ -296,7 +296,7 @@ def _gpus(d: Demand, c: Costs) -> Iterator[Part]:
         if share > 0:
             count = servers(d.peak * share / each, d.utilisation)
             formula = f"{d.peak * share:,.0f}/s / ({each:g}/s x {d.utilisation:g}) = {count:,.1f}, + {d.spare} spare"
-            yield Part(name, whole(count) + d.spare, formula, gpus=whole(count) + d.spare, used=(cost,))
+            yield PlanPart(name, whole(count) + d.spare, formula, gpus=whole(count) + d.spare, used=(cost,))
 
 
 def _notes(d: Demand, c: Costs, index: str, changes: float, follows: int) -> Iterator[str]:

@@ -8,12 +8,12 @@ from textwrap import wrap
 from typing import Any
 
 from gateway.tools.capacity.costs import Costs, Prices
-from gateway.tools.capacity.plan import Fleet
+from gateway.tools.capacity.plan import FleetPlan
 
 WIDTH = 110
 
 
-def as_json(fleet: Fleet, costs: Costs, prices: Prices, currency: str) -> dict[str, Any]:
+def as_json(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> dict[str, Any]:
     """Counts, formulas, and what rests on assumptions; waits in milliseconds, rates a second."""
     return {
         "demand": {**asdict(fleet.demand), "peak_rps": fleet.demand.peak},
@@ -54,7 +54,7 @@ def as_json(fleet: Fleet, costs: Costs, prices: Prices, currency: str) -> dict[s
     }
 
 
-def bill(fleet: Fleet, prices: Prices) -> Iterator[tuple[str, str, float]]:
+def bill(fleet: FleetPlan, prices: Prices) -> Iterator[tuple[str, str, float]]:
     """(price, formula, a month)"""
     for name, count, price in (
         ("core", fleet.cores, prices.core),
@@ -65,15 +65,15 @@ def bill(fleet: Fleet, prices: Prices) -> Iterator[tuple[str, str, float]]:
         yield name, f"{count:,.1f} x {price:g}", count * price
 
 
-def total(fleet: Fleet, prices: Prices) -> float:
+def total(fleet: FleetPlan, prices: Prices) -> float:
     return sum(cost for _, _, cost in bill(fleet, prices))
 
 
-def as_text(fleet: Fleet, costs: Costs, prices: Prices, currency: str) -> str:
+def as_text(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> str:
     return "\n".join(_lines(fleet, costs, prices, currency))
 
 
-def _lines(fleet: Fleet, costs: Costs, prices: Prices, currency: str) -> Iterator[str]:
+def _lines(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> Iterator[str]:
     d = fleet.demand
     yield (
         f"{d.rps:,.0f} requests a second on the mean, {d.peak:,.0f} at the peak: {d.exact:.0%} exact hits, "
@@ -113,7 +113,7 @@ def _lines(fleet: Fleet, costs: Costs, prices: Prices, currency: str) -> Iterato
     yield from _assumptions(fleet, costs, prices)
 
 
-def _assumptions(fleet: Fleet, costs: Costs, prices: Prices) -> Iterator[str]:
+def _assumptions(fleet: FleetPlan, costs: Costs, prices: Prices) -> Iterator[str]:
     used = dict.fromkeys(name for part in fleet.parts for name in part.used if name in costs.assumed)
     if used:
         told = ", ".join(f"{name} {getattr(costs, name):g}" for name in used)

@@ -27,7 +27,7 @@ class DataInvalid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """`odds`: the teacher's probability of each label, where it told; they need not sum to 1."""
 
     text: str
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     skipped: int  # entries of an export that are no question with an answer of text
 
     @property
@@ -49,7 +49,7 @@ def read_data(path: Path) -> Data:
     """By the file's ending, `.csv` or `.jsonl`. Raises `DataInvalid`."""
     if path.suffix not in (".csv", ".jsonl"):
         raise DataInvalid(f"{path}: expected a file that ends with .csv or .jsonl")
-    rows: list[Row] = []
+    rows: list[TrainingRow] = []
     faults: list[str] = []
     skipped = 0
     try:
@@ -83,7 +83,7 @@ def check_classes(data: Data, path: Path) -> None:
         )
 
 
-def row_of(value: Mapping[str, Any]) -> Row | str | None:
+def row_of(value: Mapping[str, Any]) -> TrainingRow | str | None:
     """A row, what is wrong with it, or None for an entry of an export that has no text to learn from."""
     if isinstance(turns := value.get("messages"), list):
         value = _of_turns(turns)
@@ -101,10 +101,12 @@ def row_of(value: Mapping[str, Any]) -> Row | str | None:
     odds = value.get("probabilities")
     if odds is not None and (fault := _odds_fault(odds, label.strip())) is not None:
         return fault
-    return Row(text.strip(), label.strip(), odds)
+    return TrainingRow(text.strip(), label.strip(), odds)
 
 
-def parts(data: Data, path: Path, held_out: Path | None, hold_out: float, seed: int) -> tuple[list[Row], list[Row]]:
+def parts(
+    data: Data, path: Path, held_out: Path | None, hold_out: float, seed: int
+) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """(to learn from, held out): of `held_out`, or of the data itself. Raises `DataInvalid`."""
     if held_out is None:
         learnt, held = split(data.rows, hold_out, seed)
@@ -121,9 +123,9 @@ def parts(data: Data, path: Path, held_out: Path | None, hold_out: float, seed: 
     return learnt, held
 
 
-def split(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+def split(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """(to learn from, held out). By the text's digest: the same texts lie on one side, in every run."""
-    sides: tuple[list[Row], list[Row]] = ([], [])
+    sides: tuple[list[TrainingRow], list[TrainingRow]] = ([], [])
     for row in rows:
         sides[drawn(row.text, seed) < share].append(row)
     return sides

@@ -14,7 +14,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingOptions:
     """What the trainer is told of a classifier; docs/distill.md says what each means."""
 
     alpha: float = 0.3
@@ -29,7 +29,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class TuningOptions:
     """Of the teacher of `--large`. `epochs` 0: its head alone is trained; `frozen`: layers from below that stay."""
 
     epochs: int = 4
@@ -40,7 +40,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OutputDir:
     """Where everything is."""
 
     data: Path
@@ -55,18 +55,18 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DistillOptions:
     """A classifier."""
 
-    place: Place
+    place: OutputDir
     large: bool  # train a teacher first, and publish it as NAME-large
     agreement: float  # that the student is to have with its teacher where it is sure; 0: it always answers
     width: int
     hidden: int
     precision: Precision
     tensorrt: bool
-    training: Training
-    tuning: Tuning = field(default_factory=Tuning)
+    training: TrainingOptions
+    tuning: TuningOptions = field(default_factory=TuningOptions)
     policy_share: int = CANARY
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.tools.distillation.options import Place
+from gateway.tools.distillation.options import OutputDir
 from gateway.tools.embedding_model.environment import FetchFailed, python_of
 
 THREADS = 2
@@ -26,7 +26,7 @@ ENVIRON = {
 
 
 def trained(
-    place: Place, python: Path, job: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], transformer: Path | None
+    place: OutputDir, python: Path, job: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], transformer: Path | None
 ) -> dict[str, Any]:
     """What the trainer says of its work; its graphs are then in `place.work`. `job`, `rows`: JSON. Raises
     `FetchFailed`."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, load_manifest
 from gateway.tools.demo.static_vectors import ensure_static_vectors
-from gateway.tools.distillation.data import Data, Row, check_classes, drawn, parts, read_data
-from gateway.tools.distillation.options import Distilled, Progress, Wish
+from gateway.tools.distillation.data import Data, TrainingRow, check_classes, drawn, parts, read_data
+from gateway.tools.distillation.options import Distilled, DistillOptions, Progress
 from gateway.tools.distillation.process import trained
 from gateway.tools.distillation.report import Compared, as_json, as_markdown, compared, latency_ms, threshold
 from gateway.tools.distillation.repository import (
@@ -31,7 +31,7 @@ from gateway.tools.embedding_model.triton_repository import next_version
 MAX_TOKENS = 256  # of a text; the rest is not read
 
 
-def distil(wish: Wish, progress: Progress) -> Distilled:
+def distil(wish: DistillOptions, progress: Progress) -> Distilled:
     """Raises `DataInvalid`, `FetchFailed`, `ModelMissing` or `ModelCorrupt`; the repository is then as it was."""
     place = wish.place
     data = read_data(place.data)
@@ -53,7 +53,7 @@ def distil(wish: Wish, progress: Progress) -> Distilled:
         return _published(wish, Path(scratch), said, learnt, held, labels, tokenizer, data.skipped)
 
 
-def _job(wish: Wish, labels: tuple[str, ...], tokenizer: Path, vectors: Path) -> dict[str, object]:
+def _job(wish: DistillOptions, labels: tuple[str, ...], tokenizer: Path, vectors: Path) -> dict[str, object]:
     return {
         "labels": labels, "plan": asdict(wish.training), "width": wish.width,
         "hidden": wish.hidden, "precision": wish.precision, "tensorrt": wish.tensorrt,
@@ -63,7 +63,7 @@ def _job(wish: Wish, labels: tuple[str, ...], tokenizer: Path, vectors: Path) ->
     }  # fmt: skip
 
 
-def _numbered(learnt: Sequence[Row], labels: tuple[str, ...]) -> list[dict[str, object]]:
+def _numbered(learnt: Sequence[TrainingRow], labels: tuple[str, ...]) -> list[dict[str, object]]:
     number = {label: at for at, label in enumerate(labels)}
     return [
         {
@@ -75,7 +75,7 @@ def _numbered(learnt: Sequence[Row], labels: tuple[str, ...]) -> list[dict[str, 
 
 
 def _published(
-    wish: Wish, scratch: Path, said: dict[str, object], learnt: Sequence[Row], held: Sequence[Row],
+    wish: DistillOptions, scratch: Path, said: dict[str, object], learnt: Sequence[TrainingRow], held: Sequence[TrainingRow],
     labels: tuple[str, ...], tokenizer: Path, skipped: int,
 ) -> Distilled:  # fmt: skip
     place = wish.place
@@ -116,7 +116,7 @@ def _published(
 
 
 def _checked(
-    wish: Wish, built: dict[str, Path], held: Sequence[Row], labels: tuple[str, ...]
+    wish: DistillOptions, built: dict[str, Path], held: Sequence[TrainingRow], labels: tuple[str, ...]
 ) -> tuple[float, Compared]:
     """The threshold, of one half of what is held out, and the figures, of the other half: through what serves."""
     number = {label: at for at, label in enumerate(labels)}
@@ -137,7 +137,7 @@ def _checked(
     return accept_above, compared(confidence[rest], said[rest], taught[rest], given[rest], accept_above)
 
 
-def _taught_by(wish: Wish, learnt: Sequence[Row]) -> str:
+def _taught_by(wish: DistillOptions, learnt: Sequence[TrainingRow]) -> str:
     if wish.large and wish.tuning.epochs:
         return (
             f"The teacher is all-MiniLM with a linear head, tuned on the same rows for {wish.tuning.epochs} epochs, "

@@ -8,26 +8,26 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.cache.admission import Frequency, judged, unasked
+from gateway.cache.admission import UseCounts, judged, unasked
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.latency_forecast import Prediction, Remaining
-from gateway.messages import Admission, Choice, Inspection, Price, Wish
+from gateway.messages import Admission, Choice, Inspection, Price, TierDecision
 from gateway.routing.budget import budget_of
-from gateway.routing.latency_promises import Sureness
+from gateway.routing.latency_promises import Confidence
 from gateway.routing.selection import EMBEDDINGS, AdapterTraits, Decision, Signals, resolved, select, thresholds_of
-from gateway.routing.tier_controller import RouteEscalation
-from gateway.steps.traffic_log.format import Answer, Recorded
+from gateway.routing.tier_controller import TierController
+from gateway.steps.traffic_log.format import RecordedAnswer, RecordedRequest
 from gateway.tools.simulation.cache_model import Key
-from gateway.tools.simulation.dataset import Day
-from gateway.tools.simulation.latency_model import CALLED, Latencies
-from gateway.upstream.latency import Asked, LatencyBook
+from gateway.tools.simulation.dataset import TrafficDay
+from gateway.tools.simulation.latency_model import CALLED, LatencyModel
+from gateway.upstream.latency import CallFeatures, LatencyBook
 
 UNBOUNDED = Remaining()
 OUT_OF_TIME = "out-of-time"
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CallResult:
     """What a miss came to; None: not known."""
 
     backend: str | None
@@ -38,16 +38,16 @@ class Called:
     asked: bool = True  # a backend was
 
 
-class Calls:
+class BackendModel:
     """Of one policy. `escalations`: of its routes with tiers. What could not be known is counted in `unknown`."""
 
     def __init__(
         self,
         policy: Policy,
-        day: Day,
-        latencies: Latencies,
+        day: TrafficDay,
+        latencies: LatencyModel,
         prices: Mapping[str, Price],
-        escalations: Mapping[str, RouteEscalation],
+        escalations: Mapping[str, TierController],
         largest: int,
         adapters: Mapping[str, str],
     ) -> None:
@@ -59,16 +59,16 @@ class Calls:
         self._prices = prices
         self._escalations = escalations
         self._largest = largest
-        self._frequency = Frequency()
+        self._frequency = UseCounts()
         self._books: dict[str, LatencyBook] = {}
-        self._sure = {r.name: Sureness(r.promise.confidence, adapts=not r.promise.each) for r in policy.routes}
+        self._sure = {r.name: Confidence(r.promise.confidence, adapts=not r.promise.each) for r in policy.routes}
         budgets = any(row.given.budget_s is not None for row in day.requests)
         self.predicts = budgets or any(route.latency_budget_s is not None for route in policy.routes)
         self._divided = {r.name for r in policy.routes if any(tier.parts for tier in r.target.tiers)}
         self._unbounded: dict[tuple[tuple[str, ...], int], Decision] = {}  # those that hang on the tier alone
         self.unknown: dict[str, int] = {}
 
-    def answer(self, at: int, row: Recorded, route: Route) -> Called:
+    def answer(self, at: int, row: RecordedRequest, route: Route) -> CallResult:
         """`at`: the request's number."""
         target = route.target
         if route.name in self._divided:
@@ -76,7 +76,7 @@ class Calls:
         remaining = self._remaining(row, route)
         decision = self._decision(row, route, target, remaining)
         if decision.late and route.promise.late == "refuse":
-            return Called(None, None, OUT_OF_TIME, self._latencies.own_s, 0.0, asked=False)
+            return CallResult(None, None, OUT_OF_TIME, self._latencies.own_s, 0.0, asked=False)
         backend = decision.backends[0]
         answered = self._day.answered.get(row.given.canonical)
         seconds = self._latencies.of_call(at, row, backend, answered)
@@ -86,9 +86,9 @@ class Calls:
             self._sure[route.name].told(kept=seconds <= remaining.total_s)
         self._observe(row)
         tier = None if decision.tier is None else _tier_of(target, backend)
-        return Called(backend, tier, str(decision.reason), seconds, self._dollars(row, backend, answered))
+        return CallResult(backend, tier, str(decision.reason), seconds, self._dollars(row, backend, answered))
 
-    def admitted(self, row: Recorded, route: Route, key: Key) -> bool:
+    def admitted(self, row: RecordedRequest, route: Route, key: Key) -> bool:
         """Whether its answer is stored."""
         given, rules = row.given, route.admission
         if row.status != 200 or unasked(rules, given.temperature, given.roles) is not None:
@@ -112,7 +112,7 @@ class Calls:
 
     # Who
 
-    def _decision(self, row: Recorded, route: Route, target: Target, remaining: Remaining) -> Decision:
+    def _decision(self, row: RecordedRequest, route: Route, target: Target, remaining: Remaining) -> Decision:
         if row.given.operation == EMBEDDINGS:
             return select(target, self._traits, Signals(EMBEDDINGS), route.promise.late)
         if len(target.tiers) == 1:
@@ -128,7 +128,13 @@ class Calls:
         return decision
 
     def _decided(
-        self, row: Recorded, route: Route, target: Target, remaining: Remaining, wish: Wish | None, score: float
+        self,
+        row: RecordedRequest,
+        route: Route,
+        target: Target,
+        remaining: Remaining,
+        wish: TierDecision | None,
+        score: float,
     ) -> Decision:
         """Where nothing is due, all requests for one tier are decided alike: once is enough."""
         late, signals = route.promise.late, Signals(row.given.operation, False, score, wish, remaining)
@@ -141,20 +147,20 @@ class Calls:
             known = self._unbounded[key] = select(target, self._traits, signals, late)
         return known
 
-    def _as_recorded(self, row: Recorded, target: Target) -> Decision:
+    def _as_recorded(self, row: RecordedRequest, target: Target) -> Decision:
         """How hard it is was never judged: whoever answered it answers it again."""
         self._miss("complexity", "")
         backend = row.backend if row.backend in target.backends else target.tiers[-1].backend
         return Decision((backend,), target.tier_of(backend), Choice.COMPLEX)
 
-    def _remaining(self, row: Recorded, route: Route) -> Remaining:
+    def _remaining(self, row: RecordedRequest, route: Route) -> Remaining:
         if row.given.patient or (row.given.budget_s is None and route.latency_budget_s is None):
             return UNBOUNDED
         said = {} if row.given.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.given.budget_s)}
         total = budget_of(said, route.latency_budget_s).total_s
         return UNBOUNDED if total is None else Remaining(total - self._latencies.own_s)
 
-    def _predictions(self, row: Recorded, route: Route, target: Target) -> dict[str, Prediction | None]:
+    def _predictions(self, row: RecordedRequest, route: Route, target: Target) -> dict[str, Prediction | None]:
         asked, required = _asked(row), self._sure[route.name].required
         books = {name: self._books.get(name) for name in target.backends}
         return {
@@ -162,7 +168,7 @@ class Calls:
             for name, book in books.items()
         }
 
-    def _observe(self, row: Recorded) -> None:
+    def _observe(self, row: RecordedRequest) -> None:
         """What was really asked of a backend is what predictions are made of."""
         if not self.predicts or row.verdict not in CALLED or row.backend is None or row.status != 200:
             return
@@ -175,7 +181,7 @@ class Calls:
 
     # What it costs
 
-    def _dollars(self, row: Recorded, backend: str, answered: Recorded | None) -> float | None:
+    def _dollars(self, row: RecordedRequest, backend: str, answered: RecordedRequest | None) -> float | None:
         if row.answer is not None and row.backend == backend:
             return row.answer.dollars
         price = self._prices.get(backend)
@@ -189,7 +195,7 @@ class Calls:
         self._miss("tokens", backend)
         return None
 
-    def _answer(self, row: Recorded) -> Answer | None:
+    def _answer(self, row: RecordedRequest) -> RecordedAnswer | None:
         """Its own, or an earlier one to the same request."""
         if row.answer is not None:
             return row.answer
@@ -201,8 +207,8 @@ class Calls:
         self.unknown[key] = self.unknown.get(key, 0) + 1
 
 
-def _asked(row: Recorded) -> Asked:
-    return Asked(False, float(row.given.input_tokens), row.given.max_tokens, row.route)
+def _asked(row: RecordedRequest) -> CallFeatures:
+    return CallFeatures(False, float(row.given.input_tokens), row.given.max_tokens, row.route)
 
 
 def _even() -> float:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gateway.cache.keys import owner_of
 from gateway.config.policy.model import Route
-from gateway.messages import Given
-from gateway.steps.traffic_log.format import Recorded
+from gateway.messages import RequestFacts
+from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.tools.simulation.dataset import Node
 
 Key = tuple[str, str, bytes]
@@ -15,7 +15,7 @@ Key = tuple[str, str, bytes]
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredAnswer:
     """An answer, from `ready` on: before that it is on its way. Times are of the wall clock."""
 
     fingerprint: str  # hex; stands for the real one
@@ -28,22 +28,22 @@ class Stored:
     backend: str
 
 
-class Shelf:
+class CacheModel:
     """Both caches of one replay. `began`: when the first request came, wall clock."""
 
     def __init__(self, began: float) -> None:
         self._began = began
-        self.exact: dict[Key, Stored] = {}
-        self.scopes: dict[Key, dict[Node, Stored]] = {}
+        self.exact: dict[Key, StoredAnswer] = {}
+        self.scopes: dict[Key, dict[Node, StoredAnswer]] = {}
         self.flights: dict[Key, float] = {}  # until when an identical request finds one in flight
 
-    def put(self, key: Key, scope: Key, node: Node | None, stored: Stored) -> None:
+    def put(self, key: Key, scope: Key, node: Node | None, stored: StoredAnswer) -> None:
         """`node` None: it is not to be found in other words."""
         self.exact[key] = stored
         if node is not None:
             self.scopes.setdefault(scope, {})[node] = stored
 
-    def known_before(self, key: Key, scope: Key, node: Node | None, row: Recorded, longest_s: float) -> None:
+    def known_before(self, key: Key, scope: Key, node: Node | None, row: RecordedRequest, longest_s: float) -> None:
         """Of a request that was a hit on what was stored before the traffic began."""
         hit = row.hit
         if hit is None or key in self.exact or row.verdict == "semantic":
@@ -53,7 +53,7 @@ class Shelf:
             return
         self.put(key, scope, node, _before(row.given.canonical, created, hit.entry, longest_s, row))
 
-    def neighbours_before(self, scope: Key, row: Recorded, nodes: dict[bytes, Node], longest_s: float) -> None:
+    def neighbours_before(self, scope: Key, row: RecordedRequest, nodes: dict[bytes, Node], longest_s: float) -> None:
         """The same of stored answers that were judged for it."""
         for each in row.considered:
             node = nodes[each.entry]
@@ -63,15 +63,15 @@ class Shelf:
                     within[node] = _before(each.entry, each.created, each.entry, longest_s, row)
 
 
-def keys_of(route: Route, given: Given) -> tuple[Key, Key]:
+def keys_of(route: Route, given: RequestFacts) -> tuple[Key, Key]:
     """Of the request, and of its scope."""
     owner = owner_of(route.share, given.tenant.hex(), given.user.hex() or None)
     return (owner, route.name, given.canonical), (owner, route.name, given.context)
 
 
-def _before(name: bytes, created: float, digest: bytes, longest_s: float, row: Recorded) -> Stored:
+def _before(name: bytes, created: float, digest: bytes, longest_s: float, row: RecordedRequest) -> StoredAnswer:
     hit = row.hit if row.hit is not None and row.hit.entry == digest else None
-    return Stored(
+    return StoredAnswer(
         (name.hex() + "0" * 8)[:64],
         created,
         created,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from gateway.messages import Refusal
 from gateway.ports import Opinion
-from gateway.steps.traffic_log.format import Considered, Heading, Labelled, Recorded
-from gateway.steps.traffic_log.reader import Traffic
+from gateway.steps.traffic_log.format import RecordedCandidate, RecordedLabel, RecordedRequest, SegmentHeading
+from gateway.steps.traffic_log.reader import TrafficLog
 from gateway.steps.traffic_log.recorded_request import vector_of
 
 # The nearest questions of each question within its context, all at once.
@@ -75,28 +75,28 @@ Node = int
 
 
 @dataclass(slots=True)
-class Day:
+class TrafficDay:
     """`candidates`: of each question the stored questions that a lookup may find, itself among them, best first."""
 
-    requests: Sequence[Recorded]
-    labels: Sequence[Labelled]
-    heading: Heading
+    requests: Sequence[RecordedRequest]
+    labels: Sequence[RecordedLabel]
+    heading: SegmentHeading
     questions: list[Node | None]  # of each request; None: nothing is matched by similarity
     candidates: dict[Node, Nearest]
     opinions: dict[tuple[Node, Node], Opinion]
     texts: dict[Node, str]
     nodes: dict[bytes, Node]  # of stored answers, by the digest of their fingerprint
     complexities: dict[bytes, float]  # by the digest of the request
-    answered: dict[bytes, Recorded] = field(default_factory=dict)  # likewise: a request that a backend answered
+    answered: dict[bytes, RecordedRequest] = field(default_factory=dict)  # likewise: a request that a backend answered
 
 
-def day_of(traffic: Traffic, floor: float) -> Day:
+def day_of(traffic: TrafficLog, floor: float) -> TrafficDay:
     """`floor`: the similarity from which any of the policies would read a neighbour."""
     places: dict[bytes, Node] = {}
     contexts: list[int] = []
     vectors: list[np.ndarray] = []
     context_of: dict[bytes, int] = {}
-    day = Day(traffic.requests, traffic.labels, traffic.heading, [], {}, {}, {}, {}, {})
+    day = TrafficDay(traffic.requests, traffic.labels, traffic.heading, [], {}, {}, {}, {}, {})
     size = 2 * traffic.heading.dimension  # of another size are those of the model before, at a change of models
     embedded = {
         r.given.question: r.vector for r in traffic.requests if r.readable and r.vector and len(r.vector) == size
@@ -122,7 +122,7 @@ def day_of(traffic: Traffic, floor: float) -> Day:
     return day
 
 
-def _learn(day: Day, row: Recorded, node: Node | None) -> None:
+def _learn(day: TrafficDay, row: RecordedRequest, node: Node | None) -> None:
     if row.complexity is not None:
         day.complexities[row.given.canonical] = row.complexity
     if row.answer is not None:
@@ -131,7 +131,7 @@ def _learn(day: Day, row: Recorded, node: Node | None) -> None:
         day.nodes[row.entry] = node
 
 
-def _outsiders(day: Day) -> None:
+def _outsiders(day: TrafficDay) -> None:
     """Opinions, and answers that were stored before anything was recorded: met again, they are known by what was made
     of them then."""
     extra: dict[Node, dict[Node, float]] = defaultdict(dict)
@@ -148,6 +148,6 @@ def _outsiders(day: Day) -> None:
         day.candidates[node] = sorted([*day.candidates[node], *others.items()], key=lambda pair: -pair[1])
 
 
-def opinion_of(each: Considered, score: float) -> Opinion:
+def opinion_of(each: RecordedCandidate, score: float) -> Opinion:
     veto = None if each.veto is None else Refusal(each.veto)
     return Opinion(score, each.probability, veto, None if each.doubt is None else Refusal(each.doubt))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.steps.traffic_log.format import Recorded
+from gateway.steps.traffic_log.format import RecordedRequest
 
 # Spreads the requests over what is known, the same way each time (Knuth, The Art of Computer Programming, section 6.4).
 _MULTIPLIER, _SPAN = 2654435761, 2**32
@@ -16,10 +16,10 @@ SAMPLE = 20_000  # requests whose steps are looked at: their median is all that 
 STEPS = ("exact", "embed", "search", "verify")
 
 
-class Latencies:
+class LatencyModel:
     """Of the recorded traffic, in seconds."""
 
-    def __init__(self, requests: Sequence[Recorded]) -> None:
+    def __init__(self, requests: Sequence[RecordedRequest]) -> None:
         pools: dict[str, list[float]] = defaultdict(list)
         steps: dict[str, list[float]] = defaultdict(list)
         own: list[float] = []
@@ -45,7 +45,7 @@ class Latencies:
         """Those of which any answer is known."""
         return frozenset(name.removeprefix("backend ") for name in self._pools if name.startswith("backend "))
 
-    def of_hit(self, at: int, row: Recorded, verdict: str) -> float | None:
+    def of_hit(self, at: int, row: RecordedRequest, verdict: str) -> float | None:
         """`at`: the request's number; None: no hit of this kind was recorded, and not its steps either."""
         if row.verdict == verdict:
             return row.seconds
@@ -56,7 +56,7 @@ class Latencies:
         known = [self._steps[step] for step in needed if step in self._steps]
         return sum(known) if known else None
 
-    def of_call(self, at: int, row: Recorded, backend: str, answered: Recorded | None) -> float | None:
+    def of_call(self, at: int, row: RecordedRequest, backend: str, answered: RecordedRequest | None) -> float | None:
         """`answered`: an earlier answer to the same request."""
         if row.verdict in CALLED and row.backend == backend:
             return row.seconds

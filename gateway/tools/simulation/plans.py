@@ -11,8 +11,8 @@ from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Lifetime
 from gateway.ports import PriorBands
-from gateway.routing.tier_controller import RouteEscalation
-from gateway.steps.traffic_log.format import Heading
+from gateway.routing.tier_controller import TierController
+from gateway.steps.traffic_log.format import SegmentHeading
 
 # So many lookups of a route have their threshold looked at as often as in the gateway, every 10 lookups; then it has
 # settled, and would be most of a replay.
@@ -21,7 +21,7 @@ STEP = 20  # requests
 
 
 @dataclass(slots=True)
-class Plan:
+class RoutePlan:
     """One route, ready."""
 
     route: Route
@@ -48,7 +48,7 @@ class Plan:
         return self.exact is not None or self.semantic is not None
 
 
-def plan_of(route: Route, heading: Heading, prior: PriorBands) -> Plan:
+def plan_of(route: Route, heading: SegmentHeading, prior: PriorBands) -> RoutePlan:
     rule = route.semantic
     control = RouteControl(prior, f"{heading.embedder} {heading.verifier}")
     kept = heading.controls.get(route.name)
@@ -59,11 +59,11 @@ def plan_of(route: Route, heading: Heading, prior: PriorBands) -> Plan:
             control.reset()
     control.learning = rule is not None and rule.learns
     within = Lifetime(0.0 if rule is None else rule.ttl_s, route.jitter)
-    return Plan(route, exact_lifetime(route), rule, within, longest_lifetime_s(route), control)
+    return RoutePlan(route, exact_lifetime(route), rule, within, longest_lifetime_s(route), control)
 
 
-def escalation_of(route: Route, heading: Heading) -> RouteEscalation:
-    escalation = RouteEscalation(heading.basis)
+def escalation_of(route: Route, heading: SegmentHeading) -> TierController:
+    escalation = TierController(heading.basis)
     kept = heading.escalations.get(route.name)
     if kept is not None:
         try:

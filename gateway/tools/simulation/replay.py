@@ -14,19 +14,19 @@ from gateway.cache.freshness import FAILED, bypass_of, freshness_of, shares_flig
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
-from gateway.messages import Bypass, CacheDirectives, Given, Price
+from gateway.messages import Bypass, CacheDirectives, Price, RequestFacts
 from gateway.ports import PriorBands
-from gateway.steps.traffic_log.format import Recorded
-from gateway.tools.simulation.backend_model import Called, Calls
-from gateway.tools.simulation.cache_model import Key, Shelf, Stored, keys_of
-from gateway.tools.simulation.dataset import Day, Node
-from gateway.tools.simulation.latency_model import Latencies
-from gateway.tools.simulation.plans import Plan, escalation_of, plan_of
-from gateway.tools.simulation.semantic_model import NO_VECTOR, Ask, Looked, Lookup
+from gateway.steps.traffic_log.format import RecordedRequest
+from gateway.tools.simulation.backend_model import BackendModel, CallResult
+from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer, keys_of
+from gateway.tools.simulation.dataset import Node, TrafficDay
+from gateway.tools.simulation.latency_model import LatencyModel
+from gateway.tools.simulation.plans import RoutePlan, escalation_of, plan_of
+from gateway.tools.simulation.semantic_model import NO_VECTOR, Ask, LookupResult, SemanticModel
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ReplaySetting:
     """What is not in the traffic. `tenants`: names by digest, as far as they are known."""
 
     prices: Mapping[str, Price]
@@ -37,7 +37,7 @@ class Setting:
     adapters: Mapping[str, str] = field(default_factory=dict)  # of each backend
 
 
-class Outcome(NamedTuple):
+class ReplayOutcome(NamedTuple):
     """What became of one request; None: not known, or not a matter of it."""
 
     route: str
@@ -54,22 +54,24 @@ class Outcome(NamedTuple):
     replayed: bool  # False: taken over as it was
 
 
-class Replay:
-    def __init__(self, policy: Policy, day: Day, latencies: Latencies, setting: Setting) -> None:
+class TrafficReplay:
+    def __init__(self, policy: Policy, day: TrafficDay, latencies: LatencyModel, setting: ReplaySetting) -> None:
         self._policy = policy
         self._day = day
         self._latencies = latencies
         self._setting = setting
-        self._shelf = Shelf(day.requests[0].at)
+        self._shelf = CacheModel(day.requests[0].at)
         self.plans = {route.name: plan_of(route, day.heading, setting.prior) for route in policy.routes}
         escalations = {r.name: escalation_of(r, day.heading) for r in policy.routes if len(r.target.tiers) > 1}
-        self.calls = Calls(policy, day, latencies, setting.prices, escalations, setting.largest, setting.adapters)
-        self._lookup = Lookup(day, self._shelf, setting.ask)
-        self._routes: dict[tuple[object, ...], Plan] = {}
+        self.calls = BackendModel(
+            policy, day, latencies, setting.prices, escalations, setting.largest, setting.adapters
+        )
+        self._lookup = SemanticModel(day, self._shelf, setting.ask)
+        self._routes: dict[tuple[object, ...], RoutePlan] = {}
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[ReplayOutcome]:
         labels, told = self._day.labels, 0
-        outcomes: list[Outcome] = []
+        outcomes: list[ReplayOutcome] = []
         for at, (row, node) in enumerate(zip(self._day.requests, self._day.questions, strict=True)):
             while told < len(labels) and labels[told].at <= row.at:
                 self._learn(told)
@@ -86,7 +88,7 @@ class Replay:
             plan.control.advance(plan.requests)
             plan.control.learn(Observation(NO_VECTOR, label.score, label.probability, Label(label.label)))
 
-    def _plan_of(self, given: Given) -> Plan:
+    def _plan_of(self, given: RequestFacts) -> RoutePlan:
         key = given.path, given.model, given.tenant, given.headers
         plan = self._routes.get(key)
         if plan is None:
@@ -95,7 +97,7 @@ class Replay:
             plan = self._routes[key] = self.plans[route.name]
         return plan
 
-    def _one(self, at: int, row: Recorded, node: Node | None, plan: Plan) -> Outcome:
+    def _one(self, at: int, row: RecordedRequest, node: Node | None, plan: RoutePlan) -> ReplayOutcome:
         given = row.given
         if given.inputs:
             return _as_it_was(row, plan)
@@ -109,14 +111,16 @@ class Replay:
             return self._missed(at, row, node, plan, key, scope, bypass=bypass, stores=stores)
         self._shelf.known_before(key, scope, node, row, plan.longest_s)
         found = self._exactly(at, row, plan, key, directives)
-        if isinstance(found, Outcome):
+        if isinstance(found, ReplayOutcome):
             return found
         if found is not None and found[1]:  # stale, and served while a new answer comes
             self._missed(at, row, node, plan, key, scope)
             return self._hit(at, row, plan, "stale", found[0])
         if shares_flight(directives) and (ready := self._shelf.flights.get(key, 0.0)) > row.at:
             waited = ready - row.at + self._latencies.own_s
-            return Outcome(plan.route.name, "coalesced", None, None, None, waited, 0.0, 0.0, None, None, False, True)
+            return ReplayOutcome(
+                plan.route.name, "coalesced", None, None, None, waited, 0.0, 0.0, None, None, False, True
+            )
         looked = self._looked(row, node, plan, scope, directives)
         if looked is not None and looked.stored is not None:
             return self._hit(at, row, plan, "semantic", looked.stored, looked)
@@ -125,12 +129,12 @@ class Replay:
         if directives.only_if_cached:
             seconds = self._latencies.own_s
             name = plan.route.name
-            return Outcome(name, "miss", "only-if-cached", None, None, seconds, 0.0, 0.0, None, None, False, True)
+            return ReplayOutcome(name, "miss", "only-if-cached", None, None, seconds, 0.0, 0.0, None, None, False, True)
         return self._missed(at, row, node, plan, key, scope, looked=looked)
 
     def _exactly(
-        self, at: int, row: Recorded, plan: Plan, key: Key, directives: CacheDirectives
-    ) -> Outcome | tuple[Stored, bool] | None:
+        self, at: int, row: RecordedRequest, plan: RoutePlan, key: Key, directives: CacheDirectives
+    ) -> ReplayOutcome | tuple[StoredAnswer, bool] | None:
         """A hit; or what is no longer fresh, and whether it is served all the same."""
         stored = self._shelf.exact.get(key)
         if plan.exact is None or stored is None or stored.ready > row.at:
@@ -141,8 +145,8 @@ class Replay:
         return (stored, freshness.revalidate) if freshness.revalidate or freshness.on_error else None
 
     def _looked(
-        self, row: Recorded, node: Node | None, plan: Plan, scope: Key, directives: CacheDirectives
-    ) -> Looked | None:
+        self, row: RecordedRequest, node: Node | None, plan: RoutePlan, scope: Key, directives: CacheDirectives
+    ) -> LookupResult | None:
         if plan.semantic is None or node is None:
             return None
         self._shelf.neighbours_before(scope, row, self._day.nodes, plan.longest_s)
@@ -150,9 +154,15 @@ class Replay:
         return self._lookup.of(row, node, scope, plan.semantic, plan.within, plan.control, directives)
 
     def _hit(
-        self, at: int, row: Recorded, plan: Plan, verdict: str, stored: Stored, looked: Looked | None = None
-    ) -> Outcome:
-        return Outcome(
+        self,
+        at: int,
+        row: RecordedRequest,
+        plan: RoutePlan,
+        verdict: str,
+        stored: StoredAnswer,
+        looked: LookupResult | None = None,
+    ) -> ReplayOutcome:
+        return ReplayOutcome(
             plan.route.name,
             verdict,
             None,
@@ -170,21 +180,21 @@ class Replay:
     def _missed(
         self,
         at: int,
-        row: Recorded,
+        row: RecordedRequest,
         node: Node | None,
-        plan: Plan,
+        plan: RoutePlan,
         key: Key,
         scope: Key,
         *,
         bypass: Bypass | None = None,
         stores: bool = True,
-        looked: Looked | None = None,
-    ) -> Outcome:
+        looked: LookupResult | None = None,
+    ) -> ReplayOutcome:
         called = self.calls.answer(at, row, plan.route)
         if called.asked:
             self._landing(row, node, plan, key, scope, called, stores=stores, shared=bypass is None)
         reason = str(bypass) if bypass is not None else (looked and looked.refusal) or called.reason
-        return Outcome(
+        return ReplayOutcome(
             plan.route.name,
             "miss" if bypass is None else "bypass",
             reason,
@@ -200,7 +210,7 @@ class Replay:
         )
 
     def _landing(
-        self, row: Recorded, node: Node | None, plan: Plan, key: Key, scope: Key, called: Called, *,
+        self, row: RecordedRequest, node: Node | None, plan: RoutePlan, key: Key, scope: Key, called: CallResult, *,
         stores: bool, shared: bool,
     ) -> None:  # fmt: skip
         """Its answer, on its way to those who ask the same and to the caches."""
@@ -214,7 +224,7 @@ class Replay:
             key,
             scope,
             findable,
-            Stored(
+            StoredAnswer(
                 row.given.canonical.hex(),
                 ready,
                 ready,
@@ -227,10 +237,10 @@ class Replay:
         )
 
 
-def _as_it_was(row: Recorded, plan: Plan) -> Outcome:
+def _as_it_was(row: RecordedRequest, plan: RoutePlan) -> ReplayOutcome:
     """What cannot be replayed."""
     answer, hit = row.answer, row.hit
-    return Outcome(
+    return ReplayOutcome(
         plan.route.name,
         row.verdict,
         row.reason,

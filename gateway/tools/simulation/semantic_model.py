@@ -12,47 +12,47 @@ from gateway.cache.judgement import MAX_CANDIDATES, best, hold
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Semantic
 from gateway.messages import CacheDirectives, Lifetime, Refusal
-from gateway.ports import VERBATIM, Held, Opinion
-from gateway.steps.traffic_log.format import Recorded
-from gateway.tools.simulation.cache_model import Key, Shelf, Stored
-from gateway.tools.simulation.dataset import Day, Node
+from gateway.ports import VERBATIM, Evaluated, Opinion
+from gateway.steps.traffic_log.format import RecordedRequest
+from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer
+from gateway.tools.simulation.dataset import Node, TrafficDay
 
 NO_VECTOR = np.zeros(1, np.float32)  # what is known near a question is recorded as how far it moved the score
 Ask = Callable[[str, str, float], Opinion | None]
 """Asks the verifier of a question, a stored one and their similarity; None: it would have to look closer."""
 
 
-class Looked(NamedTuple):
+class LookupResult(NamedTuple):
     """`stored` None: nothing may be served."""
 
-    stored: Stored | None
+    stored: StoredAnswer | None
     similarity: float | None
     score: float | None  # None: no doubt about it, or none that can be put in figures
     refusal: str | None
     unjudged: bool
 
 
-NOTHING = Looked(None, None, None, None, False)
+NOTHING = LookupResult(None, None, None, None, False)
 
 
-class Lookup:
+class SemanticModel:
     """`ask` None: who was never judged is not judged now."""
 
-    def __init__(self, day: Day, shelf: Shelf, ask: Ask | None) -> None:
+    def __init__(self, day: TrafficDay, shelf: CacheModel, ask: Ask | None) -> None:
         self._day = day
         self._shelf = shelf
         self._ask = ask
 
     def of(
         self,
-        row: Recorded,
+        row: RecordedRequest,
         node: Node,
         scope: Key,
         rule: Semantic,
         lifetime: Lifetime,
         control: RouteControl,
         directives: CacheDirectives,
-    ) -> Looked:
+    ) -> LookupResult:
         within = self._shelf.scopes.get(scope)
         if not within:
             return NOTHING
@@ -82,11 +82,11 @@ class Lookup:
                 found.append((stored, similarity, opinion))
         if not found:
             reason = Refusal.EXPIRED if expired else Refusal.SIMILARITY if met and not unjudged else None
-            return Looked(None, None, None, reason, unjudged)
+            return LookupResult(None, None, None, reason, unjudged)
         entries = len(within)
         threshold, by = control.threshold(rule.acceptance, entries), control if plain is None else None
         judgements = [
-            Held(similarity, opinion, threshold, *hold(similarity, opinion, threshold, by, row.shift))
+            Evaluated(similarity, opinion, threshold, *hold(similarity, opinion, threshold, by, row.shift))
             for _, similarity, opinion in found
         ]
         at = best(judgements)
@@ -94,15 +94,15 @@ class Lookup:
 
     @staticmethod
     def _chosen(
-        stored: Stored, chosen: Held, control: RouteControl, entries: int, *, plain: bool, unjudged: bool
-    ) -> Looked:
+        stored: StoredAnswer, chosen: Evaluated, control: RouteControl, entries: int, *, plain: bool, unjudged: bool
+    ) -> LookupResult:
         doubtful = not plain and not chosen.verbatim
         if doubtful and chosen.opinion.veto is None:
             control.met(chosen.score, entries)
         if chosen.reason is not None:
-            return Looked(None, chosen.similarity, chosen.score, str(chosen.reason), unjudged)
+            return LookupResult(None, chosen.similarity, chosen.score, str(chosen.reason), unjudged)
         control.hit()
-        return Looked(stored, chosen.similarity, chosen.score if doubtful else None, None, False)
+        return LookupResult(stored, chosen.similarity, chosen.score if doubtful else None, None, False)
 
     def _opinion(self, node: Node, other: Node, similarity: float, *, plain: bool) -> Opinion | None:
         if plain:

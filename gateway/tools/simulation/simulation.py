@@ -14,12 +14,12 @@ import numpy as np
 from gateway.cache.threshold.ledger import BANDS, band_of
 from gateway.config.policy.model import Policy, Route
 from gateway.messages import Verdict
-from gateway.steps.traffic_log.format import Recorded
-from gateway.steps.traffic_log.reader import Traffic
-from gateway.tools.simulation.dataset import Day, day_of
-from gateway.tools.simulation.latency_model import Latencies
-from gateway.tools.simulation.plans import Plan, semantic_floor
-from gateway.tools.simulation.replay import Outcome, Replay, Setting
+from gateway.steps.traffic_log.format import RecordedRequest
+from gateway.steps.traffic_log.reader import TrafficLog
+from gateway.tools.simulation.dataset import TrafficDay, day_of
+from gateway.tools.simulation.latency_model import LatencyModel
+from gateway.tools.simulation.plans import RoutePlan, semantic_floor
+from gateway.tools.simulation.replay import ReplayOutcome, ReplaySetting, TrafficReplay
 
 # What a replay comes to, in figures. Pure.
 HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE, Verdict.COALESCED})
@@ -30,7 +30,7 @@ Z = 1.96  # 95 %
 
 
 @dataclass(frozen=True, slots=True)
-class WrongHits:
+class WrongHitForecast:
     """Of the semantic hits: how many are expected to be wrong, and the 95 % interval of what is not known."""
 
     expected: float
@@ -54,7 +54,7 @@ class Side:
     requests: int
     verdicts: Mapping[str, int]
     unjudged: int  # misses with a neighbour that nobody ever judged
-    wrong: WrongHits | None
+    wrong: WrongHitForecast | None
     cost_dollars: float
     saved_dollars: float
     quantiles: Mapping[str, float | None]
@@ -97,7 +97,7 @@ class Side:
         return count / self.requests if self.requests else 0.0
 
 
-def side_of(outcomes: Sequence[Outcome], plans: Iterable[Plan]) -> Side:
+def side_of(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> Side:
     """`plans`: of the routes that these came by."""
     seconds = [each.seconds for each in outcomes if each.seconds is not None]
     return Side(
@@ -114,9 +114,9 @@ def side_of(outcomes: Sequence[Outcome], plans: Iterable[Plan]) -> Side:
     )
 
 
-def by_route(outcomes: Sequence[Outcome], plans: Mapping[str, Plan]) -> dict[str, Side]:
+def by_route(outcomes: Sequence[ReplayOutcome], plans: Mapping[str, RoutePlan]) -> dict[str, Side]:
     """Of the routes that any request came by."""
-    apart: dict[str, list[Outcome]] = {}
+    apart: dict[str, list[ReplayOutcome]] = {}
     for each in outcomes:
         apart.setdefault(each.route, []).append(each)
     return {route: side_of(its, [plans[route]]) for route, its in sorted(apart.items())}
@@ -129,14 +129,14 @@ def quantiles_of(seconds: Sequence[float]) -> dict[str, float | None]:
     return {name: float(value) for name, value in zip(QUANTILES, found, strict=True)}
 
 
-def recorded_side(requests: Sequence[Recorded]) -> dict[str, float | None]:
+def recorded_side(requests: Sequence[RecordedRequest]) -> dict[str, float | None]:
     """What really came of the requests: what the replay under the policy in force is to be held against."""
     hits = sum(row.verdict in HITS for row in requests)
     p95 = quantiles_of([row.seconds for row in requests])["p95_ms"]
     return {"hit_rate": hits / len(requests), "p95_ms": None if p95 is None else 1e3 * p95}
 
 
-def _wrong_of(outcomes: Sequence[Outcome], plans: Iterable[Plan]) -> WrongHits | None:
+def _wrong_of(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> WrongHitForecast | None:
     """By what each route has learnt by the end. None: no route promises anything, so that nothing is known."""
     promising = {plan.route.name: plan for plan in plans if _promises(plan)}
     if not promising:
@@ -151,10 +151,10 @@ def _wrong_of(outcomes: Sequence[Outcome], plans: Iterable[Plan]) -> WrongHits |
     told = [promising[name].control.wrong_among(bands) for name, bands in served.items()]
     mean, variance = sum(m for m, _ in told), sum(v for _, v in told)
     spread, hits = Z * math.sqrt(variance), sum(map(sum, served.values()))
-    return WrongHits(mean, max(0.0, mean - spread), min(hits, mean + spread), requests)
+    return WrongHitForecast(mean, max(0.0, mean - spread), min(hits, mean + spread), requests)
 
 
-def _promises(plan: Plan) -> bool:
+def _promises(plan: RoutePlan) -> bool:
     return plan.semantic is not None and plan.semantic.acceptance.max_wrong_hits is not None
 
 
@@ -178,7 +178,9 @@ ALWAYS = (
 )
 
 
-def notes_of(day: Day, present: Policy, new: Policy, replays: Sequence[Replay], setting: Setting) -> Iterator[str]:
+def notes_of(
+    day: TrafficDay, present: Policy, new: Policy, replays: Sequence[TrafficReplay], setting: ReplaySetting
+) -> Iterator[str]:
     """`replays`: of both, done."""
     routes = [*present.routes, *new.routes]
     yield from (said for said, applies in NOT_REPLAYED if any(map(applies, routes)))
@@ -191,14 +193,14 @@ def notes_of(day: Day, present: Policy, new: Policy, replays: Sequence[Replay], 
     yield ALWAYS
 
 
-def _of_policies(day: Day, present: Policy) -> Iterator[str]:
+def _of_policies(day: TrafficDay, present: Policy) -> Iterator[str]:
     others = Counter(row.policy for row in day.requests if row.policy != present.hash)
     if others:
         names = ", ".join(sorted(others))
         yield f"{others.total()} requests came under other policies ({names}): what really happened mixes them"
 
 
-def _of_names(day: Day, routes: Sequence[Route], setting: Setting) -> Iterator[str]:
+def _of_names(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting) -> Iterator[str]:
     if any(route.match.tenant is not None for route in routes):
         unknown = sum(row.given.tenant not in setting.tenants for row in day.requests)
         if unknown:
@@ -211,7 +213,7 @@ def _of_names(day: Day, routes: Sequence[Route], setting: Setting) -> Iterator[s
         yield f"the headers {', '.join(sorted(missing))} were not recorded: rules for them match nothing"
 
 
-def _unknown(replays: Sequence[Replay]) -> Iterator[str]:
+def _unknown(replays: Sequence[TrafficReplay]) -> Iterator[str]:
     unknown: dict[str, int] = {}
     for replay in replays:
         for what, count in replay.calls.unknown.items():
@@ -235,13 +237,13 @@ ID_BYTES = 8  # of a digest that stands for a question
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class HalfForecast:
     """What became of the traffic under one policy."""
 
     policy: str  # hash
     side: Side
     routes: dict[str, Side]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ReplayOutcome]
 
     def as_json(self) -> dict[str, Any]:
         routes = {name: side.as_json() for name, side in self.routes.items()}
@@ -252,9 +254,9 @@ class Half:
 class Simulation:
     """`seconds`: what the replays took, reading not counted."""
 
-    requests: Sequence[Recorded]
-    present: Half
-    new: Half
+    requests: Sequence[RecordedRequest]
+    present: HalfForecast
+    new: HalfForecast
     notes: tuple[str, ...]
     seconds: float
 
@@ -294,22 +296,24 @@ class Simulation:
         }
 
 
-def simulate(traffic: Traffic, present: Policy, new: Policy, setting: Setting) -> Simulation:
+def simulate(traffic: TrafficLog, present: Policy, new: Policy, setting: ReplaySetting) -> Simulation:
     """Puts the traffic through both."""
     started = time.perf_counter()
     day = day_of(traffic, semantic_floor([present, new], traffic.heading.floor))
-    latencies = Latencies(day.requests)
-    replays = [(policy, Replay(policy, day, latencies, setting)) for policy in (present, new)]
+    latencies = LatencyModel(day.requests)
+    replays = [(policy, TrafficReplay(policy, day, latencies, setting)) for policy in (present, new)]
     halves = [_half(policy, replay, replay.run()) for policy, replay in replays]
     notes = (*traffic.notes, *notes_of(day, present, new, [each for _, each in replays], setting))
     return Simulation(day.requests, halves[0], halves[1], notes, time.perf_counter() - started)
 
 
-def _half(policy: Policy, replay: Replay, outcomes: Sequence[Outcome]) -> Half:
-    return Half(policy.hash, side_of(outcomes, replay.plans.values()), by_route(outcomes, replay.plans), outcomes)
+def _half(policy: Policy, replay: TrafficReplay, outcomes: Sequence[ReplayOutcome]) -> HalfForecast:
+    return HalfForecast(
+        policy.hash, side_of(outcomes, replay.plans.values()), by_route(outcomes, replay.plans), outcomes
+    )
 
 
-def _shown(outcome: Outcome) -> dict[str, Any]:
+def _shown(outcome: ReplayOutcome) -> dict[str, Any]:
     return {
         "verdict": outcome.verdict,
         "reason": outcome.reason,

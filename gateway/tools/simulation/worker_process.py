@@ -18,14 +18,14 @@ from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import read_policy
-from gateway.config.policy.model import Policy, Text
+from gateway.config.policy.model import Policy, TextOperations
 from gateway.credentials import ANONYMOUS
 from gateway.messages import Price
-from gateway.ports import Candidate, Opinion, Verifier
-from gateway.steps.traffic_log.reader import Traffic, TrafficUnreadable, read_traffic
+from gateway.ports import Opinion, StoredCandidate, Verifier
+from gateway.steps.traffic_log.reader import TrafficLog, TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.recorded_request import digest_of, tenant_digests
 from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE
-from gateway.tools.simulation.replay import Setting
+from gateway.tools.simulation.replay import ReplaySetting
 from gateway.tools.simulation.simulation import Simulation, simulate
 
 NICE = 10  # of a process that runs beside a gateway: requests go first
@@ -33,7 +33,7 @@ Texts = Sequence[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulationJob:
     """Plain values, so that it can be sent. Policies are the names and contents of their files, in order."""
 
     wanted: str  # `last-24h`, or a path
@@ -53,8 +53,10 @@ class Job:
         return content
 
 
-def job_of(config: Config, present: Policy, new: Policy, wanted: str, now: float, embedder: str | None) -> Job:
-    return Job(
+def job_of(
+    config: Config, present: Policy, new: Policy, wanted: str, now: float, embedder: str | None
+) -> SimulationJob:
+    return SimulationJob(
         wanted,
         now,
         str(config.data_dir / FOLDER),
@@ -69,11 +71,11 @@ def job_of(config: Config, present: Policy, new: Policy, wanted: str, now: float
     )
 
 
-def unpacked(content: bytes) -> Job:
-    return Job(**msgpack.unpackb(content, use_list=False))
+def unpacked(content: bytes) -> SimulationJob:
+    return SimulationJob(**msgpack.unpackb(content, use_list=False))
 
 
-def done(job: Job) -> Simulation:
+def done(job: SimulationJob) -> Simulation:
     """For a process of its own: meanwhile nothing is collected, which of millions of small values, none of them in a
     cycle, would take as long as all else. Raises `TrafficUnreadable` or `ConfigInvalid`."""
     collects = gc.isenabled()
@@ -85,7 +87,7 @@ def done(job: Job) -> Simulation:
             gc.enable()
 
 
-def _done(job: Job) -> Simulation:
+def _done(job: SimulationJob) -> Simulation:
     present, new = _policy(job, job.present), _policy(job, job.new)
     traffic = read_traffic(job.wanted, Path(job.folder), job.now)
     _same_model(job, traffic)
@@ -94,9 +96,9 @@ def _done(job: Job) -> Simulation:
     def ask(asked: str, stored: str, similarity: float) -> Opinion | None:
         if framed(asked, stored, [stored]):  # what varies would have to be embedded
             return None
-        return verifier.opinions(asked, [Candidate(stored, similarity)])[0]
+        return verifier.opinions(asked, [StoredCandidate(stored, similarity)])[0]
 
-    setting = Setting(
+    setting = ReplaySetting(
         {name: Price(*price) for name, price in job.prices.items()},
         _names(job),
         verifier.prior,
@@ -107,14 +109,14 @@ def _done(job: Job) -> Simulation:
     return simulate(traffic, present, new, setting)
 
 
-def _policy(job: Job, texts: Texts) -> Policy:
-    reading = read_policy([Text(file, content) for file, content in texts], job.prices)
+def _policy(job: SimulationJob, texts: Texts) -> Policy:
+    reading = read_policy([TextOperations(file, content) for file, content in texts], job.prices)
     if reading.policy is None:
         raise ConfigInvalid(reading.faults)
     return reading.policy
 
 
-def _same_model(job: Job, traffic: Traffic) -> None:
+def _same_model(job: SimulationJob, traffic: TrafficLog) -> None:
     recorded = traffic.heading.embedder
     if job.embedder is not None and job.embedder != recorded:
         raise TrafficUnreadable(
@@ -123,7 +125,7 @@ def _same_model(job: Job, traffic: Traffic) -> None:
         )
 
 
-def _names(job: Job) -> dict[bytes, str]:
+def _names(job: SimulationJob) -> dict[bytes, str]:
     """Of tenants, by digest, where the key of the log is at hand."""
     where = Path(job.folder if job.wanted.startswith("last-") else job.wanted)
     try:
@@ -140,7 +142,7 @@ def main() -> int:
     return 0
 
 
-def answer_to(job: Job) -> bytes:
+def answer_to(job: SimulationJob) -> bytes:
     """JSON, a refusal with `error`."""
     try:
         return orjson.dumps(done(job).as_json())

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 from gateway.upstream.http1.errors import Disconnected
 from gateway.upstream.http1.headers import Origin
-from gateway.upstream.http1.pool import Connector, Pool
-from gateway.upstream.http1.response import Answer
+from gateway.upstream.http1.pool import ConnectionPool, Connector
+from gateway.upstream.http1.response import HttpResponse
 
 IDLE_S = 15.0  # servers in Python close a kept connection after five seconds to 75
 
@@ -26,7 +26,7 @@ class Client:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.origin = origin
-        self.pool = Pool(Connector(origin, connect_s, tls), max_connections=max_connections, idle_s=idle_s)
+        self.pool = ConnectionPool(Connector(origin, connect_s, tls), max_connections=max_connections, idle_s=idle_s)
 
     async def ask(
         self,
@@ -37,7 +37,7 @@ class Client:
         headless: bool = False,
         repeatable: bool,
         due: float,
-    ) -> Answer:
+    ) -> HttpResponse:
         """The answer, once its head is here. `head`: see `heads.request_head`; `length`: of a body that streams, as its
         head says it; None: in chunks. `headless`: the answer has no body (HEAD). `due`: time of the event loop for all
         of it. `repeatable`: where a kept connection ends before a byte of the answer, the request is sent once more,

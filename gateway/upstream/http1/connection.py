@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol, cast
 
 from gateway.upstream.http1.errors import Broken, Disconnected, ExchangeFailed, MalformedAnswer, TimedOut, UploadFailed
-from gateway.upstream.http1.headers import Names
-from gateway.upstream.http1.parser import AnswerParser, KnownHeads
-from gateway.upstream.http1.response import Answer
+from gateway.upstream.http1.headers import HeaderNames
+from gateway.upstream.http1.parser import ResponseHeadCache, ResponseParser
+from gateway.upstream.http1.response import HttpResponse
 
 
 # One timer for a connection's many waits.
-class Alarm:
+class DeadlineTimer:
     """Calls `ring` once `due` has passed. To move `due` to a later time costs no timer: that is seen when the earlier
     one goes off, so that a connection with a request every millisecond has one timer every few seconds."""
 
@@ -56,7 +56,7 @@ class Alarm:
 
 
 # A request's body on its way to the server, while the answer may already come.
-class Upload:
+class RequestBody:
     """Sends at once, and no faster than the server takes it. `length` in bytes; None: in chunks. `failed` is told once
     where `body` raises, or is not of that length."""
 
@@ -120,32 +120,32 @@ JOINED_BYTES = 64 * 1024  # a body up to this is copied behind its head: one wri
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Who hands connections out."""
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         """It is there, and will be `gone` once."""
 
-    def freed(self, connection: Connection) -> None:
+    def freed(self, connection: ClientConnection) -> None:
         """The exchange is over, and the connection as good as new."""
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: ClientConnection) -> None:
         """It is closed."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """`idle_s`: for how long it may lie idle, at most. `names` and `known` may be shared."""
 
-    def __init__(self, owner: Owner, names: Names, known: KnownHeads, idle_s: float) -> None:
+    def __init__(self, owner: ConnectionOwner, names: HeaderNames, known: ResponseHeadCache, idle_s: float) -> None:
         self._owner = owner
         self._idle_s = idle_s
         self._socket: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(self._loop, self._rang)
-        self._parser = AnswerParser(names, known)
+        self._alarm = DeadlineTimer(self._loop, self._rang)
+        self._parser = ResponseParser(names, known)
         self.transport: asyncio.Transport | None = None  # there is none before, and after
-        self._answer: Answer | None = None  # the one that is awaited
-        self._upload: Upload | None = None
+        self._answer: HttpResponse | None = None  # the one that is awaited
+        self._upload: RequestBody | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._wakes: Callable[[], None] | None = None
         self._silence_s = self._due = self._heard_at = 0.0  # see `follow`; a time of the event loop
@@ -156,17 +156,19 @@ class Connection(asyncio.Protocol):
 
     # What the pool and the client call.
 
-    def send(self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, headless: bool) -> Answer:
+    def send(
+        self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, headless: bool
+    ) -> HttpResponse:
         """Sends a request, and returns its answer, of which nothing has come: `wait` for it. `length` of a body that
         streams; None: in chunks."""
         assert self.transport is not None and self._answer is None
-        answer = self._answer = Answer(self)
+        answer = self._answer = HttpResponse(self)
         self._parser.begin(answer, headless=headless)
         self.served += 1
         self._acknowledges = False
         if not isinstance(body, bytes):
             self.transport.write(head)
-            self._upload = Upload(self.transport, body, length, self._upload_failed)
+            self._upload = RequestBody(self.transport, body, length, self._upload_failed)
         elif len(body) <= JOINED_BYTES:
             self.transport.write(head + body)
         else:
@@ -183,7 +185,7 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def follow(self, wake: Callable[[], None] | None, silence_s: float, due: float) -> None:
-        """See `Answer.tell`."""
+        """See `HttpResponse.tell`."""
         self._wakes, self._silence_s, self._due = wake, silence_s, due
         if wake is not None:
             if not self._acknowledges:
@@ -280,7 +282,7 @@ class Connection(asyncio.Protocol):
 
     # Its own affairs.
 
-    def _finish(self, answer: Answer) -> None:
+    def _finish(self, answer: HttpResponse) -> None:
         """The last byte of the answer has come."""
         self._answer = None
         answer.ended()

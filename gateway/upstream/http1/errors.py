@@ -19,7 +19,7 @@ class ConnectTimedOut(ConnectFailed):
     """No connection within the time for it: name, TCP and TLS together."""
 
 
-class Crowded(ConnectFailed):
+class PoolExhausted(ConnectFailed):
     """All connections are in use, and as many requests wait for one as may."""
 
 

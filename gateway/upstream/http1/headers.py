@@ -82,7 +82,7 @@ NOTED = frozenset(
 )
 
 
-class Names(dict[bytes, tuple[str, str | None]]):
+class HeaderNames(dict[bytes, tuple[str, str | None]]):
     """Names of headers as they come -> (the name as text, the same in small letters if it is `NOTED`). Remembered:
     servers say the same few with every answer."""
 

@@ -9,8 +9,8 @@ from typing import Any
 import httptools
 
 from gateway.upstream.http1.errors import MalformedAnswer
-from gateway.upstream.http1.headers import Names, check_coding, kept_s
-from gateway.upstream.http1.response import Answer
+from gateway.upstream.http1.headers import HeaderNames, check_coding, kept_s
+from gateway.upstream.http1.response import HttpResponse
 
 # Heads of answers that llhttp has read, known by their bytes.
 #
@@ -37,7 +37,7 @@ UNIQUE = re.compile(rb"\r\nx-request-id: ", re.IGNORECASE)
 DIGITS = re.compile(rb"[0-9]{1,15}")
 
 
-class Like:
+class HeadShape:
     """What heads have in common that differ in nothing but values that vary. `at`: which of the headers those are."""
 
     __slots__ = ("_headers", "_noted", "at", "keeps", "length_at", "status", "unique")
@@ -54,7 +54,7 @@ class Like:
         self.length_at = next((i for i, each in zip(self.at, found, strict=True) if LENGTH.match(each[1])), -1)
         self.unique = any(UNIQUE.match(each[1]) for each in found)
 
-    def with_values(self, values: list[bytes]) -> KnownHead | None:
+    def with_values(self, values: list[bytes]) -> CachedHead | None:
         """None where that has to be read."""
         if len(values) != len(self.at):
             return None
@@ -65,16 +65,16 @@ class Like:
                 length = value
         if DIGITS.fullmatch(length) is None:
             return None
-        return KnownHead(self, headers, {**self._noted, "content-length": length.decode()}, int(length))
+        return CachedHead(self, headers, {**self._noted, "content-length": length.decode()}, int(length))
 
 
-class KnownHead:
+class CachedHead:
     """Shared by all answers that have it: nobody changes `headers` or `noted`. `length`: of the body; `memo`: for what
     follows from the headers."""
 
     __slots__ = ("headers", "length", "like", "memo", "noted")
 
-    def __init__(self, like: Like, headers: list[tuple[str, str]], noted: dict[str, str], length: int) -> None:
+    def __init__(self, like: HeadShape, headers: list[tuple[str, str]], noted: dict[str, str], length: int) -> None:
         self.like = like
         self.headers = headers
         self.noted = noted
@@ -82,20 +82,20 @@ class KnownHead:
         self.memo: dict[bool, Any] = {}
 
 
-class KnownHeads(dict[bytes, KnownHead]):
+class ResponseHeadCache(dict[bytes, CachedHead]):
     """By all of their bytes. To `find` is for those that are not among them. Where `VAIN` in a row were like none
     before, as from a server that says something else with each answer, only every `VAIN`th is looked at."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._likes: dict[bytes, Like] = {}  # by what they have in common
+        self._likes: dict[bytes, HeadShape] = {}  # by what they have in common
         self._vain = 0  # that were like none, in a row
 
     @property
     def _looks(self) -> bool:
         return self._vain < VAIN or self._vain % VAIN == 0
 
-    def find(self, head: bytes) -> KnownHead | None:
+    def find(self, head: bytes) -> CachedHead | None:
         self._vain += 1
         if len(head) > MAX_HEAD or not self._likes or not self._looks:
             return None
@@ -124,7 +124,7 @@ class KnownHeads(dict[bytes, KnownHead]):
         # Lines that end without a CR are lines to llhttp, and are not counted here.
         if len(head) > MAX_HEAD or not head.count(b"\n") == head.count(b"\r\n") == len(headers) + 2:
             return
-        like = Like(status, headers, noted, head, keeps=keeps)
+        like = HeadShape(status, headers, noted, head, keeps=keeps)
         if like.length_at < 0 or noted.get("content-length") != str(len(data) - end):
             return
         if len(self._likes) >= MAX_KNOWN:
@@ -143,14 +143,14 @@ MAX_INFORMATIONAL = 16  # answers 1xx before the final one
 BODILESS = frozenset({204, 304})
 
 
-class AnswerParser:
+class ResponseParser:
     """`begin` an answer, then `feed` what comes until it has `ended`. `names` and `known` may be shared."""
 
-    def __init__(self, names: Names, known: KnownHeads) -> None:
+    def __init__(self, names: HeaderNames, known: ResponseHeadCache) -> None:
         self._names = names
         self._known = known
         self._parser = self._made()
-        self._answer: Answer | None = None
+        self._answer: HttpResponse | None = None
         self.ended = False
         self.heard = False  # a byte of the answer has come
         self.until_close = False  # its head is here, and its body ends with the connection
@@ -159,7 +159,7 @@ class AnswerParser:
         self._barren = self._informed = 0
         self._refused: MalformedAnswer | None = None
 
-    def begin(self, answer: Answer, *, headless: bool) -> None:
+    def begin(self, answer: HttpResponse, *, headless: bool) -> None:
         """`headless`: it answers a HEAD."""
         self._answer = answer
         self._headless = headless
@@ -209,7 +209,7 @@ class AnswerParser:
         self._barren = self._informed = 0
         self._refused = None
 
-    def _learn(self, answer: Answer, data: bytes) -> None:
+    def _learn(self, answer: HttpResponse, data: bytes) -> None:
         """Of a whole answer that came in one piece."""
         if self._surplus or self._headless or self._informed or answer.status in BODILESS:
             return

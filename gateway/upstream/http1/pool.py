@@ -11,10 +11,10 @@ from typing import Any
 
 from aiohappyeyeballs import start_connection
 
-from gateway.upstream.http1.connection import Connection
-from gateway.upstream.http1.errors import ConnectFailed, ConnectTimedOut, Crowded
-from gateway.upstream.http1.headers import Names, Origin
-from gateway.upstream.http1.parser import KnownHeads
+from gateway.upstream.http1.connection import ClientConnection
+from gateway.upstream.http1.errors import ConnectFailed, ConnectTimedOut, PoolExhausted
+from gateway.upstream.http1.headers import HeaderNames, Origin
+from gateway.upstream.http1.parser import ResponseHeadCache
 
 # New connections to an origin: its addresses, TCP, TLS.
 HAPPY_EYEBALLS_DELAY_S = 0.25  # RFC 8305 section 5: before the next address is tried beside the first
@@ -23,7 +23,7 @@ ADDRESSES_KEPT_S = 60.0
 
 TLS_SHUTDOWN_S = 2.0  # for a goodbye that a server does not return
 
-Made = Callable[[], Connection]
+Made = Callable[[], ClientConnection]
 
 PLAIN = (), (0, 0)  # behind an address's host and port: nothing, or IPv6's without a flow and a zone
 
@@ -46,7 +46,7 @@ class Connector:
         self._addresses: list[Any] = []
         self._known_until = 0.0  # time of the event loop
 
-    async def open(self, made: Made, due: float) -> Connection:
+    async def open(self, made: Made, due: float) -> ClientConnection:
         """`due`: time of the event loop, by which it is wanted. Raises `ConnectFailed`."""
         try:
             async with asyncio.timeout_at(min(due, asyncio.get_running_loop().time() + self._timeout_s)):
@@ -57,11 +57,11 @@ class Connector:
             self._addresses = []
             raise ConnectFailed(_said(error)) from None
 
-    async def _open(self, made: Made) -> Connection:
+    async def _open(self, made: Made) -> ClientConnection:
         loop = asyncio.get_running_loop()
-        begun: list[Connection] = []
+        begun: list[ClientConnection] = []
 
-        def making() -> Connection:
+        def making() -> ClientConnection:
             begun.append(made())
             return begun[0]
 
@@ -122,18 +122,18 @@ MAX_WAITING = 1024
 CLOSE_S = 5.0  # transports say in the next turn of the loop that they are closed
 
 
-class Pool:
+class ConnectionPool:
     """At most `max_connections`, each of which may lie idle for `idle_s` seconds at most."""
 
     def __init__(self, connector: Connector, *, max_connections: int, idle_s: float) -> None:
         self._connector = connector
         self._max_connections = max_connections
         self._idle_s = idle_s
-        self._names, self._known = Names(), KnownHeads()
-        self._all: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}  # the last one freed is the first one taken: the others may end
+        self._names, self._known = HeaderNames(), ResponseHeadCache()
+        self._all: set[ClientConnection] = set()
+        self._idle: dict[ClientConnection, None] = {}  # the last one freed is the first one taken: the others may end
         self._opening = 0  # and those that were promised to who waits
-        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._waiting: deque[asyncio.Future[ClientConnection | None]] = deque()
         self._closed = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -142,7 +142,7 @@ class Pool:
     def open(self) -> int:
         return len(self._all)
 
-    def idle(self) -> Connection | None:
+    def idle(self) -> ClientConnection | None:
         """One that lies idle, and is not any more."""
         while self._idle:
             connection, _ = self._idle.popitem()
@@ -151,7 +151,7 @@ class Pool:
                 return connection
         return None
 
-    async def connected(self, due: float) -> Connection:
+    async def connected(self, due: float) -> ClientConnection:
         """A new one where there is room; else the first that is freed. `due`: time of the event loop, until which there
         is to be one. Raises `ConnectFailed`."""
         while len(self._all) + self._opening >= self._max_connections:
@@ -175,11 +175,11 @@ class Pool:
             connection.abort()
         return connection
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         self._all.add(connection)
         self._empty.clear()
 
-    def freed(self, connection: Connection) -> None:
+    def freed(self, connection: ClientConnection) -> None:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -190,7 +190,7 @@ class Pool:
         else:
             self._idle[connection] = None
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: ClientConnection) -> None:
         self._all.discard(connection)
         if not self._all:
             self._empty.set()
@@ -206,14 +206,14 @@ class Pool:
         async with asyncio.timeout(CLOSE_S):
             await self._empty.wait()
 
-    def _made(self) -> Connection:
-        return Connection(self, self._names, self._known, self._idle_s)
+    def _made(self) -> ClientConnection:
+        return ClientConnection(self, self._names, self._known, self._idle_s)
 
-    async def _turn(self, due: float) -> Connection | None:
+    async def _turn(self, due: float) -> ClientConnection | None:
         """One that was freed, or None: there is room for a new one, which is promised to who asked."""
         if len(self._waiting) >= MAX_WAITING:
-            raise Crowded("too many wait for a connection")
-        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+            raise PoolExhausted("too many wait for a connection")
+        waiter: asyncio.Future[ClientConnection | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             async with asyncio.timeout_at(due):
@@ -228,7 +228,7 @@ class Pool:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
-    def _returned(self, given: Connection | None) -> None:
+    def _returned(self, given: ClientConnection | None) -> None:
         """By who has given up in the moment in which it was given."""
         if given is not None:
             self.freed(given)

@@ -20,7 +20,7 @@ class BodySource(Protocol):
     def abort(self) -> None: ...
 
 
-class Answer:
+class HttpResponse:
     """`headers` in order, repeated ones kept, hop-by-hop ones included. Whoever has it reads it to its end, or closes
     it."""
 
@@ -31,7 +31,7 @@ class Answer:
         self.noted: dict[str, str] = {}  # see `heads.NOTED`
         self.status = 0  # no final head has come yet
         self.headers: list[tuple[str, str]] = []
-        self.memo: dict[bool, Any] | None = None  # of its `KnownHead`
+        self.memo: dict[bool, Any] | None = None  # of its `CachedHead`
         self.pieces: list[bytes] = []  # of the body, as they came, and not read yet
         self.unread = 0  # bytes
         self.whole = False  # the last byte has come

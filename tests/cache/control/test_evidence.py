@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.threshold.route_control import REACH, Evidence, Labelled
+from gateway.cache.threshold.route_control import REACH, Evidence, LabelledLookup
 from gateway.messages import Vector
 
 
@@ -23,7 +23,7 @@ def test_nothing_known_nothing_moved() -> None:
 def test_what_was_wrong_here_lowers_and_what_was_right_raises() -> None:
     for right, sign in ((0.0, -1), (1.0, 1)):
         evidence = Evidence()
-        evidence.add(Labelled(at(0), 0.5, right))
+        evidence.add(LabelledLookup(at(0), 0.5, right))
         assert sign * evidence.shift(at(0)) > 0
         assert sign * evidence.shift(at(0)) > sign * evidence.shift(at(20)) > 0
         assert evidence.shift(at(80)) == 0.0
@@ -31,8 +31,8 @@ def test_what_was_wrong_here_lowers_and_what_was_right_raises() -> None:
 
 def test_a_surprise_moves_more_than_what_was_expected() -> None:
     expected, surprising = Evidence(), Evidence()
-    expected.add(Labelled(at(0), 0.05, 0.0))
-    surprising.add(Labelled(at(0), 0.95, 0.0))
+    expected.add(LabelledLookup(at(0), 0.05, 0.0))
+    surprising.add(LabelledLookup(at(0), 0.95, 0.0))
     assert surprising.shift(at(0)) < expected.shift(at(0)) < 0
 
 
@@ -40,16 +40,16 @@ def test_a_surprise_moves_more_than_what_was_expected() -> None:
 def test_no_evidence_moves_further_than_its_reach(labels: list[tuple[float, float, bool]], asked: float) -> None:
     evidence = Evidence(capacity=8)
     for degrees, probability, right in labels:
-        evidence.add(Labelled(at(degrees), probability, float(right)))
+        evidence.add(LabelledLookup(at(degrees), probability, float(right)))
     assert abs(evidence.shift(at(asked))) <= REACH
     assert len(evidence) == min(8, len(labels))
 
 
 def test_the_oldest_labels_are_forgotten() -> None:
     evidence = Evidence(capacity=2)
-    evidence.add(Labelled(at(0), 0.9, 0.0))
+    evidence.add(LabelledLookup(at(0), 0.9, 0.0))
     for _ in range(2):
-        evidence.add(Labelled(at(90), 0.5, 1.0))
+        evidence.add(LabelledLookup(at(90), 0.5, 1.0))
     assert evidence.shift(at(0)) == 0.0
 
 
@@ -57,13 +57,13 @@ def test_the_oldest_labels_are_forgotten() -> None:
 def test_rows_bring_back_what_was_known(count: int) -> None:
     evidence = Evidence(capacity=4)
     for i in range(count):
-        evidence.add(Labelled(at(10 * i), 0.5, float(i % 2)))
+        evidence.add(LabelledLookup(at(10 * i), 0.5, float(i % 2)))
     again = Evidence(capacity=4)
     again.restore(*evidence.rows())
     assert len(again) == len(evidence)
     assert again.shift(at(25)) == pytest.approx(evidence.shift(at(25)), abs=1e-3)
     for each in (evidence, again):  # and both go on forgetting in the same order
-        each.add(Labelled(at(40), 0.5, 1.0))
+        each.add(LabelledLookup(at(40), 0.5, 1.0))
     assert again.shift(at(25)) == pytest.approx(evidence.shift(at(25)), abs=1e-3)
 
 

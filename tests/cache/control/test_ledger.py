@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.threshold.ledger import BANDS, LEAST_AUDITED, LOWEST, MOST_AUDITED, WIDTH, Ledger, band_of
+from gateway.cache.threshold.ledger import BANDS, LEAST_AUDITED, LOWEST, MOST_AUDITED, WIDTH, ThresholdLedger, band_of
 
 HIGHEST = LOWEST + BANDS * WIDTH
 CENTRES = [LOWEST + WIDTH * (band + 0.5) for band in range(BANDS)]
@@ -15,7 +15,7 @@ CENTRES = [LOWEST + WIDTH * (band + 0.5) for band in range(BANDS)]
 PRIOR = [(max(0.02, 0.9 - 1.2 * max(0.0, centre - 0.6)), 0.02) for centre in CENTRES]
 
 
-def traffic(ledger: Ledger, random: np.random.Generator, requests: int, wrong_below: float) -> None:
+def traffic(ledger: ThresholdLedger, random: np.random.Generator, requests: int, wrong_below: float) -> None:
     """Neighbours of all scores; those below `wrong_below` are wrong, all are labelled."""
     for _ in range(requests):
         ledger.advance(1)
@@ -25,7 +25,7 @@ def traffic(ledger: Ledger, random: np.random.Generator, requests: int, wrong_be
 
 
 def test_it_starts_stricter_than_it_ends_with_good_news() -> None:
-    ledger = Ledger(PRIOR)
+    ledger = ThresholdLedger(PRIOR)
     before = ledger.threshold(0.01)
     traffic(ledger, np.random.default_rng(1), 4000, wrong_below=0.8)
     after = ledger.threshold(0.01)
@@ -33,7 +33,7 @@ def test_it_starts_stricter_than_it_ends_with_good_news() -> None:
 
 
 def test_bad_news_raises_it() -> None:
-    ledger = Ledger(PRIOR)
+    ledger = ThresholdLedger(PRIOR)
     traffic(ledger, np.random.default_rng(1), 6000, wrong_below=0.7)
     good = ledger.threshold(0.05)
     traffic(ledger, np.random.default_rng(2), 1000, wrong_below=1.0)
@@ -44,7 +44,7 @@ def test_more_neighbours_raise_it_without_any_label() -> None:
     """A cache that grows meets more neighbours: the same share of wrong ones is more wrong answers."""
 
     def met(every: int) -> float:
-        ledger = Ledger(PRIOR)
+        ledger = ThresholdLedger(PRIOR)
         for i in range(3000):
             ledger.advance(1)
             if i % every == 0:
@@ -57,14 +57,14 @@ def test_more_neighbours_raise_it_without_any_label() -> None:
 @given(st.floats(0.0001, 0.2), st.floats(0.0001, 0.2), st.integers(0, 3))
 @settings(deadline=None, max_examples=30)
 def test_a_stricter_promise_never_lowers_it(a: float, b: float, seed: int) -> None:
-    ledger = Ledger(PRIOR)
+    ledger = ThresholdLedger(PRIOR)
     traffic(ledger, np.random.default_rng(seed), 200, wrong_below=0.85)
     assert ledger.threshold(min(a, b)) >= ledger.threshold(max(a, b))
     assert LOWEST <= ledger.threshold(a) <= HIGHEST
 
 
 def test_a_promise_of_less_than_one_in_a_window_serves_nothing_uncertain() -> None:
-    assert Ledger(PRIOR).threshold(0.0) == pytest.approx(HIGHEST)
+    assert ThresholdLedger(PRIOR).threshold(0.0) == pytest.approx(HIGHEST)
 
 
 def test_what_is_expected_above_the_threshold_keeps_the_promise() -> None:
@@ -76,7 +76,7 @@ def test_what_is_expected_above_the_threshold_keeps_the_promise() -> None:
         score = float(random.uniform(0.5, 1.1))
         return score, bool(random.random() < shares[band_of(score)])
 
-    ledger = Ledger(PRIOR)
+    ledger = ThresholdLedger(PRIOR)
     for _ in range(6000):
         ledger.advance(1)
         score, wrong = request()
@@ -91,7 +91,7 @@ def test_what_is_expected_above_the_threshold_keeps_the_promise() -> None:
 
 
 def test_audits_ask_most_where_least_is_known_and_keep_the_mean() -> None:
-    ledger = Ledger(PRIOR)
+    ledger = ThresholdLedger(PRIOR)
     random = np.random.default_rng(3)
     for _ in range(500):
         ledger.advance(1)
@@ -112,7 +112,7 @@ def test_scores_beyond_the_bands_count_in_the_outer_ones() -> None:
 
 
 def test_a_cache_that_suddenly_holds_more_is_dared_less() -> None:
-    ledger = Ledger(PRIOR)
+    ledger = ThresholdLedger(PRIOR)
     for _ in range(100):
         ledger.advance(1)
         ledger.meet(0.9, entries=1000)

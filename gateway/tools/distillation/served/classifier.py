@@ -20,7 +20,7 @@ UNSURE = "I don't know."
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Classified:
     text: str
     confidence: float  # the probability of the likeliest label
     tokens: int
@@ -38,13 +38,13 @@ class Classifier:
         self._tokenizer.enable_truncation(about["max_position_embeddings"])
         self._logits = logits or _of_graph(folder / "model.onnx")
 
-    def say(self, text: str) -> Said:
+    def say(self, text: str) -> Classified:
         """The likeliest label, or `UNSURE` where its probability is not above `accept_above`."""
         ids = self._tokenizer.encode(text).ids
         odds = self._odds(ids)
         best = int(odds.argmax())
         sure = float(odds[best]) > self.accept_above
-        return Said(self.labels[best] if sure else UNSURE, float(odds[best]), len(ids))
+        return Classified(self.labels[best] if sure else UNSURE, float(odds[best]), len(ids))
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """(texts, labels), a pass each, as when it serves: int8 scales are taken over a pass."""
