@@ -70,3 +70,7 @@ def _failed(text: str, as_json: bool, code: int, more: Mapping[str, Any] | None 
     if as_json:
         print(orjson.dumps({"error": text.removeprefix("nearhit: "), **(more or {})}).decode())
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
