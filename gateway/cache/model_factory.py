@@ -53,7 +53,6 @@ def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncode
         tokenizer,
         timeout_s=config.timeout,
         clock=SystemClock(),
-        weights=WEIGHTS,
         data_dir=data_dir,
     )
     return encoder

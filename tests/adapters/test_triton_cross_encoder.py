@@ -97,7 +97,9 @@ async def test_other_weights_than_the_gateways_own_are_refused(served: FloatTrit
     with pytest.raises(
         StartupError, match=r"has inputs .* expected INT64 input_ids, attention_mask and token_type_ids"
     ):
-        await asyncio.to_thread(TritonCrossEncoder, served.url, EMBEDDER, TOKENIZER, timeout_s=30.0, clock=FakeClock())
+        await asyncio.to_thread(
+            TritonCrossEncoder, served.url, EMBEDDER, TOKENIZER, timeout_s=30.0, clock=FakeClock(), weights=WEIGHTS
+        )
     nowhere = f"grpc://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(StartupError, match=r"the cross-encoder 'cross_encoder' at grpc://.* does not answer"):
         await asyncio.to_thread(cross_encoder, nowhere)

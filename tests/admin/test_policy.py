@@ -22,6 +22,7 @@ from gateway.config.policy import files as folder_module
 from gateway.config.policy.files import PolicyFolder
 from gateway.config.policy.history import Author, PolicyChange, Version
 from tests.admin.test_admin_port import TOKEN
+from tests.admin.test_admin_port import guarded as guarded
 from tests.fixtures.gateways import Answer, Served, config_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.upstream import Upstream

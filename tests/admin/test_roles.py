@@ -13,6 +13,7 @@ from gateway.admin.static_files import is_page
 from gateway.principal import Role
 from gateway.steps.authenticate import BURST, INTERVAL_S, AuthThrottle, network_of
 from tests.admin.test_admin_port import TOKEN, get, metrics
+from tests.admin.test_admin_port import guarded as guarded
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served
 

@@ -78,7 +78,7 @@ def worth_of(entry: Entry) -> float:
     return entry.cost_dollars + TOKEN_DOLLARS * (1 + entry.input_tokens + entry.output_tokens)
 
 
-# How an answer is put into the store: the script, and a call of it goes over the wire.
+# How an answer is put into the store: the script, and a call of it as it goes over the wire.
 #
 # hiredis takes 4 us to pack such a call, of which most is the same each time; putting the rest into its place takes 1
 # (docs/decisions/0054).
