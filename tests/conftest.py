@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = [
     "pytester",
     "tests.fixtures.parallel",
+    "tests.fixtures.quick",
     "tests.fixtures.stolen",
     "tests.fixtures.held_back",
     "tests.fixtures.accepting",
@@ -26,4 +27,5 @@ settings.register_profile("suite", deadline=None, suppress_health_check=[HealthC
 settings.register_profile(  # pytest --hypothesis-profile=long
     "long", settings.get_profile("suite"), derandomize=False, max_examples=3_000
 )
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=10)  # make test-quick
 settings.load_profile("suite")

@@ -28,7 +28,7 @@ async def test_a_text_is_encoded_anew_for_each_tenant(
         return encode(self, texts)  # type: ignore[return-value]
 
     monkeypatch.setattr(HashEncoder, "encode", counting)
-    monkeypatch.setattr(model_factory, "ImmediateEmbedder", BatchingEmbedder)  # as a model that takes its time has
+    monkeypatch.setattr(model_factory, "InlineEmbedder", BatchingEmbedder)  # as a model that takes its time has
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
     async with gateway_of(config, LOOSE) as served:
         for key in ("a", "a", "b"):
