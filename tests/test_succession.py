@@ -267,7 +267,7 @@ async def test_the_former_model_and_its_index_are_let_go_of(start: Start, monkey
 async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
     start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_factory, "Newcomers", partial(PendingEmbeddings, 1))
+    monkeypatch.setattr(space_factory, "PendingEmbeddings", partial(PendingEmbeddings, 1))
     await fill(start(HASH))
     held = Held(monkeypatch)
     late = [LATE, "how many legs does a spider have", "what is the tallest tree in the forest"]
@@ -287,7 +287,7 @@ async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
 async def test_too_many_newcomers_at_the_very_end_hold_the_swap_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_factory, "Newcomers", partial(PendingEmbeddings, 1))
+    monkeypatch.setattr(space_factory, "PendingEmbeddings", partial(PendingEmbeddings, 1))
     await fill(start(HASH))
     reconcile, late, times = Recovery.reconcile, [LATE, "how many legs does a spider have"], 0
     started = asyncio.Event()
