@@ -34,7 +34,7 @@ from bench.unit_costs import CONFIG, POLICY
 from bench.unit_costs import Bench as Questions
 from gateway.tools.capacity.costs import Costs, load_costs
 from gateway.tools.capacity.demand import Demand
-from gateway.tools.capacity.plan import wait_quantile_s, work_of
+from gateway.tools.capacity.plan import wait_quantile_s, work_per_request
 
 STARVED = 0.5  # of the time worked
 SHARES = {"exact": 0.2, "semantic": 0.2, "miss": 0.6}
@@ -168,10 +168,10 @@ def by_formula(kinds: Mapping[str, Kind], costs: Costs, gateways: int, rate: flo
     """As the plan has it: each gateway by itself, on cores of its own. The p95 is what an answer takes that 95 % do not
     exceed without a queue, and both waits that 95 % do not exceed: more than the p95 of the sum."""
     demand = Demand(rate, 0.4, 1e5, semantic_share=0.5, stream_share=0.0, peak_to_mean=1.0, index="faiss")
-    work = work_of(replace(demand, rps=rate), costs, "faiss")
+    work = work_per_request(replace(demand, rps=rate), costs, "faiss")
     each = rate / gateways
-    waits = wait_quantile_s(each, work.loop, 0.95, work.loop_following)
-    waits += wait_quantile_s(each, work.threads, 0.95, work.threads_following)
+    waits = wait_quantile_s(each, work.loop, 0.95, work.loop_replication)
+    waits += wait_quantile_s(each, work.threads, 0.95, work.threads_replication)
     unqueued = max(kind.loop_s + kind.threads_s + kind.elsewhere_s for kind in kinds.values() if kind.share > 0.05)
     return Figures(each * work.loop.mean_s, each * work.threads.mean_s, 1e3 * (unqueued + waits))
 

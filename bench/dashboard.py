@@ -28,8 +28,8 @@ from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.metrics import RedisTimeline
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.history import KEEP, SHARED
-from gateway.admin.policy_manager import staged_folder
+from gateway.admin.history import RETENTION_S, SHARED
+from gateway.admin.policy_manager import check_folder
 from gateway.observability.metrics import LATENCY_BUCKETS
 from tests.fixtures.browser import browser_of
 from tests.fixtures.gateways import Served, config_of, gateway_of
@@ -135,7 +135,7 @@ async def seed(url: str) -> None:
         now = resolution.slot_of(clock.wall())
         for first in range(now - resolution.slots + 1, now, 48):
             slots = range(first, min(first + 48, now))
-            await timeline.write({(step_s, n): made_up(n * step_s, step_s, draw) for n in slots}, KEEP)
+            await timeline.write({(step_s, n): made_up(n * step_s, step_s, draw) for n in slots}, RETENTION_S)
     await store.close()
 
 
@@ -158,7 +158,7 @@ async def prepared(folder: Path, *, days: bool = True) -> AsyncIterator[Served]:
             (policies / "default.yaml").write_text(POLICY)
             config = config_of(folder / "var", backends, store={"url": server.url, "timeout": "10s"})
             config = config.model_copy(update={"policies": policies, "embedder": type(config.embedder)()})
-            async with gateway_of(config, staged_folder(policies, config), policies=policies) as served:
+            async with gateway_of(config, check_folder(policies, config), policies=policies) as served:
                 await traffic(served, random.Random(3))
                 yield served
 

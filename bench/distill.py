@@ -23,7 +23,7 @@ from bench.gateways import free_port, gateway_of
 from gateway.tools.demo.triton_environment import ensure_triton
 from gateway.tools.demo.triton_server import TritonPorts, TritonServer
 from gateway.tools.distillation.data import TrainingRow, read_data
-from gateway.tools.distillation.report import Share, share_of
+from gateway.tools.distillation.report import Share, share_with_interval
 
 TRITON_ENV = Path(__file__).parents[1] / ".venv-triton"
 CONFIG = """
@@ -83,7 +83,7 @@ def asked(port: int, model: str, rows: Sequence[TrainingRow]) -> Measured:
     connection.close()
     ordered = sorted(took[1:])
     p95 = ordered[int(0.95 * len(ordered))]
-    return Measured(share_of(right[1:]), share_of(light[1:]), statistics.median(ordered), p95)
+    return Measured(share_with_interval(right[1:]), share_with_interval(light[1:]), statistics.median(ordered), p95)
 
 
 def shown(found: dict[str, Measured], ratio: float) -> str:

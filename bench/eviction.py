@@ -74,7 +74,7 @@ class Ours:
             self.ledger.used(name)
             return True
         self.ledger.put(name, size, cost, 0)
-        for _ in self.ledger.surplus(ANSWERS, self.room):
+        for _ in self.ledger.pop_surplus(ANSWERS, self.room):
             pass
         return False
 

@@ -76,7 +76,7 @@ def put(client: Redis, first: int, vectors: Matrix, scope: str) -> None:
             fields |= {"expires": repr(expires), "vector": vector.tobytes(), "embedder": EMBEDDER}
             pipe.hset(ONE_SERVER.entry(name), mapping=fields)
             pipe.pexpireat(ONE_SERVER.entry(name), int(expires * 1000))
-            pipe.zadd(ONE_SERVER.list_of(name), {name: expires})
+            pipe.zadd(ONE_SERVER.list_key(name), {name: expires})
         pipe.execute()
 
 

@@ -25,7 +25,7 @@ from bench.asked import other_case
 from bench.load import cpu_seconds
 from bench.semantic import ROUNDS, SECONDS, elsewhere, middle
 from gateway.adapters.embedding.embedders import BatchingEmbedder
-from gateway.adapters.onnx.encoder import TOGETHER, OnnxEncoder
+from gateway.adapters.onnx.encoder import MAX_BATCH, OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir
 
 CALLERS = 16  # of each process that has texts embedded
@@ -33,7 +33,7 @@ MODULE = "bench.shared_embedder"
 
 
 def embedder_of(encoder: OnnxEncoder) -> BatchingEmbedder:
-    return BatchingEmbedder(encoder, at_once=TOGETHER, timeout_s=60.0)
+    return BatchingEmbedder(encoder, batch_limit=MAX_BATCH, timeout_s=60.0)
 
 
 async def serve(path: str, threads: int) -> None:

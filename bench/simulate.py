@@ -30,7 +30,7 @@ from gateway.steps.traffic_log.reader import read_traffic
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import Segments
 from gateway.tools.simulation.simulation import recorded_side
-from gateway.tools.simulation.worker_process import SimulationJob, done, job_of
+from gateway.tools.simulation.worker_process import SimulationJob, build_job, run_job
 from tests.fixtures.gateways import Served, config_of, gateway_of
 
 WORDINGS = Path(__file__).parents[1] / "training" / "wordings"
@@ -163,7 +163,7 @@ class Bench:
         present = policy_from_text(self.policy(PRESENT), "p.yaml", config)
         new = policy_from_text(self.policy(rule), "p.yaml", config)
         where = str(config.data_dir / "traffic")
-        return done(job_of(config, present, new, where, time.time(), None)).as_json()["new"]
+        return run_job(build_job(config, present, new, where, time.time(), None)).as_json()["new"]
 
 
 def _timing(recorder: Recorder, method: str) -> list[float]:
@@ -226,12 +226,12 @@ def speed(config: Config, bench: Bench, copies: int) -> None:
     segments.close()
     for name, rules in RULES.items():
         texts = [policy_from_text(bench.policy({**PRESENT, "rule": rule}), "p.yaml", config) for rule in rules]
-        _timed(f"{bench.embedder}, {name}", job_of(config, texts[0], texts[1], str(folder), time.time(), None))
+        _timed(f"{bench.embedder}, {name}", build_job(config, texts[0], texts[1], str(folder), time.time(), None))
 
 
 def _timed(name: str, job: SimulationJob) -> None:
     started, spent = time.perf_counter(), time.process_time()
-    count = len(done(job).requests)
+    count = len(run_job(job).requests)
     taken, spent = time.perf_counter() - started, time.process_time() - spent
     rate = f"{count} requests in {taken:.1f} s, {count / taken:.0f}/s, {count / spent:.0f} a second of CPU"
     print(f"{name}: read, and put through two policies: {rate}", flush=True)

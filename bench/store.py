@@ -38,7 +38,7 @@ def fields(size: int) -> tuple[str | bytes, ...]:
 
 
 def _read(guard: StoreClient, size: int, _: int) -> Awaitable[Any]:
-    return guard.ask("HGET", f"k{size}", "record")
+    return guard.send("HGET", f"k{size}", "record")
 
 
 def ways(guard: StoreClient, client: Any) -> dict[str, Asked]:
@@ -75,7 +75,7 @@ async def commands() -> None:
         server = await EmbeddedValkey.start(Path(folder), max_memory=2**28)
         guard, client = StoreClient(connect(server.url), 10.0, SystemClock()), connect(server.url)
         for size in SIZES:
-            await guard.ask("HSET", f"k{size}", "record", b"r" * size)
+            await guard.send("HSET", f"k{size}", "record", b"r" * size)
         print(f"{'gateway / server, us of CPU':<34}{'one by one':>16}{f'{AT_ONCE} at once':>16}")
         for name, asked in ways(guard, client).items():
             count = 64 if "1,000,000" in name else COMMANDS

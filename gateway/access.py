@@ -10,19 +10,19 @@ from gateway.adapters.system.audit_file import AuditFile
 from gateway.admin.audit import AuditTrail
 from gateway.admin.keys import KeyAdmin, KeysHandler
 from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
-from gateway.api_keys import digest_of, well_formed
+from gateway.api_keys import digest_of, is_well_formed
 from gateway.cache.stores import Stores
 from gateway.config import AuthConfig, Config
 from gateway.config.auth import OidcConfig
-from gateway.config.environment import secret
+from gateway.config.environment import read_secret
 from gateway.context import Handler
 from gateway.errors import Unauthorized
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.principal import Actor, Principal, Role
-from gateway.steps.authenticate import SENTENCES, ApiKeyAuth, AuthThrottle, JobAuth, PassthroughAuth
+from gateway.steps.authenticate import REJECTION_MESSAGES, ApiKeyAuth, AuthThrottle, JobAuth, PassthroughAuth
 from gateway.steps.key_cache import KeyCache
-from gateway.tasks import run_within
+from gateway.tasks import run_in
 
 
 class Access:
@@ -32,22 +32,22 @@ class Access:
         self, config: Config, environ: Mapping[str, str], stores: Stores, clock: Clock, telemetry: Telemetry
     ) -> None:
         auth, server = config.auth, config.server
-        token = secret(environ, auth.admin_token_env, "auth.admin_token_env")
+        token = read_secret(environ, auth.admin_token_env, "auth.admin_token_env")
         failures = AuthThrottle(clock.monotonic)
-        self.keyring = KeyCache(stores.keys, _configured(auth), clock, telemetry, kept_s=auth.key_grace)
+        self.key_cache = KeyCache(stores.keys, _configured(auth), clock, telemetry, grace_s=auth.key_grace)
         file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
-        trail = AuditTrail(file, stores.removals, telemetry)
-        checks = [_by_key(self.keyring)]
+        audit_trail = AuditTrail(file, stores.removals, telemetry)
+        checks = [_key_check(self.key_cache)]
         if auth.oidc is not None:
             checks.append(_token_check(auth.oidc, clock))
-        unlocked = token is None and auth.oidc is None
-        entrance = Authenticator(token, checks, failures, telemetry, unlocked=unlocked)
-        self.guard = AccessMiddleware(server.admin, server.admin_hosts, entrance, trail, clock)
-        asked_for = auth.mode == "keys"
-        self.keychain = KeyAdmin(stores.keys, self.keyring, clock)
-        keys = KeysHandler(self.keychain, clock, asked_for=asked_for)
-        self.admin = [*trail.routes(), *keys.routes()]
-        self._asked_for = asked_for
+        allow_anonymous = token is None and auth.oidc is None
+        authenticator = Authenticator(token, checks, failures, telemetry, allow_anonymous=allow_anonymous)
+        self.guard = AccessMiddleware(server.admin, server.admin_hosts, authenticator, audit_trail, clock)
+        keys_required = auth.mode == "keys"
+        self.key_admin = KeyAdmin(stores.keys, self.key_cache, clock)
+        keys = KeysHandler(self.key_admin, clock, keys_required=keys_required)
+        self.admin = [*audit_trail.routes(), *keys.routes()]
+        self._asked_for = keys_required
         self._failures = AuthThrottle(clock.monotonic)
         self._telemetry = telemetry
 
@@ -55,17 +55,17 @@ class Access:
         """The step for requests that clients send."""
         if not self._asked_for:
             return PassthroughAuth(inner).__call__
-        return ApiKeyAuth(inner, self.keyring, self._failures, self._telemetry).__call__
+        return ApiKeyAuth(inner, self.key_cache, self._failures, self._telemetry).__call__
 
     def authenticate_job(self, inner: Handler) -> Handler:
         """The step for requests that are run for clients."""
-        return JobAuth(inner, self.keyring).__call__
+        return JobAuth(inner, self.key_cache).__call__
 
     async def begin(self, stack: AsyncExitStack) -> None:
         """Follows the keys of the store, until `stack` ends it."""
-        await self.keyring.refresh()
-        stack.push_async_callback(self.keyring.close)
-        run_within(stack, self.keyring.run())
+        await self.key_cache.refresh()
+        stack.push_async_callback(self.key_cache.close)
+        run_in(stack, self.key_cache.run())
 
 
 def _configured(auth: AuthConfig) -> dict[str, Principal]:
@@ -80,13 +80,13 @@ def _token_check(oidc: OidcConfig, clock: Clock) -> Check:
     return check
 
 
-def _by_key(keyring: KeyCache) -> Check:
+def _key_check(key_cache: KeyCache) -> Check:
     async def check(text: str) -> Actor | None:
-        if not well_formed(text):
+        if not is_well_formed(text):
             return None
-        found = await keyring.find(digest_of(text))
-        if not isinstance(found, Principal):
-            raise Unauthorized(SENTENCES[found])
-        return Actor(found.name, found.role, "key", found.tenant)
+        principal = await key_cache.find(digest_of(text))
+        if not isinstance(principal, Principal):
+            raise Unauthorized(REJECTION_MESSAGES[principal])
+        return Actor(principal.name, principal.role, "key", principal.tenant)
 
     return check

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.config.policy.limits import LimitRules, compiled_limits
+from gateway.config.policy.limits import LimitRules, compile_limits
 from gateway.limits import Limits
 from gateway.principal import Principal, Role
 
@@ -41,7 +41,7 @@ def new_key() -> str:
     return body + _checksum(body)
 
 
-def well_formed(text: str) -> bool:
+def is_well_formed(text: str) -> bool:
     """Whether it is a key as `new_key` makes them."""
     return PATTERN.fullmatch(text) is not None and text[-CHECK:] == _checksum(text[:-CHECK])
 
@@ -126,7 +126,7 @@ class ApiKey:
 
 def limits_of(written: Sequence[Mapping[str, Any]]) -> tuple[Limits, ...]:
     """Raises pydantic's `ValidationError`."""
-    return tuple(replace(rule, per="key") for rule in compiled_limits(_RULES.validate_python(list(written))))
+    return tuple(replace(rule, per="key") for rule in compile_limits(_RULES.validate_python(list(written))))
 
 
 def encode(key: ApiKey) -> bytes:
@@ -148,7 +148,7 @@ def decode(data: bytes) -> ApiKey:
     return key
 
 
-def shown(key: ApiKey, now: float) -> dict[str, Any]:
+def key_json(key: ApiKey, now: float) -> dict[str, Any]:
     """Without digests."""
     fields = asdict(key)
     secrets = [{name: s[name] for name in ("hint", "created", "ends")} for s in fields.pop("secrets")]

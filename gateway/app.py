@@ -19,11 +19,11 @@ from gateway.admin.backends import LimitsHandler, shown
 from gateway.admin.explain_pair import ExplainHandler
 from gateway.admin.explanation import ExplainRequests
 from gateway.admin.learning import QualityHandler, RoutingHandler
-from gateway.admin.policy import policy_admin_of
+from gateway.admin.policy import build_policy_admin
 from gateway.admin.policy_manager import PolicyManager
-from gateway.admin.policy_sync import share_policy
+from gateway.admin.policy_sync import sync_policy
 from gateway.admin.server import AdminPort
-from gateway.admin.stats import Gauges, Stats, show_policy, sizes
+from gateway.admin.stats import Gauges, Stats, set_policy_gauges, set_size_gauges
 from gateway.cache.model_factory import build_embedder
 from gateway.cache.stores import Stores, open_stores
 from gateway.circuit_breaker import BreakerState
@@ -44,8 +44,8 @@ from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.ports import Clock
 from gateway.route_steps import RouteSteps, SharedSteps
 from gateway.steps.parse_and_route import RouteTable
-from gateway.tasks import begun_again, run_within
-from gateway.worker import WorkerEnvironment, admin_of, data_of
+from gateway.tasks import restart_on_failure, run_in
+from gateway.worker import WorkerEnvironment, admin_socket, data_socket
 
 LOG = logging.getLogger("nearhit")
 
@@ -62,16 +62,16 @@ class Gateway:
         environ: Mapping[str, str],
         observer: Observed,
         policies: Path | None,
-        hired: WorkerEnvironment | None,
+        worker_environment: WorkerEnvironment | None,
     ) -> None:
         self.config = config
         self.parts = parts
         self.stores = stores
-        self.removal = operations.removal_of(config, parts, stores, lambda: self.policy)
-        self.following = operations.following_of(stores, parts, self.removal)
-        self.recovery = operations.recovery_of(stores, parts.space, parts, self.removal, self.following)
+        self.removal = operations.purge_of(config, parts, stores, lambda: self.policy)
+        self.replication = operations.replication_of(stores, parts, self.removal)
+        self.recovery = operations.recovery_of(stores, parts.space, parts, self.removal, self.replication)
         self.migration = operations.migration_of(stores, parts)
-        self.succession = operations.succession_of(config, stores, parts, self.migration, self._swapped)
+        self.cutover = operations.cutover_of(config, stores, parts, self.migration, self._on_cutover)
         self._deployment = Deployment.of(config)
         self._table = self._build(policy)
         self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")  # every request asks: no frame
@@ -83,7 +83,7 @@ class Gateway:
         pipeline = self._pipeline()
         tls, certificate = certificates_of(config.server)
         self.data_port = HttpServer(
-            config.server, parts.clock, pipeline, self.inflight, self.health, tls, data_of(hired)
+            config.server, parts.clock, pipeline, self.inflight, self.health, tls, data_socket(worker_environment)
         )
         self.grpc_port = grpc_port_of(config.server, parts.clock, pipeline, self.inflight, certificate)
         self.routing = RoutingHandler(
@@ -91,13 +91,13 @@ class Gateway:
         )
         self.gauges = Gauges(parts.telemetry, parts.pools, parts.store, parts.spaces, parts.clock, self.routing.sample)
         self.quality = QualityHandler(parts.spaces, lambda: self.policy)
-        self.figures = figures_of(config, hired, stores, parts.telemetry, self.gauges, parts.clock.wall())
+        self.figures = figures_of(config, worker_environment, stores, parts.telemetry, self.gauges, parts.clock.wall())
         self.stats = Stats(self.figures, parts.clock, self.describe)
         self.policies = PolicyManager(config, policies, policy, self.policy_reloaded, parts.clock.wall)
-        self.admin_port = self._admin_port(hired)
+        self.admin_port = self._admin_port(worker_environment)
         self.data_address = self.admin_address = self.grpc_address = ("", 0)
 
-    def _admin_port(self, hired: WorkerEnvironment | None) -> AdminPort:
+    def _admin_port(self, worker_environment: WorkerEnvironment | None) -> AdminPort:
         config, parts = self.config, self.parts
         return AdminPort(
             config.server.admin,
@@ -107,7 +107,7 @@ class Gateway:
             self.quality,
             before_scrape=self.figures.sample,
             before_stats=self.figures.refresh,
-            given=admin_of(hired),
+            listening_socket=admin_socket(worker_environment),
             routes=[
                 *self.access.admin,
                 *self.dashboard.routes(),
@@ -117,7 +117,7 @@ class Gateway:
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
-                *policy_admin_of(config, parts, self.policies, lambda: self.policy, self.stats).routes(),
+                *build_policy_admin(config, parts, self.policies, lambda: self.policy, self.stats).routes(),
             ],
         )
 
@@ -144,7 +144,7 @@ class Gateway:
         table = route_table(policy, self._deployment, lambda route: RouteSteps(route, self.parts))
         self.parts.escalations.apply(policy)
         self.parts.recorder.apply(policy)
-        show_policy(self.parts.telemetry, policy)
+        set_policy_gauges(self.parts.telemetry, policy)
         for route in policy.routes:
             control = self.parts.space.controls.of(route.name)  # shown from the start, with all that is not known yet
             control.learning = route.semantic is not None and route.semantic.learns
@@ -159,7 +159,7 @@ class Gateway:
                 self.parts,
                 self._current,
                 self._observer,
-                access.keyring,
+                access.key_cache,
                 access.authenticate,
                 endpoints,
                 self.inflight,
@@ -170,8 +170,8 @@ class Gateway:
         """Of jobs when they are run: who asks was found out when they were accepted, and how many run at once is for
         the workers to say."""
         access = self.access
-        steps = SharedSteps(self.parts, self._current, self._observer, access.keyring, access.authenticate_job)
-        return shared_pipeline(steps, of_jobs=True)
+        steps = SharedSteps(self.parts, self._current, self._observer, access.key_cache, access.authenticate_job)
+        return shared_pipeline(steps, for_jobs=True)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Ready as soon as it serves: every cache is an optimisation, and a backend's fault is the backend's to say."""
@@ -181,12 +181,12 @@ class Gateway:
     async def recover(self) -> None:
         """First what the store holds for this embedding model, then what it holds of another."""
         await self.recovery.run()
-        await self.succession.run()
+        await self.cutover.run()
 
-    def _swapped(self) -> None:
+    def _on_cutover(self) -> None:
         """Another embedding model serves: requests that come from now on get its space."""
         self.parts = replace(self.parts, space=self.parts.spaces.serving)
-        self.recovery = self.succession.recovery
+        self.recovery = self.cutover.recovery
         self.apply(self.policy)
 
     def describe(self) -> dict[str, Any]:
@@ -203,11 +203,13 @@ class Gateway:
             "backends": shown(self.parts.pools, self.parts.clock.monotonic()),
             "store_breaker": BreakerState(self.stores.redis.breaker).name.lower(),
             "index_ready": self.recovery.ready,
-            "loop": self.parts.loop_watch.shown(),
+            "loop": self.parts.loop_monitor.shown(),
             "migration": {state: value for (state,), value in self.parts.telemetry.migration_entries.values.items()},
             "embedder": self.parts.space.embedder.fingerprint,
-            "embedder_to_come": None if (coming := self.parts.spaces.coming) is None else coming.embedder.fingerprint,
-            "cache": sizes(self.parts.telemetry),
+            "embedder_to_come": None
+            if (upcoming := self.parts.spaces.upcoming) is None
+            else upcoming.embedder.fingerprint,
+            "cache": set_size_gauges(self.parts.telemetry),
         }
 
 
@@ -220,18 +222,18 @@ async def running(
     access_log: AccessLog | None = None,
     draw: Callable[[], float] = random.random,
     policies: Path | None = None,
-    hired: WorkerEnvironment | None = None,
+    worker_environment: WorkerEnvironment | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
     step fails. `draw` chooses the hits that are audited, by numbers in [0, 1). `policies`: the folder that `policy` was
-    read from; None: there are no files of it. `hired`: it is one of several workers.
+    read from; None: there are no files of it. `worker_environment`: it is one of several workers.
 
     Raises `StartupError`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         if access_log is not None:
             stack.callback(access_log.flush)
-        if hired is None:  # a worker's supervisor has it
+        if worker_environment is None:  # a worker's supervisor has it
             lock = DataDirLock(config.data_dir)
             stack.callback(lock.release)
         encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder, config.data_dir)
@@ -247,36 +249,36 @@ async def running(
             environ,
             partial(observer_of, stack, config, environ, access_log),
             policies,
-            hired,
+            worker_environment,
         )
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
-        share_policy(stack, gateway.policies, gateway.parts.fleet, stores.policies)
+        sync_policy(stack, gateway.policies, gateway.parts.fleet, stores.policies)
         await gateway.removal.refresh()  # before anything of the store is served
         await gateway.access.begin(stack)
-        _begin_work(gateway, stack, hired)
-        await _open_ports(gateway, stack, hired)
+        _start_background(gateway, stack, worker_environment)
+        await _open_ports(gateway, stack, worker_environment)
         yield gateway
 
 
-def _begin_work(gateway: Gateway, stack: AsyncExitStack, hired: WorkerEnvironment | None) -> None:
+def _start_background(gateway: Gateway, stack: AsyncExitStack, worker_environment: WorkerEnvironment | None) -> None:
     """What runs beside requests."""
     work = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
-    work += [part.run() for part in (gateway.parts.leasing, gateway.following) if part is not None]
-    gateway.figures.begin(stack, hired)
+    work += [part.run() for part in (gateway.parts.cluster_leases, gateway.replication) if part is not None]
+    gateway.figures.begin(stack, worker_environment)
     gateway.dashboard.begin(stack, gateway.gauges.sample)
-    for job in [*work, *map(begun_again, gateway.jobs.work)]:
-        run_within(stack, job)
+    for job in [*work, *map(restart_on_failure, gateway.jobs.work)]:
+        run_in(stack, job)
 
 
-async def _open_ports(gateway: Gateway, stack: AsyncExitStack, hired: WorkerEnvironment | None) -> None:
+async def _open_ports(gateway: Gateway, stack: AsyncExitStack, worker_environment: WorkerEnvironment | None) -> None:
     """The one that operators look at first, those of clients once all is there. Raises `StartupError`."""
     server, grpc_port = gateway.config.server, gateway.grpc_port
-    if hired is None or hired.admin is not None:
+    if worker_environment is None or worker_environment.admin is not None:
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", server.admin)
         stack.push_async_callback(gateway.admin_port.stop)
     stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
-    gateway.parts.loop_watch.begin(stack)
+    gateway.parts.loop_monitor.begin(stack)
     gateway.data_address = await listening(gateway.data_port.start(), "server.listen", server.listen)
     stack.push_async_callback(gateway.data_port.stop)
     if grpc_port is not None and server.grpc is not None:

@@ -67,17 +67,17 @@ class CircuitBreaker:
             self._probing_since = now
         return True
 
-    def succeeded(self, asked_at: float | None = None) -> None:
-        """`asked_at`: when the call was sent, where that is known. What was sent before the opening proves nothing."""
-        if asked_at is not None and self.failures >= self._threshold and asked_at < self._opened_at:
+    def succeeded(self, sent_at: float | None = None) -> None:
+        """`sent_at`: when the call was sent, where that is known. What was sent before the opening proves nothing."""
+        if sent_at is not None and self.failures >= self._threshold and sent_at < self._opened_at:
             return
         self.failures = 0
         self._probing_since = None
 
-    def failed(self, now: float, asked_at: float | None = None) -> None:
-        """`asked_at` as above: what was on its way at the opening, and fails too, is no news."""
+    def failed(self, now: float, sent_at: float | None = None) -> None:
+        """`sent_at` as above: what was on its way at the opening, and fails too, is no news."""
         if self.failures >= self._threshold:
-            if asked_at is not None and asked_at < self._opened_at:
+            if sent_at is not None and sent_at < self._opened_at:
                 return
             self.failures += 1
         else:

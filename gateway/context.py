@@ -37,12 +37,12 @@ class HeadMemo:
     the same head over and over: requests with the same head share this object, and each step derives its part once.
     None: not derived yet."""
 
-    __slots__ = ("bounded", "claimed", "tenant", "upstream")
+    __slots__ = ("has_budget", "is_control_request", "tenant", "upstream")
 
     def __init__(self) -> None:
         self.tenant: str | None = None  # whose credentials these are, where a backend judges them
-        self.claimed: bool | None = None  # whether an endpoint of the gateway's own answers it
-        self.bounded: bool | None = None  # whether it states a latency budget or a priority
+        self.is_control_request: bool | None = None  # whether an endpoint of the gateway's own answers it
+        self.has_budget: bool | None = None  # whether it states a latency budget or a priority
         self.upstream: dict[Any, Any] = {}  # by backend: its form there
 
 
@@ -62,7 +62,7 @@ class InputBatch(Protocol):
     async def join(self, request: RequestContext, forward: Handler) -> Response:
         """The response for this input. Raises what the call to the backend raised."""
 
-    def accounted(self, fingerprint: str) -> None:
+    def mark_resolved(self, fingerprint: str) -> None:
         """This input has come, or has been answered otherwise."""
 
 
@@ -184,7 +184,7 @@ class RequestContext:
     # budget
 
     @property
-    def bounded(self) -> bool:
+    def has_budget(self) -> bool:
         """Whether it has a latency budget of any kind."""
         return self.deadline is not None or self.ttft_deadline is not None or self.tpot_s is not None
 
@@ -201,7 +201,7 @@ class RequestContext:
 
     # timings
 
-    def timed(self, name: str) -> Timer:
+    def timer(self, name: str) -> Timer:
         """Adds the time spent inside the `with` block to `name`."""
         return Timer(self, name)
 
@@ -221,13 +221,13 @@ class RequestContext:
 
     def headers_with_parent(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """`headers` for work that comes of this request later: with its span as the parent, where it is traced."""
-        return headers if self.traced is None else self.traced.handed_on(headers)
+        return headers if self.traced is None else self.traced.traced_headers(headers)
 
     def upstream_headers(self) -> Mapping[str, str]:
         """Its headers as an upstream is to have them: with the span of this call as the parent, where it is traced."""
         if self.traced is None or self.upstream_call is None:
             return self.headers
-        return self.traced.handed_on(self.headers, self.upstream_call.span_id)
+        return self.traced.traced_headers(self.headers, self.upstream_call.span_id)
 
     def upstream_trace_headers(self) -> TraceHeaders:
         """Of those the ones that trace it."""
@@ -235,7 +235,7 @@ class RequestContext:
             self.trace_headers = [(name, value) for name, value in self.headers.items() if name.lower() in TRACING]
         if self.traced is None or self.upstream_call is None:
             return self.trace_headers
-        return self.traced.continued(self.trace_headers, self.upstream_call.span_id)
+        return self.traced.inject_trace(self.trace_headers, self.upstream_call.span_id)
 
     def link(self, origin: TraceRecorder | None) -> None:
         """The answer is that of another request, `origin`, where that one is traced."""
@@ -259,7 +259,7 @@ class RequestContext:
         other.call = call
         return other
 
-    def own_call(self, purpose: str) -> RequestContext:
+    def internal_child(self, purpose: str) -> RequestContext:
         """A child that the gateway asks for itself: nobody waits, so that no budget chooses the model, and no lease was
         taken for it."""
         child = self.child(purpose)
@@ -272,7 +272,7 @@ Handler = Callable[[RequestContext], Response | Awaitable[Response]]
 """Answers a request: at once where nothing is waited for, else with what is to be awaited."""
 
 
-async def resolved(answer: Response | Awaitable[Response]) -> Response:
+async def resolve_response(answer: Response | Awaitable[Response]) -> Response:
     """What a handler has returned, waited for where that has to be."""
     return answer if isinstance(answer, Response) else await answer
 

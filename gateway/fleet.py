@@ -9,20 +9,20 @@ from functools import partial
 
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.feedback import FeedbackForwarding
-from gateway.cache.gossip import RETRY_S, TRAFFIC_S, Gossip
+from gateway.cache.gossip import RETRY_S, TRAFFIC_INTERVAL_S, Gossip
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.stores import Stores
 from gateway.cache.stream_consumer import StreamConsumer
-from gateway.cache.threshold.route_control import Said
+from gateway.cache.threshold.route_control import LearningEvent
 from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, number_of
 from gateway.routing.tier_learning import TierLearning
-from gateway.steps.feedback import Heed
-from gateway.tasks import run_within
+from gateway.steps.feedback import ApplyFeedback
+from gateway.tasks import run_in
 from gateway.upstream.backend import UpstreamPool
 
 START = "0-0"
-PAGES = 20  # to be heard before a snapshot: a bound, where others say more than can be read
+MAX_PAGES = 20  # to be heard before a snapshot: a bound, where others say more than can be read
 
 
 class Fleet:
@@ -31,114 +31,118 @@ class Fleet:
     def __init__(self, stores: Stores, clock: Clock) -> None:
         self._replies = stores.replies
         self._policy: str | None = None
-        self._sharing: Gossip | None = None
-        self._tail: StreamConsumer | None = None
-        if stores.spoken is not None and stores.journal is not None:
-            self._sharing = Gossip(stores.spoken, stores.journal.gateway)
-            self._tail = StreamConsumer(stores.spoken, clock, apply=self._sharing.apply, missed=_nothing, told=_nothing)
+        self._gossip: Gossip | None = None
+        self._consumer: StreamConsumer | None = None
+        if stores.gossip is not None and stores.journal is not None:
+            self._gossip = Gossip(stores.gossip, stores.journal.gateway)
+            self._consumer = StreamConsumer(
+                stores.gossip, clock, apply=self._gossip.apply, missed=_ignore, on_lag=_ignore
+            )
 
     @property
-    def hears(self) -> bool:
+    def is_following(self) -> bool:
         """Whether it has begun to."""
-        return self._tail is not None and self._tail.position is not None
+        return self._consumer is not None and self._consumer.position is not None
 
     async def position(self) -> str | None:
         """Up to where the others have been heard; all that this gateway has learnt by now is said before that. None:
         nowhere. Raises `StoreUnavailable`."""
-        if self._sharing is None or self._tail is None or self._tail.position is None:
+        if self._gossip is None or self._consumer is None or self._consumer.position is None:
             return None
-        said = await self._sharing.flush()
-        for _ in range(PAGES):
-            if said is None or number_of(self._tail.position) >= number_of(said):
+        said = await self._gossip.flush()
+        for _ in range(MAX_PAGES):
+            if said is None or number_of(self._consumer.position) >= number_of(said):
                 break
-            await self._tail.step()
-        return self._tail.position
+            await self._consumer.step()
+        return self._consumer.position
 
-    def teller(self, topic: str) -> Callable[..., None]:
+    def publisher(self, topic: str) -> Callable[..., None]:
         """What tells the others of that topic."""
-        sharing = self._sharing
-        if sharing is None:
-            return _nothing
-        return lambda *words: sharing.tell(topic, *words)
+        gossip = self._gossip
+        if gossip is None:
+            return _ignore
+        return lambda *words: gossip.publish(topic, *words)
 
-    def on(self, topic: str, hear: Callable[..., None]) -> None:
+    def on(self, topic: str, apply_event: Callable[..., None]) -> None:
         """See `Gossip.on`."""
-        if self._sharing is not None:
-            self._sharing.on(topic, hear)
+        if self._gossip is not None:
+            self._gossip.on(topic, apply_event)
 
-    def hints(self, pools: Mapping[str, UpstreamPool]) -> None:
+    def share_breaker_hints(self, pools: Mapping[str, UpstreamPool]) -> None:
         """An upstream whose breaker opens here is doubted by the others, and likewise."""
-        tell, lanes = (
-            self.teller("opened"),
-            {(p.name, lane.upstream.address): lane for p in pools.values() for lane in p.lanes},
+        publish, endpoints = (
+            self.publisher("opened"),
+            {(p.name, endpoint.upstream.address): endpoint for p in pools.values() for endpoint in p.endpoints},
         )
-        for name, lane in lanes.items():
-            lane.opened = partial(tell, *name)
+        for name, endpoint in endpoints.items():
+            endpoint.on_breaker_open = partial(publish, *name)
 
-        def hear(backend: str, address: str) -> None:
-            lane = lanes.get((backend, address))
-            if lane is not None:
-                lane.breaker.hint()
+        def apply_event(backend: str, address: str) -> None:
+            endpoint = endpoints.get((backend, address))
+            if endpoint is not None:
+                endpoint.breaker.hint()
 
-        if self._sharing is not None:
-            self._sharing.on("opened", hear)
+        if self._gossip is not None:
+            self._gossip.on("opened", apply_event)
 
-    def policy(self, hash_of_it: str) -> None:
+    def policy(self, policy_hash: str) -> None:
         """Of the one that is in force here, each time that the files were read."""
-        if hash_of_it != self._policy:  # or two that differ would have each other read their files for ever
-            self._policy = hash_of_it
-            self.teller("policy")(hash_of_it)
+        if policy_hash != self._policy:  # or two that differ would have each other read their files for ever
+            self._policy = policy_hash
+            self.publisher("policy")(policy_hash)
 
-    def feedback(self, stack: AsyncExitStack, heed: Heed) -> Heed:
-        """Asks the others, and answers what they ask by `heed`."""
-        if self._sharing is None:
-            return _nobody
-        elsewhere = FeedbackForwarding(self.teller("feedback"), self._replies, heed)
-        stack.push_async_callback(elsewhere.close)
-        self._sharing.on("feedback", elsewhere.asked)
-        return elsewhere.ask
+    def feedback(self, stack: AsyncExitStack, apply_feedback: ApplyFeedback) -> ApplyFeedback:
+        """Asks the others, and answers what they ask by `apply_feedback`."""
+        if self._gossip is None:
+            return _no_feedback
+        forwarding = FeedbackForwarding(self.publisher("feedback"), self._replies, apply_feedback)
+        stack.push_async_callback(forwarding.close)
+        self._gossip.on("feedback", forwarding.asked)
+        return forwarding.request
 
-    def learns(self, stack: AsyncExitStack, spaces: Spaces, escalations: TierLearning, routing: StateKeeper) -> None:
+    def share_learning(
+        self, stack: AsyncExitStack, spaces: Spaces, escalations: TierLearning, routing: StateKeeper
+    ) -> None:
         """Begins to hear, once what was learnt before has been read, and to say."""
-        sharing, tail = self._sharing, self._tail
-        if sharing is None or tail is None:
+        gossip, consumer = self._gossip, self._consumer
+        if gossip is None or consumer is None:
             return
 
-        def hear(basis: str, route: str, said: Said) -> None:
+        def apply_event(basis: str, route: str, said: LearningEvent) -> None:
             for space in spaces.all:
-                space.controls.hear(basis, route, said)
+                space.controls.apply_event(basis, route, said)
 
-        sharing.on("quality", hear, lambda route: spaces.serving.learning.positions.get(route))
-        sharing.on("routing", escalations.hear, routing.positions.get)
-        run_within(stack, _hearing(tail, lambda: (spaces.serving.learning, routing)))
-        run_within(stack, sharing.run())
-        run_within(stack, _traffic(spaces))
+        gossip.on("quality", apply_event, lambda route: spaces.serving.learning.positions.get(route))
+        gossip.on("routing", escalations.apply_event, routing.positions.get)
+        run_in(stack, _follow_gossip(consumer, lambda: (spaces.serving.learning, routing)))
+        run_in(stack, gossip.run())
+        run_in(stack, _publish_traffic(spaces))
 
 
-async def _hearing(tail: StreamConsumer, learnings: Callable[[], Iterable[StateKeeper]]) -> None:
+async def _follow_gossip(consumer: StreamConsumer, learnings: Callable[[], Iterable[StateKeeper]]) -> None:
     for learning in learnings():
         await learning.restored.wait()
-    known = [learning.positions.get(route, START) for learning in learnings() for route in learning.routes]
-    while tail.position is None:
+    positions = [learning.positions.get(route, START) for learning in learnings() for route in learning.routes]
+    while consumer.position is None:
         try:
             # What was said before the oldest line that is left is in the snapshots, but for the last minute of it.
-            if not await tail.resume(min(known, key=number_of, default=START)):
-                await tail.from_oldest()
+            if not await consumer.resume(min(positions, key=number_of, default=START)):
+                await consumer.start_from_oldest()
         except StoreUnavailable:
             await asyncio.sleep(RETRY_S)
-    await tail.run()
+    await consumer.run()
 
 
-async def _traffic(spaces: Spaces) -> None:
+async def _publish_traffic(spaces: Spaces) -> None:
     while True:
-        await asyncio.sleep(TRAFFIC_S)
+        await asyncio.sleep(TRAFFIC_INTERVAL_S)
         for space in spaces.all:
-            space.controls.say_traffic()
+            space.controls.publish_traffic()
 
 
-async def _nobody(*_: str) -> None:
+async def _no_feedback(*_: str) -> None:
     return None
 
 
-def _nothing(*_: object) -> None:
+def _ignore(*_: object) -> None:
     return None

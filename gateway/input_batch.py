@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, GatewayError, MalformedResponse
 from gateway.messages import FullBody, InputSplit, Response
 from gateway.streams import close_body
@@ -30,8 +30,8 @@ class MissBatch:
 
     def __init__(self, batch: InputSplit, expected: Iterable[str]) -> None:
         self._batch = batch
-        self._places = {fingerprint: place for place, fingerprint in enumerate(expected)}
-        self._expected = set(self._places)
+        self._order = {fingerprint: position for position, fingerprint in enumerate(expected)}
+        self._expected = set(self._order)
         self._waiting: list[_Member] = []
         self._forward: Handler | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -41,25 +41,25 @@ class MissBatch:
         member = _Member(request, asyncio.get_running_loop().create_future())
         self._forward = forward
         self._waiting.append(member)
-        self.accounted(request.fingerprint)
+        self.mark_resolved(request.fingerprint)
         return await member.answer
 
-    def accounted(self, fingerprint: str) -> None:
+    def mark_resolved(self, fingerprint: str) -> None:
         """This input has come, or has been answered otherwise: nobody waits for it any more."""
         self._expected.discard(fingerprint)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._waiting and not self._expected:
-            self._leave()
+            self._send_batches()
         elif self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._leave)
+            self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._send_batches)
 
-    def _leave(self) -> None:
+    def _send_batches(self) -> None:
         self._timer = None
         # Who has left meanwhile wants nothing any more.
         waiting = [member for member in self._waiting if not member.answer.done()]
-        waiting.sort(key=lambda member: self._places.get(member.request.fingerprint, 0))
+        waiting.sort(key=lambda member: self._order.get(member.request.fingerprint, 0))
         self._waiting = []
         for start in range(0, len(waiting), MAX_INPUTS):
             _Flight(self._batch, waiting[start : start + MAX_INPUTS], self._forward)
@@ -72,17 +72,17 @@ class _Flight:
         assert forward is not None  # whoever waits has brought it
         self._batch = batch
         self._members = members
-        self._wanted = len(members)
-        self._task = asyncio.create_task(self._fly(forward))
+        self._pending = len(members)
+        self._task = asyncio.create_task(self._run(forward))
         for member in members:
-            member.answer.add_done_callback(self._left)
+            member.answer.add_done_callback(self._on_member_done)
 
-    def _left(self, answer: asyncio.Future[Response]) -> None:
-        self._wanted -= 1
-        if self._wanted == 0 and answer.cancelled():
+    def _on_member_done(self, answer: asyncio.Future[Response]) -> None:
+        self._pending -= 1
+        if self._pending == 0 and answer.cancelled():
             self._task.cancel()
 
-    async def _fly(self, forward: Handler) -> None:
+    async def _run(self, forward: Handler) -> None:
         try:
             answers = await self._answers(forward)
             for member, answer in zip(self._members, answers, strict=True):
@@ -91,14 +91,14 @@ class _Flight:
         except Exception as error:
             for member in self._members:
                 if not member.answer.done():
-                    member.answer.set_exception(again(error))
+                    member.answer.set_exception(copy_error(error))
 
     async def _answers(self, forward: Handler) -> list[Response]:
         if len(self._members) == 1:
-            return [await resolved(forward(self._members[0].request))]
+            return [await resolve_response(forward(self._members[0].request))]
         calls = [member.request.call for member in self._members]
         known = [call for call in calls if call is not None]
-        response = await resolved(forward(self._members[0].request.with_call(self._batch.gathered(known))))
+        response = await resolve_response(forward(self._members[0].request.with_call(self._batch.gathered(known))))
         if not isinstance(response.body, FullBody):
             await close_body(response.body)
             raise BackendError("the answer to several inputs is too large to be read", retryable=False)
@@ -111,7 +111,7 @@ class _Flight:
         return [replace(response, body=FullBody(piece)) for piece in pieces]
 
 
-def again(error: Exception) -> Exception:
+def copy_error(error: Exception) -> Exception:
     """The same for each of several who wait for it: an exception object carries one traceback."""
     if isinstance(error, BackendError):
         copy = BackendError(error.message, retryable=error.retryable, status=error.status)

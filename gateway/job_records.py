@@ -126,25 +126,25 @@ def decode_result(data: bytes) -> JobResult:
         raise RecordUnreadable(f"no result of version {VERSION}: {type(error).__name__}") from None
 
 
-def shown(standing: JobState, *, response: bool = True) -> dict[str, Any]:
+def job_json(job_state: JobState, *, response: bool = True) -> dict[str, Any]:
     """What a client sees of its job."""
     view: dict[str, Any] = {
-        "id": standing.id,
+        "id": job_state.id,
         "object": "job",
-        "status": standing.status.value,
-        "created_at": standing.created,
-        "started_at": standing.started or None,
-        "finished_at": standing.finished or None,
-        "attempts": standing.attempts,
+        "status": job_state.status.value,
+        "created_at": job_state.created,
+        "started_at": job_state.started or None,
+        "finished_at": job_state.finished or None,
+        "attempts": job_state.attempts,
     }
-    if standing.error:
-        view["error"] = standing.error
+    if job_state.error:
+        view["error"] = job_state.error
     if response:
-        view["response"] = None if standing.result is None else shown_result(standing.result)
+        view["response"] = None if job_state.result is None else result_json(job_state.result)
     return view
 
 
-def shown_result(result: JobResult) -> dict[str, Any]:
+def result_json(result: JobResult) -> dict[str, Any]:
     """`body`: what its JSON says, else its text, else null beside `body_base64`."""
     view: dict[str, Any] = {"status": result.status, "headers": _by_name(result.headers)}
     content_type = next((value for name, value in result.headers if name.lower() == "content-type"), "")
@@ -226,5 +226,5 @@ class JobBatch:
     def open(self) -> bool:
         return self.status in OPEN
 
-    def became(self, status: str, now: float, **more: Any) -> JobBatch:
+    def with_status(self, status: str, now: float, **more: Any) -> JobBatch:
         return replace(self, status=status, times={**self.times, status: now}, **more)

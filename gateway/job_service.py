@@ -17,7 +17,7 @@ from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.admin.jobs import JobsHandler
 from gateway.cache.stores import Stores
 from gateway.config import Config, OpenAIBackendConfig
-from gateway.config.environment import secret
+from gateway.config.environment import read_secret
 from gateway.config.schema import JobsConfig
 from gateway.context import Handler
 from gateway.errors import StartupError
@@ -62,15 +62,15 @@ def build_jobs(
     if not jobs.enabled:
         return JobParts()
     sealer = _sealer(jobs, environ)
-    announcements, deliveries = JobNotifications(), _deliveries(config, environ, store, clock, telemetry)
-    told: list[Callable[[str], None]] = [announcements.over]
-    if deliveries is not None:
-        told.append(deliveries.over)
+    notifications, webhooks = JobNotifications(), _webhook_delivery(config, environ, store, clock, telemetry)
+    listeners: list[Callable[[str], None]] = [notifications.over]
+    if webhooks is not None:
+        listeners.append(webhooks.over)
     name = f"gateway_{secrets.token_hex(8)}"
 
     def over(job: str) -> None:
-        for tell in told:
-            tell(job)
+        for listener in listeners:
+            listener(job)
 
     workers = JobWorkers(
         name,
@@ -81,18 +81,18 @@ def build_jobs(
         telemetry,
         random.random,
         over,
-        most=jobs.workers,
+        limit=jobs.workers,
         visibility_s=jobs.visibility,
     )
     credentials = CredentialPolicy(_credentials_needed(config), sealer)
-    endpoints: list[Endpoint] = [JobEndpoint(jobs, store, workers, announcements, over, credentials, telemetry)]
+    endpoints: list[Endpoint] = [JobEndpoint(jobs, store, workers, notifications, over, credentials, telemetry)]
     work = [workers.run]
-    if deliveries is not None:
-        work.append(deliveries.run)
+    if webhooks is not None:
+        work.append(webhooks.run)
     if jobs.batches:
-        driver = _driver(name, jobs, stores, sealer, clock, workers)
-        told.append(driver.over)
-        endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.look))
+        driver = _batch_driver(name, jobs, stores, sealer, clock, workers)
+        listeners.append(driver.over)
+        endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.wake))
         work.append(driver.run)
     return JobParts(endpoints, work, JobsHandler(store).routes())
 
@@ -100,7 +100,7 @@ def build_jobs(
 def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
     """Warns of a short secret: the key is derived from it without slowness, and could be guessed. It is taken all
     the same, as jobs may wait that are sealed with it. Raises `StartupError` where its variable is empty."""
-    key = secret(environ, jobs.key_env, "jobs.key_env")
+    key = read_secret(environ, jobs.key_env, "jobs.key_env")
     if key is None:
         return None
     if len(key) < KEY_LENGTH:
@@ -110,7 +110,7 @@ def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
     return sealer
 
 
-def _driver(
+def _batch_driver(
     name: str, jobs: JobsConfig, stores: Stores, sealer: Sealer | None, clock: Clock, workers: JobWorkers
 ) -> BatchDriver:
     return BatchDriver(
@@ -120,19 +120,19 @@ def _driver(
         bounds_of(jobs),
         sealer,
         clock,
-        workers.look,
+        workers.wake,
         max_lines=jobs.max_batch,
         keep_s=jobs.file_ttl,
         result_s=jobs.result_ttl,
     )
 
 
-def _deliveries(
+def _webhook_delivery(
     config: Config, environ: Mapping[str, str], store: RedisJobs, clock: Clock, telemetry: Telemetry
 ) -> WebhookDelivery | None:
     """None: no secret to sign with, so no webhooks. Raises `StartupError`."""
     jobs = config.jobs
-    text = secret(environ, jobs.webhook_secret_env, "jobs.webhook_secret_env")
+    text = read_secret(environ, jobs.webhook_secret_env, "jobs.webhook_secret_env")
     if text is None:
         return None
     try:

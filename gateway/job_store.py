@@ -68,7 +68,7 @@ class Delivery:
     job: str
     url: str
     attempt: int
-    standing: JobState
+    job_state: JobState
 
 
 class JobStore(Protocol):
@@ -92,10 +92,10 @@ class JobStore(Protocol):
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
         """False, and nothing is written, where the claim was lost."""
 
-    async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
+    async def requeue(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
         """To be tried again after `delay_s`. `counted` False: that was no attempt. False where the claim was lost."""
 
-    async def standing(self, job: str) -> JobState | None: ...
+    async def job_state(self, job: str) -> JobState | None: ...
 
     async def status(self, job: str, tenant: str) -> JobStatus | None:
         """Cheap; None where that tenant has no such job."""
@@ -107,8 +107,8 @@ class JobStore(Protocol):
     async def due_webhooks(self, most: int, hold_s: float) -> list[Delivery]:
         """Nobody else gets them for `hold_s`."""
 
-    async def webhook_told(self, job: str, outcome: str, again_s: float | None) -> None:
-        """`again_s`: tell it again after that; None: it is over."""
+    async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
+        """`retry_s`: tell it again after that; None: it is over."""
 
     async def counts(self) -> Counts: ...
 
@@ -133,7 +133,7 @@ class WebhookOutcome:
     word: str
 
     @property
-    def heard(self) -> bool:
+    def is_delivered(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
 
 

@@ -17,7 +17,7 @@ class Remaining:
     tpot_s: float | None = None
 
     @property
-    def bounded(self) -> bool:
+    def has_budget(self) -> bool:
         return not (self.total_s is None and self.ttft_s is None and self.tpot_s is None)
 
     @property
@@ -46,28 +46,28 @@ class LatencyForecast:
             },
         }
 
-    def told(self) -> str:
+    def server_timing(self) -> str:
         """For `Server-Timing`: `light=0.21 large=1.4 left=0.78 sure=0.62`, in seconds, `?` where nothing is known. A
         bound on the first token or on each further one has its own, `ttft.light=0.1`."""
         return " ".join([*self._figures(), f"sure={self.confidence:.2f}"])
 
-    def sentence(self) -> str:
+    def describe(self) -> str:
         return f"with {self.confidence:.0%} confidence, in seconds: {', '.join(self._figures())}"
 
     def _figures(self) -> Iterator[str]:
         remaining = self.remaining
-        for prefix, field, left in (
+        for prefix, field, budget_s in (
             ("", "total_s", remaining.total_s),
             ("ttft.", "ttft_s", remaining.ttft_s),
             ("tpot.", "tpot_s", remaining.tpot_s),
         ):
-            if left is not None:
+            if budget_s is not None:
                 for name, prediction in self.predictions.items():
-                    yield f"{prefix}{name}={_shown(None if prediction is None else getattr(prediction, field))}"
-                yield f"{prefix}left={_shown(left)}"
+                    yield f"{prefix}{name}={_format(None if prediction is None else getattr(prediction, field))}"
+                yield f"{prefix}left={_format(budget_s)}"
 
 
-def _shown(seconds: float | None) -> str:
+def _format(seconds: float | None) -> str:
     return "?" if seconds is None or math.isinf(seconds) else f"{seconds:.3g}"
 
 

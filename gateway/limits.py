@@ -94,7 +94,7 @@ class TakeResult:
     """All of the demands are met, or none: those that are soft do not count."""
 
     granted: bool
-    told: tuple[LimitState, ...]
+    observed: tuple[LimitState, ...]
     at_us: int  # wall clock of who decided
 
 
@@ -126,22 +126,22 @@ def window_ends_us(window: Window, wall_us: int) -> int:
     return int(after.timestamp()) * MICROS
 
 
-def left(demand: Demand, told: LimitState, *, taken: bool) -> float:
+def left(demand: Demand, observed: LimitState, *, taken: bool) -> float:
     """How much of a limit is left, in its own units (dollars in millionths), after this if it was `taken`."""
     if isinstance(demand, PacedLimit):
-        backlog = told.level + (demand.cost_us if taken else 0.0)
+        backlog = observed.level + (demand.cost_us if taken else 0.0)
         return max(0.0, (demand.burst_us + SLACK_US - backlog) // demand.interval_us)
     if isinstance(demand, Slot):
-        return max(0, demand.places - told.level - taken)
+        return max(0, demand.places - observed.level - taken)
     if isinstance(demand, Cost):
-        return max(0, demand.cap - told.level - (demand.amount if taken else 0))
+        return max(0, demand.cap - observed.level - (demand.amount if taken else 0))
     return 0.0
 
 
-def wait_us(demand: Demand, told: LimitState, wall_us: int) -> float:
+def wait_us(demand: Demand, observed: LimitState, wall_us: int) -> float:
     """Until a demand that was not met would be, if nobody else came; when a place is free nobody knows: a second."""
     if isinstance(demand, PacedLimit):
-        return max(0.0, told.level + demand.cost_us - demand.burst_us)
+        return max(0.0, observed.level + demand.cost_us - demand.burst_us)
     if isinstance(demand, Cost):
         return window_ends_us(demand.window, wall_us) - wall_us
     return float(MICROS)
@@ -174,24 +174,24 @@ class Meters:
 
     def take(self, demands: Sequence[Demand], now_us: int, wall_us: int, gateways: int = 1) -> TakeResult:
         states = [self._state(demand.key) for demand in demands]
-        told = [self._look(d, s, now_us, wall_us, gateways) for d, s in zip(demands, states, strict=True)]
-        granted = all(t.ok or _soft(d) for d, t in zip(demands, told, strict=True))
+        observed = [self._evaluate(d, s, now_us, wall_us, gateways) for d, s in zip(demands, states, strict=True)]
+        granted = all(t.ok or _is_soft(d) for d, t in zip(demands, observed, strict=True))
         if granted:
-            for demand, state, outcome in zip(demands, states, told, strict=True):
-                _enter(demand, state, outcome, now_us, gateways)
-        return TakeResult(granted, tuple(told), wall_us)
+            for demand, state, outcome in zip(demands, states, observed, strict=True):
+                _apply_demand(demand, state, outcome, now_us, gateways)
+        return TakeResult(granted, tuple(observed), wall_us)
 
-    def saw(self, demand: Demand, told: LimitState, now_us: int, wall_us: int) -> None:
+    def saw(self, demand: Demand, observed: LimitState, now_us: int, wall_us: int) -> None:
         """Takes over what the store said after this demand had been met there: where the store fails, it goes on from
         that. The backlog of a rate is a time, and the same for a part of it."""
         state = self._state(demand.key)
         if isinstance(demand, PacedLimit):
-            state.until_us = now_us + told.level + demand.cost_us
+            state.until_us = now_us + observed.level + demand.cost_us
         elif isinstance(demand, Slot):
             state.members.add(demand.member)
         elif isinstance(demand, Cost):
             state.window = window_of(demand.window, wall_us)
-            state.spent = state.base = told.level + demand.amount
+            state.spent = state.base = observed.level + demand.amount
 
     def settle(self, returns: Sequence[Return], now_us: int) -> None:
         for item in returns:
@@ -225,7 +225,7 @@ class Meters:
             if not self._states[key].members:
                 del self._states[key]
 
-    def _look(self, demand: Demand, state: _MeterState, now_us: int, wall_us: int, gateways: int) -> LimitState:
+    def _evaluate(self, demand: Demand, state: _MeterState, now_us: int, wall_us: int, gateways: int) -> LimitState:
         if isinstance(demand, PacedLimit):
             own = _share_of(demand, gateways)
             backlog = max(0.0, state.until_us - now_us)
@@ -245,7 +245,7 @@ class Meters:
         return LimitState(ok, int(MICROS * state.large / state.total) if state.total else 0)
 
 
-def _soft(demand: Demand) -> bool:
+def _is_soft(demand: Demand) -> bool:
     return isinstance(demand, LimitPart) or (isinstance(demand, Cost) and demand.soft)
 
 
@@ -253,7 +253,7 @@ def _share_of(demand: PacedLimit, gateways: int) -> PacedLimit:
     return PacedLimit(demand.key, demand.interval_us * gateways, max(1, demand.burst // gateways), demand.units)
 
 
-def _enter(demand: Demand, state: _MeterState, told: LimitState, now_us: int, gateways: int) -> None:
+def _apply_demand(demand: Demand, state: _MeterState, observed: LimitState, now_us: int, gateways: int) -> None:
     if isinstance(demand, PacedLimit):
         state.until_us = max(state.until_us, now_us) + _share_of(demand, gateways).cost_us
     elif isinstance(demand, Slot):
@@ -262,7 +262,7 @@ def _enter(demand: Demand, state: _MeterState, told: LimitState, now_us: int, ga
         state.spent += demand.amount
     else:
         state.total += 1.0
-        state.large += told.ok
+        state.large += observed.ok
 
 
 # TODO.

@@ -155,7 +155,7 @@ class Embedding:
         return self.truncated or self.unreadable
 
     @property
-    def why_partial(self) -> Bypass | None:
+    def partial_reason(self) -> Bypass | None:
         if self.truncated:
             return Bypass.TOO_LONG
         return Bypass.UNREADABLE if self.unreadable else None

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from urllib.parse import unquote
 
 from gateway.config import Config
-from gateway.config.environment import secret
+from gateway.config.environment import read_secret
 from gateway.errors import StartupError
 from gateway.observability.access_log import AccessLog, LogShares
 from gateway.observability.live_events import LiveEvents
@@ -70,9 +70,9 @@ def _tracing(
 def _headers(environ: Mapping[str, str], variable: str | None) -> dict[str, str]:
     """`name=value,name=value`, values percent-encoded, as OTEL_EXPORTER_OTLP_HEADERS has them. No sentence repeats
     them."""
-    said = secret(environ, variable, HEADERS) or ""
+    text = read_secret(environ, variable, HEADERS) or ""
     headers = {}
-    for part in filter(None, map(str.strip, said.split(","))):
+    for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = part.partition("=")
         name, value = name.strip(), unquote(value.strip())
         if not equals or _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:

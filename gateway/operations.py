@@ -20,7 +20,7 @@ from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigratio
 from gateway.cache.embedding_spaces import Space
 from gateway.cache.export_import import ExportImport
 from gateway.cache.freshness import longest_lifetime_s
-from gateway.cache.index_checkpoints import forget_former
+from gateway.cache.index_checkpoints import remove_former_checkpoint
 from gateway.cache.purge import Purge
 from gateway.cache.recovery import Recovery
 from gateway.cache.replication import Replication
@@ -31,7 +31,7 @@ from gateway.dialects.known import DIALECTS
 from gateway.observability.live_events import LiveEvents
 from gateway.observability.observer import Observer
 from gateway.parts import Parts
-from gateway.tasks import run_within
+from gateway.tasks import run_in
 
 # Builds what the dashboard is made of beside its figures: files, history, live view. Used by `app` alone.
 SAMPLE_EVERY_S = 5.0
@@ -42,33 +42,33 @@ Observed = Callable[[Parts, LiveEvents], Observer]
 class Dashboard:
     """`observer` sees every request, for the metrics, the logs, the traces and those who watch."""
 
-    def __init__(self, parts: Parts, stores: Stores, observed: Observed, policy: Callable[[], Policy]) -> None:
+    def __init__(self, parts: Parts, stores: Stores, make_observer: Observed, policy: Callable[[], Policy]) -> None:
         """`policy` returns the one in force."""
         spaces = parts.spaces  # the parts themselves would keep a former space in memory
         self._entries = EntriesHandler(lambda: spaces.serving.store, parts.evictions, policy, parts.clock)
         self.decisions = LiveEvents()
-        self.chronicle = HistoryRecorder(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
-        self.observer = observed(parts, self.decisions)
+        self.history_recorder = HistoryRecorder(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
+        self.observer = make_observer(parts, self.decisions)
 
     def routes(self) -> list[web.RouteDef]:
-        handlers = (StaticFiles(), self.chronicle, LiveHandler(self.decisions), self._entries)
+        handlers = (StaticFiles(), self.history_recorder, LiveHandler(self.decisions), self._entries)
         return [route for handler in handlers for route in handler.routes()]
 
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
         """Until `stack` ends it. `sample` brings the gauges up to date."""
-        stack.push_async_callback(self.chronicle.close)
-        run_within(stack, self.chronicle.run())
-        run_within(stack, self._record(sample))
+        stack.push_async_callback(self.history_recorder.close)
+        run_in(stack, self.history_recorder.run())
+        run_in(stack, self._record(sample))
 
     async def _record(self, sample: Callable[[], Awaitable[None]]) -> None:
         while True:
             await sample()
-            self.chronicle.record()
+            self.history_recorder.record()
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 
 # Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone.
-def removal_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Purge:
+def purge_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Purge:
     """`policy` returns the one in force."""
     slowest_s = max(backend.timeouts.total for backend in config.backends.values())
 
@@ -100,10 +100,10 @@ def cache_admin_of(
         max_entry=config.store.max_entry,
     )
     tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
-    return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.keychain))
+    return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))
 
 
-def following_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | None:
+def replication_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | None:
     """None: no other gateway is on this store."""
     if stores.changes is None or stores.journal is None:
         return None
@@ -113,7 +113,7 @@ def following_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | 
         known.add(await stores.redis.counterexamples())
         await removal.refresh()
 
-    following = Replication(
+    replication = Replication(
         stores.changes,
         parts.spaces,
         parts.store,
@@ -122,12 +122,12 @@ def following_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | 
         parts.clock,
         gateway=stores.journal.gateway,
         reread=reread,
-        removed=removal.look,
+        on_removal=removal.wake,
     )
     for space in parts.spaces.all:
         if space.checkpoints is not None:
-            space.checkpoints.position = lambda: following.position
-    return following
+            space.checkpoints.position = lambda: replication.position
+    return replication
 
 
 def recovery_of(
@@ -135,9 +135,9 @@ def recovery_of(
     space: Space,
     parts: Parts,
     removal: Purge | None = None,
-    following: Replication | None = None,
+    replication: Replication | None = None,
 ) -> Recovery:
-    """`removal` and `following` with the space that serves: what is learnt and removed has to be known before anything
+    """`removal` and `replication` with the space that serves: what is learnt and removed has to be known before anything
     is looked up."""
     return Recovery(
         space.store,
@@ -148,19 +148,21 @@ def recovery_of(
         space.checkpoints,
         None if removal is None else space.learning,
         removal,
-        None if following is None else following.tail,
+        None if replication is None else replication.consumer,
     )
 
 
 def migration_of(stores: Stores, parts: Parts) -> EmbeddingMigration:
     """To the model in use."""
-    foreign = RedisMigration(stores.redis, embedder=parts.spaces.filled.embedder.fingerprint)
+    foreign = RedisMigration(stores.redis, embedder=parts.spaces.target.embedder.fingerprint)
     return EmbeddingMigration(foreign, parts.spaces, parts.telemetry, parts.clock)
 
 
-def succession_of(
-    config: Config, stores: Stores, parts: Parts, migration: EmbeddingMigration, swapped: Callable[[], None]
+def cutover_of(
+    config: Config, stores: Stores, parts: Parts, migration: EmbeddingMigration, on_cutover: Callable[[], None]
 ) -> EmbedderCutover:
-    """`swapped`: builds what requests pass on the space that then serves."""
-    recovery = recovery_of(stores, parts.spaces.filled, parts)
-    return EmbedderCutover(parts.spaces, migration, recovery, swapped, parts.former, lambda: forget_former(config))
+    """`on_cutover`: builds what requests pass on the space that then serves."""
+    recovery = recovery_of(stores, parts.spaces.target, parts)
+    return EmbedderCutover(
+        parts.spaces, migration, recovery, on_cutover, parts.former, lambda: remove_former_checkpoint(config)
+    )

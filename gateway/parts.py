@@ -19,14 +19,14 @@ from gateway.cache.eviction import Evictor
 from gateway.cache.feedback import Counterexamples, ServedHits
 from gateway.cache.flight import SharedCall
 from gateway.cache.hits import SplitCache
-from gateway.cache.index_checkpoints import FILE, file_of_former, forget_former
+from gateway.cache.index_checkpoints import FILE, former_checkpoint_file, remove_former_checkpoint
 from gateway.cache.index_factory import open_index
 from gateway.cache.inflight_questions import InflightQuestions
 from gateway.cache.labels import Labels
 from gateway.cache.learned_state import SnapshotStore, StateKeeper
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_verifier
-from gateway.cache.stores import Stores, evictions_of
+from gateway.cache.stores import Stores, build_evictor
 from gateway.cache.threshold.route_control import Controls
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
@@ -46,10 +46,10 @@ from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackSt
 from gateway.steps.traffic_log.format import SegmentHeading
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import FOLDER
-from gateway.tasks import Background, run_within
+from gateway.tasks import Background, run_in
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools, reloads
-from gateway.upstream.model_health import care_for
+from gateway.upstream.model_health import start_model_care
 
 
 # Builds what records traffic.
@@ -57,14 +57,14 @@ class RecordedState:
     """What recorded traffic stands on. The recorder is there before it: the spaces tell it of labels."""
 
     def __init__(self) -> None:
-        self._on: tuple[Spaces, TierLearning] | None = None
+        self._sources: tuple[Spaces, TierLearning] | None = None
 
-    def stands_on(self, spaces: Spaces, escalations: TierLearning) -> None:
-        self._on = spaces, escalations
+    def set_sources(self, spaces: Spaces, escalations: TierLearning) -> None:
+        self._sources = spaces, escalations
 
     def heading(self, headers: frozenset[str], started: float) -> SegmentHeading:
-        assert self._on is not None  # nothing is recorded before the gateway serves
-        spaces, escalations = self._on
+        assert self._sources is not None  # nothing is recorded before the gateway serves
+        spaces, escalations = self._sources
         space = spaces.serving
         return SegmentHeading(
             started=started,
@@ -74,24 +74,24 @@ class RecordedState:
             floor=space.verifier.floor,
             headers=tuple(sorted(headers)),
             controls={route: control.snapshot(evidence=False) for route, control in space.controls.all()},
-            escalations={route: each.snapshot() for route, each in escalations.all()},
+            escalations={route: learning.snapshot() for route, learning in escalations.all()},
             basis=space.complexity.basis,
         )
 
 
 def recorder_of(
-    stack: AsyncExitStack, config: Config, standing: RecordedState, clock: Clock, telemetry: Telemetry
+    stack: AsyncExitStack, config: Config, recorded_state: RecordedState, clock: Clock, telemetry: Telemetry
 ) -> Recorder:
     """Ended with `stack`, once nothing is recorded any more."""
     recorder = Recorder(
         config.data_dir / FOLDER,
         config.traffic,
-        lambda headers: standing.heading(headers, clock.wall()),
+        lambda headers: recorded_state.heading(headers, clock.wall()),
         clock,
         telemetry,
     )
     stack.push_async_callback(recorder.close)
-    run_within(stack, recorder.run())
+    run_in(stack, recorder.run())
     return recorder
 
 
@@ -116,27 +116,31 @@ class PartsInputs:
     recorder: Recorder
 
 
-async def open_spaces(stack: AsyncExitStack, ground: PartsInputs, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
+async def open_spaces(stack: AsyncExitStack, inputs: PartsInputs, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
     """`embedder`: the one in use. Beside the spaces what ends that of the model before, once nothing needs it. All is
     ended with `stack` at the latest. Raises what the building of a verifier raises."""
-    life = await stack.enter_async_context(AsyncExitStack())
-    former = await _former(life, ground, embedder.fingerprint)
+    exit_stack = await stack.enter_async_context(AsyncExitStack())
+    former = await _previous_model(exit_stack, inputs, embedder.fingerprint)
     if former is None:
-        forget_former(ground.config)
-        return Spaces(await _open(stack, ground, ground.config.embedder, embedder)), life
-    section, older = former
-    newcomers = PendingEmbeddings()
-    serving = await _open(life, ground, section, older, told=newcomers.add, file=file_of_former(ground.config))
-    return Spaces(serving, await _open(stack, ground, ground.config.embedder, embedder), newcomers), life
+        remove_former_checkpoint(inputs.config)
+        return Spaces(await _open(stack, inputs, inputs.config.embedder, embedder)), exit_stack
+    section, previous_embedder = former
+    pending = PendingEmbeddings()
+    serving = await _open(
+        exit_stack, inputs, section, previous_embedder, told=pending.add, file=former_checkpoint_file(inputs.config)
+    )
+    return Spaces(serving, await _open(stack, inputs, inputs.config.embedder, embedder), pending), exit_stack
 
 
-async def _former(life: AsyncExitStack, ground: PartsInputs, in_use: str) -> tuple[EmbeddingModel, Embedder] | None:
+async def _previous_model(
+    exit_stack: AsyncExitStack, inputs: PartsInputs, current_fingerprint: str
+) -> tuple[EmbeddingModel, Embedder] | None:
     """The model that lookups still go by; None where there is none, or no need of it."""
-    section = ground.config.embedder.migrate_from
-    if section is None or await _gone_over(ground, in_use):
+    section = inputs.config.embedder.migrate_from
+    if section is None or await _is_migrated(inputs, current_fingerprint):
         return None
     try:
-        _, older = await asyncio.to_thread(build_embedder, section, ground.config.data_dir)
+        _, previous_embedder = await asyncio.to_thread(build_embedder, section, inputs.config.data_dir)
     except Exception as error:  # whatever it is, the gateway can do without
         LOG.warning(
             "embedder.migrate_from: the model cannot be loaded, expected the one that questions were stored under: "
@@ -144,18 +148,18 @@ async def _former(life: AsyncExitStack, ground: PartsInputs, in_use: str) -> tup
             extra={"fields": {"model": section.model, "error": str(error)}},
         )
         return None
-    life.callback(older.close)
-    if older.fingerprint == in_use:
+    exit_stack.callback(previous_embedder.close)
+    if previous_embedder.fingerprint == current_fingerprint:
         LOG.warning("embedder.migrate_from names the model in use, expected the one before it, or none")
-        await life.aclose()
+        await exit_stack.aclose()
         return None
-    return section, older
+    return section, previous_embedder
 
 
-async def _gone_over(ground: PartsInputs, in_use: str) -> bool:
+async def _is_migrated(inputs: PartsInputs, current_fingerprint: str) -> bool:
     """Nothing is known of a store that is away: then it is as if there was everything to do."""
     try:
-        settled = await RedisMigration(ground.stores.redis, embedder=in_use).settled()
+        settled = await RedisMigration(inputs.stores.redis, embedder=current_fingerprint).settled()
     except StoreUnavailable:
         return False
     if settled:
@@ -164,37 +168,37 @@ async def _gone_over(ground: PartsInputs, in_use: str) -> bool:
 
 
 async def _open(
-    life: AsyncExitStack,
-    ground: PartsInputs,
+    exit_stack: AsyncExitStack,
+    inputs: PartsInputs,
     section: EmbeddingModel,
     embedder: Embedder,
     *,
     told: Callable[[str], None] | None = None,
     file: str = FILE,
 ) -> Space:
-    config, telemetry = ground.config, ground.telemetry
-    behind = ground.stores.redis.seen_by(embedder.fingerprint, told)
-    index, checkpoints = open_index(life, config, ground.environ, embedder, ground.clock, file)
+    config, telemetry = inputs.config, inputs.telemetry
+    backing_store = inputs.stores.redis.for_embedder(embedder.fingerprint, told)
+    index, checkpoints = open_index(exit_stack, config, inputs.environ, embedder, inputs.clock, file)
     verifier = await asyncio.to_thread(build_verifier, config.verifier, section, config.data_dir)
-    life.callback(verifier.close)
+    exit_stack.callback(verifier.close)
     basis = f"{embedder.fingerprint} {verifier.basis}"
-    controls = Controls(verifier.prior, basis, telemetry.requests_of, ground.fleet.teller("quality"))
-    learning = StateKeeper(controls, behind, position=ground.fleet.position)
-    life.push_async_callback(learning.save)  # once nothing is learnt any more
-    labels = Labels(controls, ground.counterexamples, behind, telemetry, ground.recorder.label)
+    controls = Controls(verifier.prior, basis, telemetry.requests_of, inputs.fleet.publisher("quality"))
+    learning = StateKeeper(controls, backing_store, position=inputs.fleet.position)
+    exit_stack.push_async_callback(learning.save)  # once nothing is learnt any more
+    labels = Labels(controls, inputs.counterexamples, backing_store, telemetry, inputs.recorder.label)
     comparisons = AnswerComparer(embedder, labels, telemetry)
-    judge = AnswerJudge(ground.pools, ground.prices)
-    audits = HitAudits(comparisons, labels, controls, judge, telemetry, ground.clock, ground.draw)
-    life.push_async_callback(audits.close)
+    judge = AnswerJudge(inputs.pools, inputs.prices)
+    audits = HitAudits(comparisons, labels, controls, judge, telemetry, inputs.clock, inputs.draw)
+    exit_stack.push_async_callback(audits.close)
     jobs = [comparisons.run(), learning.run(), *([] if checkpoints is None else [checkpoints.run()])]
     for job in jobs:
-        run_within(life, job)
+        run_in(exit_stack, job)
     return Space(
         embedder=embedder,
         index=index,
         checkpoints=checkpoints,
-        store=ground.stores.front.seen_by(embedder.fingerprint, behind),
-        behind=behind,
+        store=inputs.stores.front.for_embedder(embedder.fingerprint, backing_store),
+        backing_store=backing_store,
         verifier=verifier,
         controls=controls,
         complexity=build_complexity(embedder.fingerprint),
@@ -202,7 +206,7 @@ async def _open(
         comparisons=comparisons,
         audits=audits,
         learning=learning,
-        aloft=InflightQuestions(),
+        inflight_questions=InflightQuestions(),
     )
 
 
@@ -222,7 +226,7 @@ class Parts:
     shadows: Mirroring
     prices: Mapping[str, Price]
     unstorable: HitForMiss
-    leasing: ClusterLeases | None  # None: no other gateway is on this store
+    cluster_leases: ClusterLeases | None  # None: no other gateway is on this store
     quotas: RateLimiter
     clock: Clock
     telemetry: Telemetry
@@ -232,7 +236,7 @@ class Parts:
     feedback: FeedbackEndpoint
     background: Background
     evictions: Evictor
-    loop_watch: EventLoopMonitor
+    loop_monitor: EventLoopMonitor
     recorder: Recorder
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
@@ -253,15 +257,15 @@ async def build_parts(
     embedder: Embedder,
 ) -> Parts:
     """`embedder`: of the model in use. `stack` ends whatever is to be ended. Raises `StartupError`."""
-    memory, standing = FeedbackState(ServedHits(), Counterexamples()), RecordedState()
-    ground = _ground(stack, config, environ, clock, draw, stores, memory, standing)
-    pools, prices, telemetry, fleet = ground.pools, ground.prices, ground.telemetry, ground.fleet
-    spaces, former = await open_spaces(stack, ground, embedder)
+    memory, recorded_state = FeedbackState(ServedHits(), Counterexamples()), RecordedState()
+    inputs = _build_inputs(stack, config, environ, clock, draw, stores, memory, recorded_state)
+    pools, prices, telemetry, fleet = inputs.pools, inputs.prices, inputs.telemetry, inputs.fleet
+    spaces, former = await open_spaces(stack, inputs, embedder)
     background = Background()
     stack.push_async_callback(background.close)
-    leasing, quotas = _leasing(stack, stores, telemetry), _quotas(stack, stores, clock, telemetry)
-    escalations, routing = _routing(stack, ground, spaces)
-    standing.stands_on(spaces, escalations)
+    cluster_leases, quotas = _open_leases(stack, stores, telemetry), _open_quotas(stack, stores, clock, telemetry)
+    escalations, routing = _open_routing(stack, inputs, spaces)
+    recorded_state.set_sources(spaces, escalations)
     verdicts = FeedbackService(memory, spaces, escalations, telemetry)
     audits = TierAudits(pools, prices, AnswerJudge(pools, prices), escalations, telemetry, clock, draw)
     stack.push_async_callback(audits.close)
@@ -279,22 +283,22 @@ async def build_parts(
         shadows=shadows,
         prices=prices,
         unstorable=HitForMiss(clock),
-        leasing=leasing,
+        cluster_leases=cluster_leases,
         quotas=quotas,
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
         memory=memory,
         fleet=fleet,
-        feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.heed)),
+        feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.apply_feedback)),
         background=background,
-        evictions=evictions_of(config, stores, spaces, telemetry, clock),
-        loop_watch=EventLoopMonitor(telemetry),
-        recorder=ground.recorder,
+        evictions=build_evictor(config, stores, spaces, telemetry, clock),
+        loop_monitor=EventLoopMonitor(telemetry),
+        recorder=inputs.recorder,
     )
 
 
-def _ground(
+def _build_inputs(
     stack: AsyncExitStack,
     config: Config,
     environ: Mapping[str, str],
@@ -302,13 +306,13 @@ def _ground(
     draw: Callable[[], float],
     stores: Stores,
     memory: FeedbackState,
-    standing: RecordedState,
+    recorded_state: RecordedState,
 ) -> PartsInputs:
     telemetry = Telemetry()
     pools = build_pools(config, environ, clock, telemetry)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
-    care_for(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
+    start_model_care(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
     prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
     return PartsInputs(
         config=config,
@@ -321,32 +325,34 @@ def _ground(
         clock=clock,
         draw=draw,
         fleet=Fleet(stores, clock),
-        recorder=recorder_of(stack, config, standing, clock, telemetry),
+        recorder=recorder_of(stack, config, recorded_state, clock, telemetry),
     )
 
 
-def _leasing(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> ClusterLeases | None:
+def _open_leases(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> ClusterLeases | None:
     if stores.leases is None:
         return None
-    leasing = ClusterLeases(stores.leases, telemetry)
-    stack.push_async_callback(leasing.close)  # once no flight is in the air any more
-    return leasing
+    cluster_leases = ClusterLeases(stores.leases, telemetry)
+    stack.push_async_callback(cluster_leases.close)  # once no flight is in the air any more
+    return cluster_leases
 
 
-def _quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> RateLimiter:
+def _open_quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry: Telemetry) -> RateLimiter:
     quotas = RateLimiter(stores.quotas, clock, telemetry)
     stack.push_async_callback(quotas.close)
-    run_within(stack, quotas.run())
+    run_in(stack, quotas.run())
     return quotas
 
 
-def _routing(stack: AsyncExitStack, ground: PartsInputs, spaces: Spaces) -> tuple[TierLearning, StateKeeper]:
+def _open_routing(stack: AsyncExitStack, inputs: PartsInputs, spaces: Spaces) -> tuple[TierLearning, StateKeeper]:
     """What is learnt of routes, here and of other gateways, and what keeps it."""
-    fleet = ground.fleet
-    escalations = TierLearning(spaces.filled.complexity.basis, ground.clock, ground.telemetry, fleet.teller("routing"))
-    routing = StateKeeper(escalations, SnapshotStore(ground.stores.redis, "routing"), position=fleet.position)
+    fleet = inputs.fleet
+    escalations = TierLearning(
+        spaces.target.complexity.basis, inputs.clock, inputs.telemetry, fleet.publisher("routing")
+    )
+    routing = StateKeeper(escalations, SnapshotStore(inputs.stores.redis, "routing"), position=fleet.position)
     stack.push_async_callback(routing.save)  # once nothing is learnt any more
-    run_within(stack, routing.begin())
-    fleet.hints(ground.pools)
-    fleet.learns(stack, spaces, escalations, routing)
+    run_in(stack, routing.start())
+    fleet.share_breaker_hints(inputs.pools)
+    fleet.share_learning(stack, spaces, escalations, routing)
     return escalations, routing

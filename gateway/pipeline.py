@@ -63,23 +63,23 @@ def _leased(route: Route, deployment: Deployment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[B]):
-    """`build` makes it around the next one; `applies`: whether a route has it; `of_jobs`: whether a
+    """`build` makes it around the next one; `applies`: whether a route has it; `for_jobs`: whether a
     job takes it when it runs."""
 
     name: str
     build: Callable[[B, Handler], Handler]
     reason: str
     applies: Applies = _always
-    of_jobs: bool = False
+    for_jobs: bool = False
 
 
 SHARED: Sequence[Step[SharedSteps]] = (
     Step("ExactFastPath", SharedSteps.exact_fast_path, "bytes that were just answered need not be read again"),
-    Step("Observe", SharedSteps.observe, "metrics, access log, span: sees every outcome exactly once", of_jobs=True),
-    Step("ErrorBoundary", SharedSteps.error_boundary, "errors in the client's protocol; sheds load", of_jobs=True),
-    Step("Authenticate", SharedSteps.authenticate, "before the body is read: strangers cost nothing", of_jobs=True),
+    Step("Observe", SharedSteps.observe, "metrics, access log, span: sees every outcome exactly once", for_jobs=True),
+    Step("ErrorBoundary", SharedSteps.error_boundary, "errors in the client's protocol; sheds load", for_jobs=True),
+    Step("Authenticate", SharedSteps.authenticate, "before the body is read: strangers cost nothing", for_jobs=True),
     Step("ControlEndpoints", SharedSteps.control_endpoints, "feedback, jobs, batches: no policy is asked"),
-    Step("ParseAndRoute", SharedSteps.parse_and_route, "protocol -> call, policy -> route, cache keys", of_jobs=True),
+    Step("ParseAndRoute", SharedSteps.parse_and_route, "protocol -> call, policy -> route, cache keys", for_jobs=True),
 )
 PER_ROUTE: Sequence[Step[RouteSteps]] = (
     Step("CountRequests", RouteSteps.count_requests, "limits that count hits, too", _counts_hits),
@@ -94,15 +94,15 @@ PER_ROUTE: Sequence[Step[RouteSteps]] = (
 )  # fmt: skip
 
 
-def shared_pipeline(steps: SharedSteps, *, of_jobs: bool = False) -> Handler:
+def shared_pipeline(steps: SharedSteps, *, for_jobs: bool = False) -> Handler:
     """From a request's first byte to its route, whose own steps follow."""
-    return _composed([step for step in SHARED if step.of_jobs or not of_jobs], steps)
+    return _compose([step for step in SHARED if step.for_jobs or not for_jobs], steps)
 
 
 def route_table(policy: Policy, deployment: Deployment, steps_of: Callable[[Route], RouteSteps]) -> RouteTable:
     """A policy with the steps of each of its routes."""
     pipelines = {
-        route.name: _composed([step for step in PER_ROUTE if step.applies(route, deployment)], steps_of(route))
+        route.name: _compose([step for step in PER_ROUTE if step.applies(route, deployment)], steps_of(route))
         for route in policy.routes
     }
     return RouteTable(policy, pipelines)
@@ -115,12 +115,12 @@ def steps_of(route: Route, deployment: Deployment) -> list[tuple[str, str]]:
     return [(step.name, step.reason) for step in taken]
 
 
-def _composed(steps: Sequence[Step[B]], builder: B) -> Handler:
-    handler: Handler = _nowhere
+def _compose(steps: Sequence[Step[B]], builder: B) -> Handler:
+    handler: Handler = _no_next_step
     for step in reversed(steps):
         handler = step.build(builder, handler)
     return handler
 
 
-def _nowhere(_: RequestContext) -> Response:
+def _no_next_step(_: RequestContext) -> Response:
     raise AssertionError("the last step has none behind it")

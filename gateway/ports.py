@@ -38,7 +38,7 @@ class BodySource(Protocol):
         """As it comes, undecoded; None where there is none."""
 
     @property
-    def taken(self) -> bytes | None:
+    def buffered_body(self) -> bytes | None:
         """What `stream` would give, where all of it is here already; empty where there is no body."""
 
     @property
@@ -418,7 +418,9 @@ class ChangeKind(StrEnum):
     RECORDS = "records"  # entries came that no index finds: fingerprints
     COUNTEREXAMPLE = "counterexample"  # its key
     BANS = "bans"  # something was removed; nothing further
-    SAID = "said"  # what a gateway tells the others beside what it stores: base64 of msgpack, a topic and what it needs
+    GOSSIP = (
+        "said"  # what a gateway tells the others beside what it stores: base64 of msgpack, a topic and what it needs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +493,7 @@ class GossipLog(ChangeLog, Protocol):
     """A log in which gateways talk, beside what they store. Raises `StoreUnavailable`."""
 
     async def say(self, values: Sequence[str]) -> str:
-        """As changes of kind `SAID`, in order -> the position of the last one. There must be one."""
+        """As changes of kind `GOSSIP`, in order -> the position of the last one. There must be one."""
 
 
 class Replies(Protocol):

@@ -19,14 +19,14 @@ VERIFY = "verify"
 def cache_status(provenance: Provenance) -> str:
     """RFC 9211: `fwd` is said of what went to a backend alone."""
     form = _cache_status(provenance)
-    return form % provenance.ttl_s if says_ttl(provenance) else form % ()
+    return form % provenance.ttl_s if has_ttl(provenance) else form % ()
 
 
 def _cache_status(provenance: Provenance) -> str:
     """As a format: of the seconds of freshness that are left, where it says them."""
     verdict = provenance.verdict
     if verdict in HITS:
-        ttl = "; ttl=%d" if says_ttl(provenance) else ""
+        ttl = "; ttl=%d" if has_ttl(provenance) else ""
         return f"nearhit; hit; detail={verdict}{ttl}"
     if verdict is Verdict.COALESCED:
         return "nearhit; fwd=miss; collapsed"
@@ -38,7 +38,7 @@ def _cache_status(provenance: Provenance) -> str:
     return f"nearhit; fwd=miss{stored}"
 
 
-def says_ttl(provenance: Provenance) -> bool:
+def has_ttl(provenance: Provenance) -> bool:
     return provenance.verdict is Verdict.EXACT and provenance.ttl_s is not None
 
 
@@ -54,11 +54,11 @@ class HeaderTemplate:
 
     def __init__(self, request: RequestContext, provenance: Provenance, id_header: str | None) -> None:
         """Raises `ValueError` on a line break in a name or a reason."""
-        also = () if id_header is None else ((id_header, "%b"),)
-        own = [("x-request-id", "%b"), *also, ("Server", "nearhit")]
-        self.ids = 1 + len(also)
+        extra = () if id_header is None else ((id_header, "%b"),)
+        own = [("x-request-id", "%b"), *extra, ("Server", "nearhit")]
+        self.ids = 1 + len(extra)
         self.explains = request.expose_headers
-        self.ttl = says_ttl(provenance)
+        self.ttl = has_ttl(provenance)
         self.aged = provenance.age_s is not None
         self.similar = provenance.similarity is not None
         self.complex = request.complexity is not None
@@ -66,7 +66,7 @@ class HeaderTemplate:
         self.judged = request.judged is not None and VERIFY in request.timings
         self.predicted = request.outlook is not None
         if self.explains:
-            own += _explained(request, provenance)
+            own += _explain_headers(request, provenance)
             if self.times:
                 own.append(("Server-Timing", _timing(request)))
         text = "".join([f"{name}: {value}\r\n" for name, value in own])
@@ -94,11 +94,11 @@ class HeaderTemplate:
                 if self.judged and request.judged is not None:
                     values.insert(at + [*request.timings].index(VERIFY), request.judged.probability)
                 if self.predicted and request.outlook is not None:
-                    values.append(request.outlook.told().encode())
+                    values.append(request.outlook.server_timing().encode())
         return self.form % tuple(values)
 
 
-def _explained(request: RequestContext, provenance: Provenance) -> list[tuple[str, str]]:
+def _explain_headers(request: RequestContext, provenance: Provenance) -> list[tuple[str, str]]:
     """What the policy's `expose_headers` shows or hides."""
     headers = [("Cache-Status", _cache_status(provenance))]
     if provenance.age_s is not None:
@@ -116,8 +116,8 @@ def _explained(request: RequestContext, provenance: Provenance) -> list[tuple[st
 
 def _timing(request: RequestContext) -> str:
     """Milliseconds of each step to 0.1 ms, what the verification came to, what was predicted."""
-    told = "" if request.judged is None else ';desc="p=%.3f"'
-    steps = [f"{_escaped(name)}{told if name == VERIFY else ''};dur=%.1f" for name in request.timings]
+    server_timing = "" if request.judged is None else ';desc="p=%.3f"'
+    steps = [f"{_escaped(name)}{server_timing if name == VERIFY else ''};dur=%.1f" for name in request.timings]
     if request.outlook is not None:
         steps.append('predict;desc="%b"')
     return ", ".join(steps)

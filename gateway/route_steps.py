@@ -11,7 +11,7 @@ from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.config.policy.model import Route, Semantic
 from gateway.context import Handler, RequestContext
-from gateway.dialects.known import dialect_of, shape_of_errors
+from gateway.dialects.known import error_dialect, find_dialect
 from gateway.inflight import Inflight
 from gateway.messages import Entry, Lifetime
 from gateway.observability.observer import Observer
@@ -49,7 +49,7 @@ class SharedSteps:
     parts: Parts
     table: Callable[[], RouteTable]
     observer: Observer
-    keyring: KeyCache
+    key_cache: KeyCache
     authentication: Callable[[Handler], Handler]
     endpoints: Sequence[Endpoint] = ()
     inflight: Inflight | None = None
@@ -57,14 +57,14 @@ class SharedSteps:
     def exact_fast_path(self, inner: Handler) -> Handler:
         parts = self.parts
         return ExactFastPath(
-            inner, parts.store, self.table, self.observer, parts.clock, self.keyring.holds, self.inflight
+            inner, parts.store, self.table, self.observer, parts.clock, self.key_cache.is_valid, self.inflight
         ).__call__
 
     def observe(self, inner: Handler) -> Handler:
         return Observe(inner, self.observer).__call__
 
     def error_boundary(self, inner: Handler) -> Handler:
-        return ErrorBoundary(inner, self.parts.telemetry, self.inflight, shape_of_errors).__call__
+        return ErrorBoundary(inner, self.parts.telemetry, self.inflight, error_dialect).__call__
 
     def authenticate(self, inner: Handler) -> Handler:
         return self.authentication(inner)
@@ -73,7 +73,7 @@ class SharedSteps:
         return ControlEndpoints(inner, self.endpoints).__call__
 
     def parse_and_route(self, inner: Handler) -> Handler:
-        return ParseAndRoute(self.table, dialect_of, self.parts.recorder).__call__
+        return ParseAndRoute(self.table, find_dialect, self.parts.recorder).__call__
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class RouteSteps:
         return ExactCache(
             inner,
             parts.store,
-            parts.evictions.lacks,
+            parts.evictions.is_absent,
             parts.clock,
             parts.telemetry,
             lifetime,
@@ -120,22 +120,31 @@ class RouteSteps:
         audits = AuditedHits(parts.space.audits, rule.audit) if rule.audit.share > 0 else None
         inflight = None
         if rule.coalesce:
-            inflight = SimilarInflight(lookup, parts.space.aloft, parts.unstorable, parts.clock, parts.telemetry)
+            inflight = SimilarInflight(
+                lookup, parts.space.inflight_questions, parts.unstorable, parts.clock, parts.telemetry
+            )
         return SemanticCache(inner, parts.space.embedder, lookup, audits, inflight).__call__
 
     def cluster_lease(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
-        assert parts.leasing is not None  # else the step is absent
+        assert parts.cluster_leases is not None  # else the step is absent
         lifetime = exact_lifetime(route) or Lifetime(longest_lifetime_s(route), route.jitter)
         exact = route.exact_ttl_s is not None
         return ClusterLease(
-            inner, parts.leasing, parts.store, parts.clock, parts.telemetry, parts.unstorable, lifetime, exact=exact
+            inner,
+            parts.cluster_leases,
+            parts.store,
+            parts.clock,
+            parts.telemetry,
+            parts.unstorable,
+            lifetime,
+            exact=exact,
         ).__call__
 
     def store_response(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
         writer = CacheWriter(
-            parts.store, parts.space.index, parts.clock, parts.telemetry, route, parts.unstorable, self._stored()
+            parts.store, parts.space.index, parts.clock, parts.telemetry, route, parts.unstorable, self._on_stored()
         )
         return StoreResponse(
             inner,
@@ -154,20 +163,20 @@ class RouteSteps:
 
     def dispatch(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
-        deciding = deciding_of(route, parts)
+        backend_choice = backend_choice_of(route, parts)
         return Dispatch(
             route,
-            deciding,
-            self._call(deciding),
+            backend_choice,
+            self._call(backend_choice),
             parts.promises,
             parts.escalations,
             parts.telemetry,
             BaseUrlHint(),
             self._mirror(),
-            None if deciding.sole is None else parts.pools[deciding.sole],
+            None if backend_choice.single_backend is None else parts.pools[backend_choice.single_backend],
         ).__call__
 
-    def _stored(self) -> Callable[[RequestContext, Entry], None]:
+    def _on_stored(self) -> Callable[[RequestContext, Entry], None]:
         route, parts = self.route, self.parts
         compares = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
         audits = route.target.audit.share > 0
@@ -181,23 +190,23 @@ class RouteSteps:
 
         return stored
 
-    def _call(self, deciding: BackendChoice) -> Call:
+    def _call(self, backend_choice: BackendChoice) -> Call:
         route, parts = self.route, self.parts
-        rule, asking = route.target.cascade, Fallback(parts.pools, parts.clock, parts.telemetry)
+        rule, fallback = route.target.cascade, Fallback(parts.pools, parts.clock, parts.telemetry)
         if rule is not None:
-            checks = AnswerChecks(rule, asking, Grader(parts.pools), parts.space.embedder)
-            trials = LightTrials(rule, asking, checks)
+            checks = AnswerChecks(rule, fallback, Grader(parts.pools), parts.space.embedder)
+            trials = LightTrials(rule, fallback, checks)
             cascade = CascadeDispatch(
-                rule.accept_above, trials, asking, parts.telemetry, deciding.in_time, self._checked
+                rule.accept_above, trials, fallback, parts.telemetry, backend_choice.in_time, self._record_check
             )
             return cascade.answer
 
         def call(request: RequestContext, decision: Decision) -> Awaitable[BackendAnswer]:
-            return asking.first_answer(request, decision.backends)
+            return fallback.first_answer(request, decision.backends)
 
         return call
 
-    def _checked(self, request: RequestContext, passed: bool) -> None:
+    def _record_check(self, request: RequestContext, passed: bool) -> None:
         """Counted, and no more: a check is no comparison of two answers, and one that is too strict, which hears of
         every hard request, would soon have the route take all of them for hard."""
         score = request.complexity
@@ -210,10 +219,10 @@ class RouteSteps:
         rule = self.route.target.shadow
         if rule is None:
             return None
-        return partial(self.parts.shadows.watched, rule=rule, comparisons=self.parts.space.comparisons)
+        return partial(self.parts.shadows.observe_response, rule=rule, comparisons=self.parts.space.comparisons)
 
 
-def deciding_of(route: Route, parts: Parts) -> BackendChoice:
+def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
     return BackendChoice(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
 
 

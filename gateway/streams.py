@@ -68,9 +68,9 @@ async def close_stream(stream: AsyncIterator[object]) -> None:
 class ClosingDuplex:
     """A `Duplex` that says when it is over, once."""
 
-    def __init__(self, inner: Duplex, over: Callable[[], None]) -> None:
+    def __init__(self, inner: Duplex, on_end: Callable[[], None]) -> None:
         self._inner = inner
-        self._over: Callable[[], None] | None = over
+        self._done: Callable[[], None] | None = on_end
 
     @property
     def protocol(self) -> str | None:
@@ -86,9 +86,9 @@ class ClosingDuplex:
         try:
             await self._inner.close(closing)
         finally:
-            over, self._over = self._over, None
-            if over is not None:
-                over()
+            on_end, self._done = self._done, None
+            if on_end is not None:
+                on_end()
 
 
 async def close_body(body: Body) -> None:
@@ -111,7 +111,7 @@ async def drain(body: Body) -> None:
 
 
 class BufferedStream(AsyncIterator[T], Generic[T]):
-    """A stream whose items are all there already; who can do better than one by one takes them with `rest()`.
+    """A stream whose items are all there already; who can do better than one by one takes them with `take_all()`.
 
     `on_close` runs exactly once: when it is closed, or read to its end one by one."""
 
@@ -140,10 +140,10 @@ class BufferedStream(AsyncIterator[T], Generic[T]):
 
     @property
     def items(self) -> tuple[T, ...]:
-        """What `rest()` would take."""
+        """What `take_all()` would take."""
         return self._items[self._next :]
 
-    def rest(self) -> tuple[T, ...]:
+    def take_all(self) -> tuple[T, ...]:
         items, self._next = self._items[self._next :], len(self._items)
         return items
 
@@ -151,23 +151,23 @@ class BufferedStream(AsyncIterator[T], Generic[T]):
 class BufferedBody:
     """The body of a request, where it is here already; `b""`: it has none. Implements `BodySource`."""
 
-    __slots__ = ("taken",)
+    __slots__ = ("buffered_body",)
     replayable = True
 
     def __init__(self, body: bytes = b"") -> None:
-        self.taken = body
+        self.buffered_body = body
 
     async def read(self) -> bytes:
-        return self.taken
+        return self.buffered_body
 
     def read_nowait(self) -> bytes:
-        return self.taken
+        return self.buffered_body
 
     async def buffer(self) -> None:
         """It is all here."""
 
     def stream(self) -> AsyncIterator[bytes] | None:
-        return once(self.taken) if self.taken else None
+        return once(self.buffered_body) if self.buffered_body else None
 
 
 async def once(body: bytes) -> AsyncIterator[bytes]:
@@ -184,22 +184,22 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class StreamObserver(Generic[T]):
-    """What sees a stream go by. `saw` is given each batch, and returns what goes on of it; `ended` runs when all of the
-    stream was seen, and may be waited for; `broke` when there is no more to come, and returns what is said in place of
-    the break, None where that is not its business. `closed` runs exactly once, after these, or when the stream is
+    """What sees a stream go by. `on_items` is given each batch, and returns what goes on of it; `on_complete` runs when all of the
+    stream was seen, and may be waited for; `on_error` when there is no more to come, and returns what is said in place of
+    the break, None where that is not its business. `on_close` runs exactly once, after these, or when the stream is
     given up before its end."""
 
-    saw: Callable[[Sequence[T]], Sequence[T]] | None = None
-    ended: Callable[[], Awaitable[None] | None] | None = None
-    broke: Callable[[UpstreamStreamError], Sequence[T] | None] | None = None
-    closed: Callable[[], None] | None = None
+    on_items: Callable[[Sequence[T]], Sequence[T]] | None = None
+    on_complete: Callable[[], Awaitable[None] | None] | None = None
+    on_error: Callable[[UpstreamStreamError], Sequence[T] | None] | None = None
+    on_close: Callable[[], None] | None = None
 
 
 class Source(Protocol[T_co]):
-    """Where a stream comes from. It may have an `aclose()`. `dry`: what `take` has just returned was all that there is,
+    """Where a stream comes from. It may have an `aclose()`. `drained`: what `take` has just returned was all that there is,
     so that nothing more comes of it before it is waited for, or tells."""
 
-    dry: bool
+    drained: bool
 
     def take(self) -> Sequence[T_co] | None:
         """What has come since the last time; None: nothing yet; empty: the end. Raises `UpstreamStreamError`."""
@@ -222,9 +222,9 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
     def __init__(self, source: Source[T], *taps: StreamObserver[T]) -> None:
         self._source = source
         self._taps = list(taps)  # those that have not been closed, from the source on
-        self._saws = [tap.saw for tap in taps if tap.saw is not None]
-        self._over = False  # the source has no more
-        self.dry = False  # see `Source`
+        self._batch_hooks = [tap.on_items for tap in taps if tap.on_items is not None]
+        self._done = False  # the source has no more
+        self.drained = False  # see `Source`
         self._read: Iterator[T] = iter(())  # of a batch that is read item by item
 
     @property
@@ -238,33 +238,33 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
     def tap(self, tap: StreamObserver[T]) -> None:
         """Of a stream of which nothing has been taken."""
         self._taps.append(tap)
-        if tap.saw is not None:
-            self._saws.append(tap.saw)
+        if tap.on_items is not None:
+            self._batch_hooks.append(tap.on_items)
 
     def take(self) -> Sequence[T] | None:
         """As `Source` has it."""
-        while not self._over:
+        while not self._done:
             try:
                 items = self._source.take()
             except UpstreamStreamError as error:
-                return self._broken(error)
+                return self._handle_error(error)
             if not items:
-                self._over = items is not None
+                self._done = items is not None
                 return items
-            for saw in self._saws:
-                items = saw(items)
+            for on_items in self._batch_hooks:
+                items = on_items(items)
             if items:
-                self.dry = self._source.dry
+                self.drained = self._source.drained
                 return items
         return ()
 
-    async def more(self) -> Sequence[T]:
+    async def next_batch(self) -> Sequence[T]:
         """The next batch; empty at the end, which needs no `end`. Raises `UpstreamStreamError`."""
         try:
             while (items := self.take()) is None:
                 await self._source.wait()
         except BaseException:
-            self._shut()
+            self._close_observers()
             raise
         if not items:
             await self.end()
@@ -276,20 +276,20 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
             while self._taps:
                 tap = self._taps.pop(0)
                 try:
-                    awaited = None if tap.ended is None else tap.ended()
+                    awaited = None if tap.on_complete is None else tap.on_complete()
                     if awaited is not None:
                         await awaited
                 finally:
-                    if tap.closed is not None:
-                        tap.closed()
+                    if tap.on_close is not None:
+                        tap.on_close()
         finally:
-            self._shut()
+            self._close_observers()
 
     async def __anext__(self) -> T:
         while True:
             for item in self._read:
                 return item
-            items = await self.more()
+            items = await self.next_batch()
             if not items:
                 raise StopAsyncIteration
             self._read = iter(items)
@@ -301,54 +301,54 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
             if close is not None:
                 await close()
         finally:
-            self._shut()
+            self._close_observers()
 
-    def _broken(self, error: UpstreamStreamError) -> Sequence[T]:
+    def _handle_error(self, error: UpstreamStreamError) -> Sequence[T]:
         """What is said instead; those that come after who says it see a stream that ends."""
-        self._over, self.dry = True, False
+        self._done, self.drained = True, False
         while self._taps:
             tap = self._taps.pop(0)
-            said = None if tap.broke is None else tap.broke(error)
-            if tap.closed is not None:
-                tap.closed()
-            if said is not None:
-                for after in self._taps:
-                    said = said if after.saw is None else after.saw(said)
-                return said
+            replacement = None if tap.on_error is None else tap.on_error(error)
+            if tap.on_close is not None:
+                tap.on_close()
+            if replacement is not None:
+                for later_tap in self._taps:
+                    replacement = replacement if later_tap.on_items is None else later_tap.on_items(replacement)
+                return replacement
         raise error
 
-    def _shut(self) -> None:
-        self._over = True
+    def _close_observers(self) -> None:
+        self._done = True
         while self._taps:
             tap = self._taps.pop(0)
-            if tap.closed is not None:
+            if tap.on_close is not None:
                 try:
-                    tap.closed()
+                    tap.on_close()
                 finally:
-                    self._shut()
+                    self._close_observers()
 
 
 class _Drawn(Generic[T]):
     """A source that is an iterator: item by item, and it cannot tell."""
 
-    tells, dry = False, True
+    tells, drained = False, True
 
     def __init__(self, inner: AsyncIterator[T]) -> None:
         self._inner = inner
-        self._came: Sequence[T] | None = None
+        self._batch: Sequence[T] | None = None
         self._error: UpstreamStreamError | None = None
 
     def take(self) -> Sequence[T] | None:
         if self._error is not None:
             raise self._error
-        came, self._came = self._came, None
-        return came
+        batch, self._batch = self._batch, None
+        return batch
 
     async def wait(self) -> None:
         try:
-            self._came = (await anext(self._inner),)
+            self._batch = (await anext(self._inner),)
         except StopAsyncIteration:
-            self._came = ()
+            self._batch = ()
         except UpstreamStreamError as error:
             self._error = error
 
@@ -359,31 +359,31 @@ class _Drawn(Generic[T]):
         await close_stream(self._inner)
 
 
-def flow_of(stream: AsyncIterator[T]) -> ObservedStream[T]:
+def as_observed(stream: AsyncIterator[T]) -> ObservedStream[T]:
     return stream if isinstance(stream, ObservedStream) else ObservedStream(_Drawn(stream))
 
 
-def tapped(stream: AsyncIterator[T], tap: StreamObserver[T]) -> ObservedStream[T]:
+def with_observer(stream: AsyncIterator[T], tap: StreamObserver[T]) -> ObservedStream[T]:
     """`stream`, which is not used any more, with one more that sees it go by."""
-    flow = flow_of(stream)
+    flow = as_observed(stream)
     flow.tap(tap)
     return flow
 
 
-def with_end(response: Response, over: Callable[[], None]) -> Response:
-    """Calls `over` once, when the body has ended or is given up; at once where it is whole, or the answer an error."""
+def with_completion(response: Response, on_end: Callable[[], None]) -> Response:
+    """Calls `on_end` once, when the body has ended or is given up; at once where it is whole, or the answer an error."""
     body = response.body
     if isinstance(body, Tunnel):  # of status 101
-        return replace(response, body=Tunnel(ClosingDuplex(body.upstream, over)))
+        return replace(response, body=Tunnel(ClosingDuplex(body.upstream, on_end)))
     if isinstance(body, FullBody) or response.status >= 400:
-        over()
+        on_end()
         return response
     if isinstance(body, EventStream):
-        return replace(response, body=EventStream(tapped(body.events, StreamObserver(closed=over))))
-    return replace(response, body=ByteStream(tapped(body.chunks, StreamObserver(closed=over))))
+        return replace(response, body=EventStream(with_observer(body.events, StreamObserver(on_close=on_end))))
+    return replace(response, body=ByteStream(with_observer(body.chunks, StreamObserver(on_close=on_end))))
 
 
-async def told(source: Source[Any]) -> None:
+async def wait_ready(source: Source[Any]) -> None:
     """`wait` of a source that tells."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     source.tell(lambda: None if waiter.done() else waiter.set_result(None))
@@ -393,20 +393,20 @@ async def told(source: Source[Any]) -> None:
         source.tell(None)
 
 
-async def pour(
-    flow: ObservedStream[T], write: Callable[[Sequence[T]], bool], room: Callable[[], Awaitable[None]]
+async def pump(
+    flow: ObservedStream[T], write: Callable[[Sequence[T]], bool], wait_writable: Callable[[], Awaitable[None]]
 ) -> None:
     """All of it into `write`, batch by batch and as it comes. Where that says no, nothing is taken off the source until
-    `room` returns. Raises `UpstreamStreamError`, and what `write` raises; whoever calls this closes the flow."""
+    `wait_writable` returns. Raises `UpstreamStreamError`, and what `write` raises; whoever calls this closes the flow."""
     if flow.tells:
         pump = _Pump(flow, write)
         while await pump.run():
-            await room()
+            await wait_writable()
         await flow.end()
         return
-    while items := await flow.more():
+    while items := await flow.next_batch():
         if not write(items):
-            await room()
+            await wait_writable()
 
 
 class _Pump(Generic[T]):
@@ -440,7 +440,7 @@ class _Pump(Generic[T]):
                 if not self._write(items):
                     waiter.set_result(True)
                     return
-                if self._flow.dry:
+                if self._flow.drained:
                     return
             if items is not None:
                 waiter.set_result(False)
@@ -451,7 +451,7 @@ class _Pump(Generic[T]):
 # An answer that is read to its end before anybody gets any of it.
 
 # As much as a flight holds for its readers; with log probabilities a token is some 200 bytes.
-MAX_HELD_BYTES = 8 * 1024 * 1024
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,19 +469,19 @@ class BufferedResponse:
         """As in `Entry`."""
         return (self.whole,) if self.events is None else tuple(event.data for event in self.events)
 
-    def released(self) -> Response:
+    def to_response(self) -> Response:
         """In the form in which it came; a stream all at once."""
         body = FullBody(self.whole) if self.events is None else EventStream(BufferedStream(self.events))
         return replace(self.response, body=body)
 
-    def changed(self, change: Callable[[bytes], bytes]) -> BufferedResponse:
+    def map_data(self, change: Callable[[bytes], bytes]) -> BufferedResponse:
         """With the data of a whole body, or of each event, put through `change`."""
         if self.events is None:
             return replace(self, whole=change(self.whole))
         return replace(self, events=tuple(Event(change(event.data), event.name) for event in self.events))
 
 
-async def held(response: Response, limit: int = MAX_HELD_BYTES) -> BufferedResponse | None:
+async def buffer_response(response: Response, limit: int = MAX_BUFFERED_BYTES) -> BufferedResponse | None:
     """None where it is no answer, too long to be held, or of no known form; it is then given up. Raises
     `UpstreamStreamError`."""
     body = response.body

@@ -59,14 +59,14 @@ def traceparent(trace_id: str, span_id: str, *, sampled: bool) -> str:
     return f"00-{trace_id}-{span_id}-0{int(sampled)}"
 
 
-def continued(headers: Mapping[str, str], parent: str, state: str) -> CIMultiDict[str]:
+def inject_trace(headers: Mapping[str, str], parent: str, state: str) -> CIMultiDict[str]:
     """`headers` with another parent."""
-    handed_on = CIMultiDict(headers)
-    handed_on.popall(STATE, None)
-    handed_on[PARENT] = parent
+    traced_headers = CIMultiDict(headers)
+    traced_headers.popall(STATE, None)
+    traced_headers[PARENT] = parent
     if state:
-        handed_on[STATE] = state
-    return handed_on
+        traced_headers[STATE] = state
+    return traced_headers
 
 
 def sampling_limit(share: float) -> float:
@@ -86,7 +86,7 @@ def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:
 
 # What the notebook of a request keeps where it is traced: when each step was, and every call to an upstream. Spans are
 # made of it when the request is over (`gateway.observability.spans`).
-MAX_NOTES = 128  # steps and calls of a request, what goes on behind it included
+MAX_RECORDS = 128  # steps and calls of a request, what goes on behind it included
 
 MAX_READ = 256 * 1024  # bytes of a whole answer that is read for its usage: beyond it that takes milliseconds
 
@@ -123,7 +123,7 @@ class TraceRecorder:
         self.marks: list[Mark] = []
         self.calls: tuple[UpstreamCall, ...] = ()
         self.links: tuple[tuple[str, str], ...] = ()  # (trace id, span id) of the requests whose answers it shared
-        self.lost = 0  # notes beyond `MAX_NOTES`
+        self.lost = 0  # notes beyond `MAX_RECORDS`
         self.later: Callable[[TraceRecorder], None] | None = (
             None  # set when the request is over: told of what comes then
         )
@@ -136,7 +136,7 @@ class TraceRecorder:
         return self._span_id
 
     def mark(self, name: str, started: float, ended: float, purpose: str) -> None:
-        if len(self.marks) + len(self.calls) >= MAX_NOTES:
+        if len(self.marks) + len(self.calls) >= MAX_RECORDS:
             self.lost += 1
             return
         self.marks.append((name, started, ended, purpose))
@@ -144,7 +144,7 @@ class TraceRecorder:
             self.later(self)
 
     def ended(self, call: UpstreamCall) -> None:
-        if len(self.marks) + len(self.calls) >= MAX_NOTES:
+        if len(self.marks) + len(self.calls) >= MAX_RECORDS:
             self.lost += 1
             return
         self.calls += (call,)
@@ -162,12 +162,12 @@ class TraceRecorder:
         """The header that names one of its spans as who asks."""
         return traceparent(self.trace_id, span_id, sampled=self.sampled)
 
-    def handed_on(self, headers: Mapping[str, str], span_id: str | None = None) -> CIMultiDict[str]:
+    def traced_headers(self, headers: Mapping[str, str], span_id: str | None = None) -> CIMultiDict[str]:
         """`headers` that name one of its spans as who asks; None: the request's own."""
         state = "" if self.parent is None else self.parent.state
-        return continued(headers, self.parent_for(span_id or self.span_id), state)
+        return inject_trace(headers, self.parent_for(span_id or self.span_id), state)
 
-    def continued(self, headers: Sequence[tuple[str, str]], span_id: str) -> list[tuple[str, str]]:
+    def inject_trace(self, headers: Sequence[tuple[str, str]], span_id: str) -> list[tuple[str, str]]:
         """Headers that trace a request, with the span `span_id` of it as who asks."""
         own = [header for header in headers if header[0].lower() not in CONTEXT] if headers else []
         own.append((PARENT, self.parent_for(span_id)))
@@ -175,7 +175,7 @@ class TraceRecorder:
             own.append((STATE, self.parent.state))
         return own
 
-    def taken(self) -> tuple[tuple[Mark, ...], tuple[UpstreamCall, ...]]:
+    def drain(self) -> tuple[tuple[Mark, ...], tuple[UpstreamCall, ...]]:
         """What has been noted since it was asked last."""
         marks, calls = tuple(self.marks), self.calls
         self.marks, self.calls = [], ()

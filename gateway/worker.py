@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from gateway.cache.eviction import OF_MEMORY
+from gateway.cache.eviction import MEMORY_SHARE
 from gateway.config import Config
 
 VARIABLE = "NEARHIT_WORKER"  # not a setting: it has no `__`
@@ -28,47 +28,51 @@ class WorkerEnvironment:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> WorkerEnvironment | None:
-        given = environ.get(VARIABLE)
-        return None if given is None else cls(**json.loads(given))
+        text = environ.get(VARIABLE)
+        return None if text is None else cls(**json.loads(text))
 
-    def in_words(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
-    def applied(self, config: Config) -> Config:
+    def apply_to(self, config: Config) -> Config:
         """Its part of what the configuration allows a gateway: together the workers keep to it."""
         store, server, share = config.store, config.server, self.workers
         budget = store.max_bytes
         if budget is None and store.url == "embedded":
-            budget = int(OF_MEMORY * store.max_memory)
+            budget = int(MEMORY_SHARE * store.max_memory)
         return config.model_copy(
             update={
                 "data_dir": config.data_dir / FOLDER / str(self.number),
                 "store": store.model_copy(
                     update={"url": self.store, "max_bytes": budget, "front_size": store.front_size // share}
                 ),
-                "server": server.model_copy(update={"max_inflight": _part(server.max_inflight, share)}),
-                "jobs": config.jobs.model_copy(update={"workers": _part(config.jobs.workers, share)}),
+                "server": server.model_copy(update={"max_inflight": _divide(server.max_inflight, share)}),
+                "jobs": config.jobs.model_copy(update={"workers": _divide(config.jobs.workers, share)}),
                 "backends": {
-                    name: backend.model_copy(update={"max_concurrency": _part(backend.max_concurrency, share)})
+                    name: backend.model_copy(update={"max_concurrency": _divide(backend.max_concurrency, share)})
                     for name, backend in config.backends.items()
                 },
             }
         )
 
-    def say(self, word: str) -> None:
+    def notify_supervisor(self, event: str) -> None:
         """To the supervisor: `ready` once it listens, `warm` once its index is complete."""
-        os.write(self.told, f"{word}\n".encode())
+        os.write(self.told, f"{event}\n".encode())
 
 
-def data_of(hired: WorkerEnvironment | None) -> socket.socket | None:
+def data_socket(worker_environment: WorkerEnvironment | None) -> socket.socket | None:
     """What its data port listens on already; None: it is to listen by itself."""
-    return None if hired is None else socket.socket(fileno=hired.data)
+    return None if worker_environment is None else socket.socket(fileno=worker_environment.data)
 
 
-def admin_of(hired: WorkerEnvironment | None) -> socket.socket | None:
+def admin_socket(worker_environment: WorkerEnvironment | None) -> socket.socket | None:
     """The same of the admin port."""
-    return None if hired is None or hired.admin is None else socket.socket(fileno=hired.admin)
+    return (
+        None
+        if worker_environment is None or worker_environment.admin is None
+        else socket.socket(fileno=worker_environment.admin)
+    )
 
 
-def _part(whole: int, share: int) -> int:
+def _divide(whole: int, share: int) -> int:
     return -(-whole // share)

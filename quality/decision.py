@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from gateway.cache.feedback import Counterexamples
-from gateway.cache.judgement import CandidateScorer, Near
+from gateway.cache.judgement import CandidateScorer, NeighbourEntry
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.messages import Embedding, Vector
 from gateway.ports import Acceptance, Embedder, Judgement, TextEncoder, Verifier
@@ -50,9 +50,11 @@ class Decision:
     async def judge(self, question: str, vector: Vector, near: Sequence[tuple[Stored, float]]) -> Judgement:
         """`near`: stored questions with their similarity in [0, 1], most similar first; at least one."""
         embedding = Embedding(vector, 0, False)
-        scores = self._scorer.of(question, "", embedding, cast(Sequence[Near], near), self._control, self.entries)
-        if self._scorer.closer_look_is_due(scores):
-            await self._scorer.look_closer(scores)
+        scores = self._scorer.of(
+            question, "", embedding, cast(Sequence[NeighbourEntry], near), self._control, self.entries
+        )
+        if self._scorer.needs_second_opinion(scores):
+            await self._scorer.apply_second_opinion(scores)
         return scores.chosen
 
 

@@ -61,7 +61,7 @@ async def test_the_same_in_other_words_waits_and_is_a_semantic_hit(
     assert {answer.cache_status for answer in answers} == {"nearhit; hit; detail=semantic"}
     assert "wait;dur=" in answers[0].headers["Server-Timing"]
     assert (await first).status == 200
-    assert (len(upstream.calls), len(served.gateway.parts.space.aloft)) == (1, 0)
+    assert (len(upstream.calls), len(served.gateway.parts.space.inflight_questions)) == (1, 0)
 
 
 async def test_it_does_not_unless_the_policy_says_so(upstream: Upstream, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_after_an_answer_that_cannot_be_stored_all_fly_alone_and_at_once(
     upstream.answer = None
     upstream.gate.set()
     assert {answer.status for answer in await asyncio.gather(*others)} == {200}
-    assert len(served.gateway.parts.space.aloft) == 0
+    assert len(served.gateway.parts.space.inflight_questions) == 0
 
 
 async def test_a_deadline_bounds_the_wait(served: Served, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ async def test_whoever_leaves_leaves_nothing_behind(served: Served, upstream: Up
     waiting.cancel()
     first.cancel()
     await until(lambda: upstream.cancelled == 1)
-    await until(lambda: len(served.gateway.parts.space.aloft) == 0)
+    await until(lambda: len(served.gateway.parts.space.inflight_questions) == 0)
     await until(lambda: not served.gateway.parts.flights)
     upstream.gate.set()
     assert (await served.chat(ALIKE[0])).cache_status == "nearhit; fwd=miss; stored"
@@ -159,7 +159,7 @@ async def test_questions_in_flight_are_bounded(
     first = await in_flight(served, upstream)
     unseen = asyncio.create_task(served.chat("which colour has the sky"))
     await until(lambda: len(upstream.calls) == 2)
-    assert len(served.gateway.parts.space.aloft) == 1
+    assert len(served.gateway.parts.space.inflight_questions) == 1
     also = asyncio.create_task(served.chat("which colour has the sky?"))
     await until(lambda: len(upstream.calls) == 3)
     upstream.gate.set()

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.tasks import Backoff, begun_again, cancelled, run_within
+from gateway.tasks import Backoff, cancelled, restart_on_failure, run_in
 from tests.fixtures.waiting import until
 
 
@@ -16,7 +16,7 @@ async def test_a_job_that_fails_says_so_at_once_and_not_when_the_gateway_ends(ca
         raise ZeroDivisionError("a fault")
 
     async with AsyncExitStack() as stack:
-        run_within(stack, job())
+        run_in(stack, job())
         await until(lambda: caplog.records)
         (record,) = caplog.records
         assert (record.levelname, record.getMessage()) == ("ERROR", "a part of the gateway has ended")
@@ -26,7 +26,7 @@ async def test_a_job_that_fails_says_so_at_once_and_not_when_the_gateway_ends(ca
 
 async def test_a_job_that_is_ended_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
-        run_within(stack, asyncio.Event().wait())  # type: ignore[arg-type]
+        run_in(stack, asyncio.Event().wait())  # type: ignore[arg-type]
         await asyncio.sleep(0)
     assert not caplog.records
 
@@ -61,7 +61,7 @@ async def test_a_job_that_fails_is_begun_again_and_says_so(caplog: pytest.LogCap
         await asyncio.Event().wait()
 
     async with AsyncExitStack() as stack:
-        run_within(stack, begun_again(job, Backoff(0.001, 0.004, 60.0)))
+        run_in(stack, restart_on_failure(job, Backoff(0.001, 0.004, 60.0)))
         await until(lambda: begun == 3)
     said = [record.__dict__["fields"] for record in caplog.records if record.name == "nearhit"]
     assert [fields["again_in_s"] for fields in said] == [0.001, 0.002]

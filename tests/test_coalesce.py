@@ -238,7 +238,7 @@ async def test_who_comes_when_the_beginning_is_gone_gets_a_call_of_its_own(
         while b"five" not in seen:
             seen += await early.content.readany()
         (flight,) = served.gateway.parts.flights.values()
-        await until(lambda: not flight.open)
+        await until(lambda: not flight.is_joinable)
         late = asyncio.create_task(served.chat("hi", stream=True))
         await until(lambda: len(upstream.calls) == 2)
         steps.finish()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.cache import cluster_leases as leasings
 from gateway.cache import flight as flights
 from gateway.cache import stores
-from gateway.cache.admission import REMEMBERED_S, HitForMiss
+from gateway.cache.admission import HIT_FOR_MISS_TTL_S, HitForMiss
 from gateway.cache.cluster_leases import ClusterLeases
 from gateway.observability.telemetry import Telemetry
 from tests.fixtures.clock import FakeClock
@@ -151,7 +151,7 @@ async def test_the_first_answer_that_can_be_stored_makes_a_crowd_of_them_again(
 async def test_after_a_moment_a_crowd_is_one_flight_again(served: Served, upstream: Upstream, clock: FakeClock) -> None:
     failing(upstream, 500)
     await served.chat("hi")
-    clock.advance(REMEMBERED_S + 0.1)
+    clock.advance(HIT_FOR_MISS_TTL_S + 0.1)
     upstream.answer = None
     upstream.gate.clear()
     tasks = await crowd(served, 20)
@@ -231,7 +231,7 @@ async def test_a_backend_that_gives_no_answer_at_all_is_not_stormed(served: Serv
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 8)), max_size=200))
 def test_what_is_remembered_is_bounded_in_number_and_in_time(steps: list[tuple[int, float]]) -> None:
     clock = FakeClock()
-    unstorable = HitForMiss(clock, seconds=10.0, limit=8)
+    unstorable = HitForMiss(clock, ttl_s=10.0, limit=8)
     last: dict[str, float] = {}
     for name, pause in steps:
         clock.advance(pause)
@@ -251,7 +251,7 @@ def test_what_is_remembered_is_bounded_in_number_and_in_time(steps: list[tuple[i
 
 async def test_with_a_store_of_its_own_a_gateway_takes_no_leases(served: Served) -> None:
     await served.chat("hi")
-    assert served.gateway.parts.leasing is None
+    assert served.gateway.parts.cluster_leases is None
     assert outcomes(served) == {}
 
 
@@ -361,7 +361,7 @@ async def test_a_gateway_does_not_wait_for_itself(
         while b"five" not in seen:
             seen += await early.content.readany()
         (flight,) = shared.gateway.parts.flights.values()
-        await until(lambda: not flight.open)
+        await until(lambda: not flight.is_joinable)
         late = asyncio.create_task(shared.chat("hi", stream=True))
         await until(lambda: len(upstream.calls) == 2)
         last.set()
@@ -393,12 +393,12 @@ def store(clock: FakeClock) -> MemoryStore:
 
 
 @pytest.fixture
-async def leasing(
+async def cluster_leases(
     store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[ClusterLeases]:
     monkeypatch.setattr(leasings, "RENEW_S", 0.001)
     monkeypatch.setattr(leasings, "POLL_S", 0.001)
-    made = ClusterLeases(MemoryLeases(store, clock, ttl_s=TTL_S), Telemetry(), draw=lambda: 0.5)
+    made = ClusterLeases(MemoryLeases(store, clock, ttl_s=TTL_S), Telemetry(), rng=lambda: 0.5)
     task = asyncio.create_task(made.run())
     yield made
     task.cancel()
@@ -406,63 +406,65 @@ async def leasing(
 
 
 async def test_a_lease_is_renewed_while_its_flight_is_in_the_air(
-    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock
+    cluster_leases: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
-    token = (await leasing.claim("a", None)).token
+    token = (await cluster_leases.claim("a", None)).token
     for _ in range(5):
         until_then = store.leases["a"][1]
         clock.advance(TTL_S * 0.7)
         await until(lambda then=until_then: store.leases["a"][1] > then)
-    assert leasing.ours("a", token)
-    leasing.give_back("a", token)
+    assert cluster_leases.is_held("a", token)
+    cluster_leases.release("a", token)
     await until(lambda: not store.leases)
-    assert leasing.held == 0
+    assert cluster_leases.active == 0
 
 
 async def test_a_lost_lease_is_noticed_and_not_given_back_for_another(
-    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock
+    cluster_leases: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
-    token = (await leasing.claim("a", None)).token
+    token = (await cluster_leases.claim("a", None)).token
     store.leases["a"] = (token + 1, clock.wall() + 60)
-    await until(lambda: leasing.held == 0)
-    leasing.give_back("a", token)
-    leasing.settled("a", token)
-    await leasing.close()
+    await until(lambda: cluster_leases.active == 0)
+    cluster_leases.release("a", token)
+    cluster_leases.on_stored("a", token)
+    await cluster_leases.close()
     assert store.leases["a"][0] == token + 1
 
 
 async def test_who_waits_is_told_when_the_holder_ends_or_changes(
-    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock
+    cluster_leases: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
     store.leases |= {"a": (7, clock.wall() + 60), "b": (8, clock.wall() + 60)}
-    ended, changed = (asyncio.create_task(leasing.over(name, holder, LONG_S)) for name, holder in (("a", 7), ("b", 8)))
-    await until(lambda: leasing.awaited == 2)
+    ended, changed = (
+        asyncio.create_task(cluster_leases.over(name, holder, LONG_S)) for name, holder in (("a", 7), ("b", 8))
+    )
+    await until(lambda: cluster_leases.waiting == 2)
     del store.leases["a"]
     assert await ended
     assert not changed.done()
     store.leases["b"] = (9, clock.wall() + 60)
     assert await changed
-    assert leasing.awaited == 0
+    assert cluster_leases.waiting == 0
 
 
 async def test_who_waits_is_told_when_the_store_cannot_be_asked(
-    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock
+    cluster_leases: ClusterLeases, store: MemoryStore, clock: FakeClock
 ) -> None:
     store.leases["a"] = (7, clock.wall() + 60)
-    waiting = asyncio.create_task(leasing.over("a", 7, LONG_S))
-    await until(lambda: leasing.awaited == 1)
+    waiting = asyncio.create_task(cluster_leases.over("a", 7, LONG_S))
+    await until(lambda: cluster_leases.waiting == 1)
     store.down = True
     assert not await waiting
     store.down = False
     del store.leases["a"]
-    assert await leasing.over("a", 7, LONG_S), "it goes on once the store is back"
+    assert await cluster_leases.over("a", 7, LONG_S), "it goes on once the store is back"
 
 
 async def test_waiting_is_bounded_in_time_and_number(
-    leasing: ClusterLeases, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    cluster_leases: ClusterLeases, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.leases["a"] = (7, clock.wall() + 60)
-    assert not await leasing.over("a", 7, 0.01)
-    monkeypatch.setattr(leasings, "MAX_AWAITED", 0)
-    assert not await leasing.over("a", 7, 10)
-    assert leasing.awaited == 0
+    assert not await cluster_leases.over("a", 7, 0.01)
+    monkeypatch.setattr(leasings, "MAX_WATCHED", 0)
+    assert not await cluster_leases.over("a", 7, 10)
+    assert cluster_leases.waiting == 0

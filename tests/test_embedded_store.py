@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from gateway.adapters.redis import embedded_valkey
-from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LogLineReader, until_read
+from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LogLineReader, wait_until_loaded
 from gateway.adapters.system.child_process import ChildFailed, ChildProcess
 
 
@@ -37,7 +37,7 @@ async def test_a_store_waits_for_its_predecessor_to_end(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_does_not_end_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_valkey, "LINGER_S", 0.05)
+    monkeypatch.setattr(embedded_valkey, "LOCK_TIMEOUT_S", 0.05)
     old = await EmbeddedValkey.start(tmp_path, max_memory=2**26)
     try:
         with pytest.raises(ChildFailed, match="of another gateway still runs"):
@@ -101,7 +101,7 @@ class Loading:
 async def test_a_store_that_reads_its_file_is_waited_for_as_long_as_it_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, step: int, asked: int
 ) -> None:
-    monkeypatch.setattr(embedded_valkey, "ANSWER_S", 60.0)
+    monkeypatch.setattr(embedded_valkey, "QUERY_TIMEOUT_S", 60.0)
     child = await ChildProcess.start(
         "toy", [sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "toy.log"
     )
@@ -110,10 +110,10 @@ async def test_a_store_that_reads_its_file_is_waited_for_as_long_as_it_goes_on(
     try:
         with caplog.at_level(logging.INFO, "nearhit"):
             if step:
-                await until_read(child, LogLineReader(path), 0.01)
+                await wait_until_loaded(child, LogLineReader(path), 0.01)
             else:
                 with pytest.raises(ChildFailed, match=r"toy was not ready within 0\.01 s"):
-                    await until_read(child, LogLineReader(path), 0.01)
+                    await wait_until_loaded(child, LogLineReader(path), 0.01)
         assert loading.asked == asked
         assert [each.fields["percent"] for each in caplog.records if hasattr(each, "fields")] == [40.0, 80.0, 120.0][
             : asked if step else 0
@@ -128,6 +128,6 @@ async def test_how_far_a_store_is_can_be_read_from_a_real_one(tmp_path: Path) ->
     try:
         reading = LogLineReader(Path(server.url.removeprefix("unix://")))
         assert await reading.over()
-        assert await reading.goes_on(), "it is done"
+        assert await reading.is_progressing(), "it is done"
     finally:
         await server.stop()

@@ -119,7 +119,7 @@ async def test_an_error_before_the_head_is_everybodys() -> None:
     flight = SharedCall(fail())
     outcomes = await asyncio.gather(flight.join(), flight.join(), return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["no", "no"]
-    assert not flight.open
+    assert not flight.is_joinable
 
 
 async def test_a_break_reaches_each_reader_after_what_came_before_it() -> None:
@@ -131,7 +131,7 @@ async def test_a_break_reaches_each_reader_after_what_came_before_it() -> None:
         assert await take(reader, 1) == [b"a"]
         with pytest.raises(UpstreamStreamError, match="broke off"):
             await take(reader, 1)
-    assert not flight.open
+    assert not flight.is_joinable
     assert source.closed
 
 
@@ -155,7 +155,7 @@ async def test_the_last_reader_that_leaves_cancels_the_call() -> None:
         assert not source.closed
         await close_body(reader.body)
     await source.ended.wait()
-    assert not flight.open
+    assert not flight.is_joinable
     await asyncio.gather(flight.task, return_exceptions=True)
     assert flight.task.cancelled()
 
@@ -186,10 +186,10 @@ async def test_leaving_before_the_head_cancels_the_call_once_nobody_waits() -> N
     leader.cancel()
     await until_idle()
     assert not cancelled.is_set()
-    assert flight.open
+    assert flight.is_joinable
     follower.cancel()
     await cancelled.wait()
-    assert not flight.open, "a newcomer must not join a call that is being cancelled"
+    assert not flight.is_joinable, "a newcomer must not join a call that is being cancelled"
 
 
 async def test_a_slow_reader_holds_nobody_up() -> None:
@@ -228,7 +228,7 @@ async def test_a_flight_that_has_let_go_of_its_beginning_takes_no_newcomer(monke
     source.push(*letters("abcdef"))
     assert await take(reader, 6) == list(letters("abcdef"))
     await until_idle()
-    assert not flight.open
+    assert not flight.is_joinable
     source.push(None)
     assert await all_of(reader) == []
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import UpstreamStreamError
-from gateway.streams import ClosingStream, ObservedStream, StreamObserver, flow_of, pour, told
+from gateway.streams import ClosingStream, ObservedStream, StreamObserver, as_observed, pump, wait_ready
 
 BROKEN = UpstreamStreamError("it broke off")
 ROUNDS = 200  # of the loop: more than any case takes
@@ -27,7 +27,7 @@ class Scripted:
     ends_with_its_last: bool = False  # the end comes in the same read as the last batch
     come: list[int] = field(default_factory=list)
     over: bool = False
-    dry: bool = False
+    drained: bool = False
     wake: Callable[[], None] | None = None
     tells: ClassVar[bool] = True
 
@@ -46,7 +46,7 @@ class Scripted:
     def take(self) -> Sequence[int] | None:
         if self.come:
             come, self.come = self.come, []
-            self.dry = not self.over
+            self.drained = not self.over
             return come
         if not self.over:
             return None
@@ -58,7 +58,7 @@ class Scripted:
         self.wake = wake
 
     async def wait(self) -> None:
-        await told(self)
+        await wait_ready(self)
 
 
 @dataclass
@@ -150,7 +150,7 @@ async def in_a_flow(case: Case, how: str, room: list[bool]) -> Seen:
     notes: list[str] = []
     taps = case.noting(notes)
     source = Scripted([list(batch) for batch in case.batches], case.breaks, how == "the end with its last")
-    flow = ObservedStream(source, *[tap.tap() for tap in taps]) if tells else flow_of(_drawn(case))
+    flow = ObservedStream(source, *[tap.tap() for tap in taps]) if tells else as_observed(_drawn(case))
     for tap in () if tells else taps:
         flow.tap(tap.tap())
     came: list[int] = []
@@ -172,7 +172,7 @@ async def in_a_flow(case: Case, how: str, room: list[bool]) -> Seen:
             await asyncio.sleep(0)
         assert len(came) == before, "nothing is taken while there is no room"
 
-    driven = asyncio.create_task(each() if single else pour(flow, write, more_room))
+    driven = asyncio.create_task(each() if single else pump(flow, write, more_room))
     for _ in range(ROUNDS):
         await asyncio.sleep(0)
         source.step()
@@ -209,7 +209,7 @@ def test_a_stream_that_is_given_up_closes_each_tap_once_and_ends_none(case: Case
         notes: list[str] = []
         source = Scripted([list(batch) for batch in case.batches] + [[1]] * 6)
         flow = ObservedStream(source, *[tap.tap() for tap in case.noting(notes)])
-        driven = asyncio.create_task(pour(flow, bool, asyncio.Event().wait))
+        driven = asyncio.create_task(pump(flow, bool, asyncio.Event().wait))
         for _ in range(steps):
             await asyncio.sleep(0)
             source.step()
@@ -229,7 +229,7 @@ def test_a_stream_that_is_given_up_closes_each_tap_once_and_ends_none(case: Case
 async def test_what_came_together_goes_on_within_the_callback_that_brought_it() -> None:
     source, came = Scripted([[1, 2], [3]]), list[Sequence[int]]()
     flow = ObservedStream(source)
-    driven = asyncio.create_task(pour(flow, lambda items: came.append(items) or True, asyncio.Event().wait))
+    driven = asyncio.create_task(pump(flow, lambda items: came.append(items) or True, asyncio.Event().wait))
     await asyncio.sleep(0)
     source.step()
     assert came == [[1, 2]], "no turn of the loop in between"
@@ -245,27 +245,27 @@ async def test_who_cannot_write_hears_of_it() -> None:
     def write(items: Sequence[int]) -> bool:
         raise ConnectionResetError("the client has left")
 
-    closed: list[bool] = []
-    flow = ObservedStream(source, StreamObserver(closed=lambda: closed.append(True)))
-    driven = asyncio.create_task(pour(flow, write, asyncio.Event().wait))
+    on_close: list[bool] = []
+    flow = ObservedStream(source, StreamObserver(on_close=lambda: on_close.append(True)))
+    driven = asyncio.create_task(pump(flow, write, asyncio.Event().wait))
     await asyncio.sleep(0)
     source.step()  # which raises nothing where the callback is called
     source.step()
     with pytest.raises(ConnectionResetError):
         await driven
     await flow.aclose()
-    assert closed == [True]
+    assert on_close == [True]
 
 
 async def test_a_tap_that_fails_at_the_end_leaves_none_unclosed() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    closed: list[int] = []
+    on_close: list[int] = []
     taps = [
-        StreamObserver(ended=fail, closed=lambda: closed.append(0)),
-        StreamObserver(fail, fail, closed=lambda: closed.append(1)),
+        StreamObserver(on_complete=fail, on_close=lambda: on_close.append(0)),
+        StreamObserver(fail, fail, on_close=lambda: on_close.append(1)),
     ]
     with pytest.raises(ZeroDivisionError):
-        await ObservedStream(Scripted([], over=True), *taps).more()
-    assert closed == [0, 1]
+        await ObservedStream(Scripted([], over=True), *taps).next_batch()
+    assert on_close == [0, 1]

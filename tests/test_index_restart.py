@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.redis.change_log import CHANGES
+from gateway.adapters.redis.change_log import CHANGES_KEY
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache import model_factory, recovery
 from gateway.cache.eviction import Evictor
@@ -82,10 +82,10 @@ async def asked(served: Served, *questions: str) -> None:
 
 async def followed(served: Served, store: OutsideServer) -> None:
     """Returns once it has read the log of changes to its end."""
-    following = served.gateway.following
-    assert following is not None
-    end = store.client.xinfo_stream(CHANGES)["last-generated-id"].decode()
-    await until(lambda: following.position == end)
+    replication = served.gateway.replication
+    assert replication is not None
+    end = store.client.xinfo_stream(CHANGES_KEY)["last-generated-id"].decode()
+    await until(lambda: replication.position == end)
 
 
 async def test_semantic_hits_survive_a_restart_without_a_vector_being_read(

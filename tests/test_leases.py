@@ -54,12 +54,12 @@ async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 wired = first_by is not None and i == 0
                 backends = {"main": {"adapter": "openai", "url": upstream.url}}
                 shared = {"url": first_by if wired else store.url, "timeout": "5s" if wired else limit}
-                lasts_s = ttl_s if i == 0 else LONG_S
+                replay_duration_s = ttl_s if i == 0 else LONG_S
                 if not processes:
-                    monkeypatch.setattr(stores, "LEASE_TTL_S", lasts_s)
+                    monkeypatch.setattr(stores, "LEASE_TTL_S", replay_duration_s)
                     return await stack.enter_async_context(gateway_of(config_of(folder, backends, store=shared)))
                 config = write_config(folder, backends, store=shared)
-                program = changed({"gateway.cache.stores.LEASE_TTL_S": lasts_s})
+                program = changed({"gateway.cache.stores.LEASE_TTL_S": replay_duration_s})
                 return await stack.enter_async_context(served_by_process(config, program))
 
             before = lookups(store)
@@ -119,14 +119,14 @@ def words_of(answer: Answer) -> str:
 
 
 async def led_by_first(
-    store: OutsideServer, gateways: list[Served], upstream: Upstream, each: int = 1
+    store: OutsideServer, gateways: list[Served], upstream: Upstream, per_request: int = 1
 ) -> list[list[asyncio.Task[Answer]]]:
     """The first gateway has the lease and its call is at the backend, the others wait."""
     first, *others = gateways
     upstream.gate.clear()
-    tasks = [await asked(store, first, each)]
+    tasks = [await asked(store, first, per_request)]
     await until(lambda: len(upstream.calls) == 1)
-    tasks += [await asked(store, other, each) for other in others]
+    tasks += [await asked(store, other, per_request) for other in others]
     await waits(*others)
     return tasks
 
@@ -188,7 +188,7 @@ async def test_a_leader_that_dies_or_hangs_costs_one_more_call(
     fleet: Fleet, store: OutsideServer, upstream: Upstream, stopped_by: signal.Signals
 ) -> None:
     processes = await fleet(store, processes=True, ttl_s=TTL_S)
-    crowds = await led_by_first(store, processes, upstream, each=5)
+    crowds = await led_by_first(store, processes, upstream, per_request=5)
     processes[0].process.send_signal(stopped_by)
     await until(lambda: len(upstream.calls) == 2, timeout_s=PATIENCE_S)  # the lease has expired
     upstream.gate.set()
@@ -247,7 +247,7 @@ async def test_an_answer_that_may_not_be_stored_hands_the_lease_to_one_that_wait
         return web.json_response(completion(call, "secret"), headers={"Cache-Control": "private, no-store"})
 
     upstream.answer = answer
-    crowds = await led_by_first(store, gateways, upstream, each=50)
+    crowds = await led_by_first(store, gateways, upstream, per_request=50)
     upstream.gate.set()
     first = await asyncio.gather(*crowds[0])
     assert {answer.status for answer in first} == {500 if what == "error" else 200}, "shared by who had joined"
@@ -275,7 +275,7 @@ async def test_when_all_clients_of_the_leader_leave_another_gateway_calls(
     fleet: Fleet, store: OutsideServer, upstream: Upstream
 ) -> None:
     gateways = await fleet(store)
-    crowds = await led_by_first(store, gateways, upstream, each=3)
+    crowds = await led_by_first(store, gateways, upstream, per_request=3)
     for task in crowds[0]:
         task.cancel()
     await until(lambda: upstream.cancelled == 1)
@@ -289,7 +289,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
     fleet: Fleet, store: OutsideServer, upstream: Upstream
 ) -> None:
     here, there = await fleet(store, 2)
-    ours, theirs = await led_by_first(store, [here, there], upstream, each=2)
+    ours, theirs = await led_by_first(store, [here, there], upstream, per_request=2)
     theirs[0].cancel()
     upstream.gate.set()
     assert words_of(await theirs[1]) == words_of(await ours[0]) == "upstream answers: hi"
@@ -368,7 +368,7 @@ async def test_a_leader_that_is_cut_off_from_the_store_costs_one_more_call(
     wire = Wire(store)
     async with wire.served() as url:
         gateways = await fleet(store, ttl_s=TTL_S, first_by=url)
-        crowds = await led_by_first(store, gateways, upstream, each=5)
+        crowds = await led_by_first(store, gateways, upstream, per_request=5)
         wire.cut = True
         await until(lambda: len(upstream.calls) == 2, timeout_s=PATIENCE_S)
         upstream.gate.set()
@@ -384,7 +384,7 @@ async def test_without_the_store_every_gateway_calls_for_itself(
     fleet: Fleet, store: OutsideServer, upstream: Upstream, frozen: bool
 ) -> None:
     gateways = await fleet(store, limit="5s")
-    crowds = await led_by_first(store, gateways, upstream, each=5)
+    crowds = await led_by_first(store, gateways, upstream, per_request=5)
     if frozen:
         store.freeze()
     else:

@@ -20,7 +20,7 @@ from gateway.cache.stores import access_of
 from gateway.cli.doctor import store as doctor_store
 from gateway.cli.doctor.store import store as look_at
 from gateway.config.store import StoreConfig
-from gateway.config.store_url import StoreKind, StoreTarget, target_of
+from gateway.config.store_url import StoreKind, StoreTarget, parse_store_url
 from gateway.errors import StartupError
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.store_fleets import ENVIRON, PATIENCE_S, SECRET, SentinelFleet, sentinel_fleet
@@ -32,8 +32,8 @@ from tests.fixtures.waiting import until
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentinels, and the servers that are looked at, have as long as a busy machine needs."""
-    monkeypatch.setattr(client, "ASK_S", PATIENCE_S)
-    monkeypatch.setattr(doctor_store, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(client, "SENTINEL_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(doctor_store, "TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelFleet]:
     ],
 )
 def test_a_url_says_where_the_store_is_and_who_asks(url: str, expected: StoreTarget) -> None:
-    assert target_of(url) == expected
+    assert parse_store_url(url) == expected
     assert "p@" not in expected.where
 
 
@@ -67,7 +67,7 @@ def test_a_url_says_where_the_store_is_and_who_asks(url: str, expected: StoreTar
 )
 def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        target_of(url)
+        parse_store_url(url)
 
 
 def document(upstream: Upstream, path: Path, store: dict[str, Any]) -> Any:

@@ -29,20 +29,20 @@ ASKED, SAME = "how do I reset the password of my account", "How do I reset the p
 
 @given(st.text(min_size=1))
 def test_an_entry_lies_with_its_lease_its_list_and_their_counter(name: str) -> None:
-    keys = [part(name) for part in (CLUSTERED.entry, CLUSTERED.lease, CLUSTERED.list_of, CLUSTERED.counter)]
+    keys = [part(name) for part in (CLUSTERED.entry, CLUSTERED.lease, CLUSTERED.list_key, CLUSTERED.counter)]
     assert len({key_slot(key.encode()) for key in keys}) == 1
-    assert CLUSTERED.list_of(name) in CLUSTERED.lists
+    assert CLUSTERED.list_key(name) in CLUSTERED.list_keys
     assert key_slot(keys[0].encode()) // WIDTH == key_slot(name.encode()) // WIDTH
 
 
 def test_entries_spread_evenly_over_the_slots() -> None:
-    buckets = Counter(key_slot(key.encode()) // WIDTH for key in CLUSTERED.lists)
+    buckets = Counter(key_slot(key.encode()) // WIDTH for key in CLUSTERED.list_keys)
     assert buckets == dict.fromkeys(range(BUCKETS), 1)
 
 
 def test_names_on_one_server_are_as_they_were() -> None:
     assert ONE_SERVER.entry("f") == "nearhit:1:entry:f"
-    assert ONE_SERVER.lists == ["nearhit:1:entries"]
+    assert ONE_SERVER.list_keys == ["nearhit:1:entries"]
     assert ONE_SERVER.key("bans:version") == "nearhit:1:bans:version"
 
 

@@ -111,8 +111,8 @@ async def is_gone(served: Served, question: str) -> bool:
 
 async def followed(served: Served) -> None:
     """Returns once lookups go by the model that came, and the store keeps no other's vectors."""
-    await until(lambda: served.gateway.parts.spaces.coming is None)
-    await until(lambda: served.gateway.succession.done)
+    await until(lambda: served.gateway.parts.spaces.upcoming is None)
+    await until(lambda: served.gateway.cutover.done)
 
 
 async def fields_of(served: Served, field: str) -> list[bytes | None]:
@@ -190,7 +190,7 @@ async def test_a_migration_that_was_cut_goes_on_and_hits_go_on_with_it(
     caplog.clear()
     caplog.set_level(logging.INFO, "nearhit")
     async with gateway_of(start(ONNX, HASH)) as served:
-        assert served.gateway.parts.spaces.coming is None, "it has been done: the old model is not even loaded"
+        assert served.gateway.parts.spaces.upcoming is None, "it has been done: the old model is not even loaded"
         assert said(caplog, "lookups have gone over already") == 1
         await recovered(served)
         await all_found(served, *QUESTIONS)
@@ -276,7 +276,7 @@ async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
         await held.third()
         for question in late:
             assert is_miss(await served.chat(question))
-        assert served.gateway.parts.spaces.newcomers.overflowed
+        assert served.gateway.parts.spaces.pending.overflowed
         calls = len(upstream.chats)
         held.go()
         await followed(served)
@@ -453,7 +453,7 @@ async def test_who_goes_back_in_the_middle_has_lost_nothing(
     async with gateway_of(start(HASH, index={"checkpoint": checkpoint})) as served:
         await recovered(served)
         await all_found(served, *QUESTIONS)
-        await until(lambda: served.gateway.succession.done)
+        await until(lambda: served.gateway.cutover.done)
         assert served.gateway.describe()["migration"] == {"done": 0, "left": 0, "skipped": 0}
         assert set(await fields_of(served, "former")) == {None}
         assert set(await fields_of(served, "embedder")) == {b"hash/384/v2"}
@@ -466,7 +466,7 @@ async def test_without_the_old_model_it_says_so_and_embeds_anew_without_it(
     await fill(start(HASH))
     async with gateway_of(start(ONNX, {"adapter": "onnx", "model": "none-such"})) as served:
         assert said(caplog, "embedder.migrate_from: the model cannot be loaded") == 1
-        assert served.gateway.parts.spaces.coming is None
+        assert served.gateway.parts.spaces.upcoming is None
         await recovered(served)
         assert is_exact(await served.chat(QUESTIONS[0]))
         await until(lambda: served.gateway.migration.complete)
@@ -476,7 +476,7 @@ async def test_without_the_old_model_it_says_so_and_embeds_anew_without_it(
 async def test_the_model_in_use_is_no_model_to_migrate_from(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     async with gateway_of(start(HASH, HASH)) as served:
         assert said(caplog, "embedder.migrate_from names the model in use") == 1
-        assert served.gateway.parts.spaces.coming is None
+        assert served.gateway.parts.spaces.upcoming is None
 
 
 async def test_lookups_stay_with_the_old_model_while_the_new_one_gives_no_vectors(
@@ -527,7 +527,7 @@ async def test_a_fenced_answer_is_a_newcomer_too_and_one_without_a_vector_is_non
 ) -> None:
     told: list[str] = []
     async with gateway_of(start(HASH)) as served:
-        view: RedisStore = served.gateway.stores.redis.seen_by("e1", told.append)
+        view: RedisStore = served.gateway.stores.redis.for_embedder("e1", told.append)
         entry = entry_of("with")
         await view.put(entry, vector_of(1))
         await view.put(entry_of("without"), None)

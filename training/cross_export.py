@@ -23,7 +23,7 @@ from sklearn.metrics import roc_auc_score
 
 from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, OnnxCrossEncoder, WordTable
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, load_manifest
-from gateway.adapters.onnx.tokenizer import PairTokenizer, joined
+from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.cache.features import FloatArray
 from gateway.tools.embedding_model import dequantize
 from training.cross_network import Network, batch
@@ -104,7 +104,7 @@ def _served(graph: Path, model: Path) -> list[tuple[str, str, float]]:
         dequantize.write(graph, exact, model / MODEL_FILE)
         session = onnxruntime.InferenceSession(str(exact), providers=["CPUExecutionProvider"])
     for asked, stored in RECOGNISED:
-        pair = joined(reader.ids(asked), reader.ids(stored))
+        pair = join_pair(reader.ids(asked), reader.ids(stored))
         assert pair is not None
         ids, types = pair[0][np.newaxis], pair[1][np.newaxis]
         feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}

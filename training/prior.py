@@ -26,7 +26,7 @@ from sklearn.linear_model import LogisticRegression
 from gateway.cache.features import FloatArray
 from gateway.cache.threshold.ledger import BANDS, band_of
 from gateway.cache.threshold.route_control import Evidence, LabelledLookup
-from gateway.cache.threshold.wrong_hits import falling
+from gateway.cache.threshold.wrong_hits import pool_adjacent_violators
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import ABOUT_FILE, WEIGHTS, LearnedVerifier, weights_from
 from gateway.ports import Opinion, PriorBands, StoredCandidate, Verifier
@@ -38,7 +38,7 @@ NEIGHBOURS = 4  # as gateway.cache.judgement.MAX_CANDIDATES
 SAMPLE = 3000  # questions of banking77's training part
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
-# Where few or none were met: so many more, as wrong as this. The pools of `falling` carry the rest upwards.
+# Where few or none were met: so many more, as wrong as this. The pools of `pool_adjacent_violators` carry the rest upwards.
 SMOOTHING, DOUBT = 0.5, 0.6
 
 
@@ -106,7 +106,7 @@ def bands(verifier: Verifier, requests: Sequence[Sequence[Met]]) -> PriorBands:
             wrong[band] += not right
             rates[band] += 1
             evidence.add(LabelledLookup(each.vector, opinion.probability, float(right)))
-    pools = falling(wrong.tolist(), labels.tolist())
+    pools = pool_adjacent_violators(wrong.tolist(), labels.tolist())
     ends = [pool.first for pool in pools[1:]] + [BANDS]
     shares = [pool.rate for pool, end in zip(pools, ends, strict=True) for _ in range(pool.first, end)]
     rates /= sum(map(len, requests))

@@ -12,19 +12,19 @@ import orjson
 from aiohttp import web
 
 from gateway.adapters.system.audit_file import AuditFile
-from gateway.admin.responses import answered, asked_number, json_answer
+from gateway.admin.responses import int_parameter, json_errors, json_response
 from gateway.errors import BadRequest, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import RemovalStore
 
 LOG = logging.getLogger("nearhit.audit")
-LISTED, MAX_LISTED = 50, 1_000
-NOTED = web.RequestKey("noted", dict[str, Any])
+DEFAULT_LIMIT, MAX_LIMIT = 50, 1_000
+AUDIT_FIELDS = web.RequestKey("noted", dict[str, Any])
 
 
-def note(request: web.Request, **said: Any) -> None:
+def add_audit_fields(request: web.Request, **fields: Any) -> None:
     """What an action was about, for the trail: neither texts nor secrets. `look=True`: it changes nothing after all."""
-    request.get(NOTED, {}).update(said)
+    request.get(AUDIT_FIELDS, {}).update(fields)
 
 
 class AuditTrail:
@@ -34,9 +34,9 @@ class AuditTrail:
         self._telemetry = telemetry
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/admin/audit", answered(self._get))]
+        return [web.get("/admin/audit", json_errors(self._get))]
 
-    def write(self, entry: dict[str, Any]) -> bytes:
+    def record(self, entry: dict[str, Any]) -> bytes:
         """At once: what was done is written down before it is said to be done."""
         line = orjson.dumps(entry)
         LOG.info(entry["did"], extra={"fields": entry})
@@ -47,7 +47,7 @@ class AuditTrail:
             LOG.error("the audit trail cannot be written, it is in this log alone: %s", error.strerror or error)
         return line
 
-    async def share(self, line: bytes) -> None:
+    async def publish(self, line: bytes) -> None:
         """With the gateways on the store."""
         try:
             await self._store.add_audit(line)
@@ -56,14 +56,14 @@ class AuditTrail:
             LOG.warning("an action is in this gateway's audit trail alone", extra={"fields": {"error": str(error)}})
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        limit = asked_number(request, "limit", LISTED, MAX_LISTED)
+        limit = int_parameter(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         try:
-            source, lines = await self._youngest(limit, request.query.get("source", "store"))
+            source, lines = await self._latest(limit, request.query.get("source", "store"))
         except OSError as error:
-            return json_answer({"error": f"the audit trail cannot be read: {error.strerror or error}"}, 500)
-        return json_answer({"source": source, "entries": [_entry(line) for line in lines]})
+            return json_response({"error": f"the audit trail cannot be read: {error.strerror or error}"}, 500)
+        return json_response({"source": source, "entries": [_parse_entry(line) for line in lines]})
 
-    async def _youngest(self, limit: int, source: str) -> tuple[str, list[bytes]]:
+    async def _latest(self, limit: int, source: str) -> tuple[str, list[bytes]]:
         if source not in ("store", "file"):
             raise BadRequest("source: expected store (all gateways on it) or file (this gateway)")
         if source == "store":
@@ -71,10 +71,10 @@ class AuditTrail:
                 return "store", list(await self._store.audits(limit))
             except StoreUnavailable:
                 pass  # what this gateway wrote down itself is better than nothing
-        return "file", await asyncio.to_thread(self._file.youngest, limit)
+        return "file", await asyncio.to_thread(self._file.latest, limit)
 
 
-def _entry(line: bytes) -> Any:
+def _parse_entry(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:  # the disk was full in the middle of it

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.admin.responses import json_answer
+from gateway.admin.responses import json_response
 from gateway.routing.rate_limiter import MAX_SEEN, RateLimiter
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
@@ -25,26 +25,26 @@ def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, Any]:
             "queued": pool.crowd.queued,
             "limit": pool.crowd.limit,
             "breaker": pool.state(now).name.lower(),
-            "upstreams": [_upstream(lane, now) for lane in pool.lanes],
+            "upstreams": [_upstream_report(endpoint, now) for endpoint in pool.endpoints],
         }
         for name, pool in pools.items()
     }
 
 
-def _upstream(lane: Upstream, now: float) -> dict[str, Any]:
-    crowd, hosted = lane.backend.crowd, lane.upstream.hosted
-    whole, streamed = (lane.predict(CallFeatures(stream=stream), now, CONFIDENCE) for stream in (False, True))
+def _upstream_report(endpoint: Upstream, now: float) -> dict[str, Any]:
+    crowd, hosted = endpoint.backend.crowd, endpoint.upstream.hosted
+    whole, streamed = (endpoint.predict(CallFeatures(stream=stream), now, CONFIDENCE) for stream in (False, True))
     return {
-        "address": lane.upstream.address,
-        "weight": lane.upstream.weight,
-        "state": lane.state(now).name.lower(),
-        "breaker": lane.breaker.state(now).name.lower(),
-        "waits_s": round(lane.told_to_wait_s(None, now), 3),
+        "address": endpoint.upstream.address,
+        "weight": endpoint.upstream.weight,
+        "state": endpoint.state(now).name.lower(),
+        "breaker": endpoint.breaker.state(now).name.lower(),
+        "waits_s": round(endpoint.retry_after_s(None, now), 3),
         "models": {} if hosted is None else dict(hosted.conditions),
         "inflight": crowd.inflight,
         "queued": crowd.queued,
         "limit": crowd.limit,
-        "latency_ewma_ms": _ms(lane.slowest_s()),
+        "latency_ewma_ms": _ms(endpoint.slowest_s()),
         "predicted_ms": {
             "whole": _ms(None if whole is None else whole.total_s),
             "first_token": _ms(None if streamed is None else streamed.ttft_s),
@@ -57,7 +57,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 # GET /admin/limits: who has how much left, as this gateway saw it last.
-SHOWN = 50
+DEFAULT_LIMIT = 50
 
 
 class LimitsHandler:
@@ -68,8 +68,8 @@ class LimitsHandler:
         return [web.get("/admin/limits", self._get)]
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        asked = request.query.get("top", str(SHOWN))
+        asked = request.query.get("top", str(DEFAULT_LIMIT))
         if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked[:9]) <= MAX_SEEN:
-            return json_answer({"error": f"top: expected a number from 1 to {MAX_SEEN}"}, status=400)
-        seen = [asdict(one) for one in self._quotas.seen(int(asked[:9]))]
-        return json_answer({"gateways": self._quotas.gateways, "waiting": self._quotas.waiting, "limits": seen})
+            return json_response({"error": f"top: expected a number from 1 to {MAX_SEEN}"}, status=400)
+        usage = [asdict(one) for one in self._quotas.usage(int(asked[:9]))]
+        return json_response({"gateways": self._quotas.gateways, "waiting": self._quotas.waiting, "limits": usage})

@@ -12,23 +12,23 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import BeforeValidator, Field
 
-from gateway.admin.audit import note
+from gateway.admin.audit import add_audit_fields
 from gateway.admin.keys import KeyAdmin
-from gateway.admin.responses import NO_STORE, answered, asked_number, json_answer, object_of, section_of
+from gateway.admin.responses import NO_STORE, int_parameter, json_errors, json_response, parse_object, parse_section
 from gateway.cache.export_import import ExportImport, ImportIncomplete
 from gateway.cache.purge import Purge, PurgeIncomplete, PurgeRequest, PurgeResult
-from gateway.config.errors import show
+from gateway.config.errors import format_value
 from gateway.config.policy.model import Policy
 from gateway.config.units import PositiveDuration
 from gateway.config.validation import NOT_EMPTY, Section
 from gateway.errors import BadRequest, GatewayError, Overloaded, RequestTimeout, StoreUnavailable
 
 # Whether what a removal names is known. It is no fault where it is not: the store may have answers of before.
-LISTED = 20
+MAX_LISTED_NAMES = 20
 
 
 class PurgeValidation:
-    """`policy` returns the one in force. `tenants`: those of the configuration's keys, `keychain` has others;
+    """`policy` returns the one in force. `tenants`: those of the configuration's keys, `key_admin` has others;
     None: they have no names, as backends judge their credentials."""
 
     def __init__(
@@ -36,24 +36,30 @@ class PurgeValidation:
         policy: Callable[[], Policy],
         backends: Collection[str],
         tenants: Collection[str] | None,
-        keychain: KeyAdmin,
+        key_admin: KeyAdmin,
     ) -> None:
         self._policy = policy
         self._backends = backends
         self._tenants = tenants
-        self._keychain = keychain
+        self._keychain = key_admin
 
-    async def unknown(self, wanted: PurgeRequest) -> list[str]:
+    async def unknown_names(self, purge_request: PurgeRequest) -> list[str]:
         """A sentence for each name that nothing has."""
         said = [
-            unknown_name("route of the policy in force", wanted.route, [each.name for each in self._policy().routes]),
-            unknown_name("backend of the configuration", wanted.backend, self._backends),
+            unknown_name_message(
+                "route of the policy in force", purge_request.route, [each.name for each in self._policy().routes]
+            ),
+            unknown_name_message("backend of the configuration", purge_request.backend, self._backends),
         ]
-        if wanted.tenant is not None and self._tenants is not None and wanted.tenant not in self._tenants:
-            said.append(unknown_name("tenant with a key", wanted.tenant, await self._with_keys(self._tenants)))
+        if purge_request.tenant is not None and self._tenants is not None and purge_request.tenant not in self._tenants:
+            said.append(
+                unknown_name_message(
+                    "tenant with a key", purge_request.tenant, await self._tenants_with_keys(self._tenants)
+                )
+            )
         return [sentence for sentence in said if sentence is not None]
 
-    async def _with_keys(self, configured: Collection[str]) -> Collection[str] | None:
+    async def _tenants_with_keys(self, configured: Collection[str]) -> Collection[str] | None:
         """None: the store does not say."""
         try:
             return sorted({*configured, *(key.tenant for key in await self._keychain.listed())})
@@ -61,13 +67,13 @@ class PurgeValidation:
             return None
 
 
-def unknown_name(what: str, name: str | None, known: Collection[str] | None) -> str | None:
+def unknown_name_message(what: str, name: str | None, known: Collection[str] | None) -> str | None:
     """None where `name` is among those, is not given, or where they are not known."""
     if name is None or known is None or name in known:
         return None
-    listed = ", ".join(islice(known, LISTED)) or "none"
-    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
-    return f"no {what} is called {show(name)} (there are: {listed}{more})"
+    listed = ", ".join(islice(known, MAX_LISTED_NAMES)) or "none"
+    more = f" and {len(known) - MAX_LISTED_NAMES} more" if len(known) > MAX_LISTED_NAMES else ""
+    return f"no {what} is called {format_value(name)} (there are: {listed}{more})"
 
 
 # What operators may do with stored answers: remove, list, take out, bring in; and who did.
@@ -75,7 +81,7 @@ MAX_STREAMS = 4  # exports and imports at once
 
 STALL_S = 30.0  # how long a client may take for a piece of one
 
-LISTED_ENTRIES, MAX_LISTED = 50, 1_000
+DEFAULT_ENTRIES, MAX_ENTRIES = 50, 1_000
 
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -105,9 +111,9 @@ class PurgeBody(Section):
     all: bool = False
     dry_run: bool = False
 
-    def wanted(self) -> PurgeRequest:
+    def purge_request(self) -> PurgeRequest:
         """Raises `BadRequest` where nothing says what is meant."""
-        wanted = PurgeRequest(
+        purge_request = PurgeRequest(
             tags=self.tags or (),
             tenant=self.tenant,
             route=self.route,
@@ -119,12 +125,12 @@ class PurgeBody(Section):
             fingerprint=self.fingerprint,
             all=self.all,
         )
-        if not wanted.described():
+        if not purge_request.describe():
             raise BadRequest(
                 "no condition is given: expected tags, tenant, route, model, backend, like, older_than, "
                 'fingerprint, or "all": true'
             )
-        return wanted
+        return purge_request
 
 
 class CacheAdmin:
@@ -136,62 +142,62 @@ class CacheAdmin:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/admin/cache/purge", answered(self._purge, _done)),
-            web.get("/admin/cache/entries", answered(self._entries, _done)),
-            web.get("/admin/cache/export", answered(self._export, _done)),
-            web.post("/admin/cache/import", answered(self._import, _done)),
+            web.post("/admin/cache/purge", json_errors(self._purge, _error_fields)),
+            web.get("/admin/cache/entries", json_errors(self._entries, _error_fields)),
+            web.get("/admin/cache/export", json_errors(self._export, _error_fields)),
+            web.post("/admin/cache/import", json_errors(self._import, _error_fields)),
         ]
 
     async def _purge(self, request: web.Request) -> web.StreamResponse:
-        body = section_of(PurgeBody, object_of(await request.read(), "conditions"))
-        wanted = body.wanted()
-        note(request, look=body.dry_run, conditions=wanted.described())
+        body = parse_section(PurgeBody, parse_object(await request.read(), "conditions"))
+        purge_request = body.purge_request()
+        add_audit_fields(request, look=body.dry_run, conditions=purge_request.describe())
         try:
-            outcome = await self._removal.purge(wanted, dry_run=body.dry_run)
+            outcome = await self._removal.purge(purge_request, dry_run=body.dry_run)
         except PurgeIncomplete as error:
-            await self._noted(request, wanted, error.outcome)
+            await self._audit_purge(request, purge_request, error.outcome)
             raise
-        await self._noted(request, wanted, outcome)
-        return json_answer(outcome.as_json())
+        await self._audit_purge(request, purge_request, outcome)
+        return json_response(outcome.as_json())
 
-    async def _noted(self, request: web.Request, wanted: PurgeRequest, outcome: PurgeResult) -> None:
+    async def _audit_purge(self, request: web.Request, purge_request: PurgeRequest, outcome: PurgeResult) -> None:
         """Names are looked up once it is done: nothing that waits comes before a removal."""
-        note(request, matched=outcome.matched, removed=outcome.removed, recorded=outcome.recorded)
-        outcome.notes += await self._names.unknown(wanted)
+        add_audit_fields(request, matched=outcome.matched, removed=outcome.removed, recorded=outcome.recorded)
+        outcome.notes += await self._names.unknown_names(purge_request)
 
     async def _entries(self, request: web.Request) -> web.StreamResponse:
-        limit = asked_number(request, "limit", LISTED_ENTRIES, MAX_LISTED)
+        limit = int_parameter(request, "limit", DEFAULT_ENTRIES, MAX_ENTRIES)
         given = {name: request.query.get(name) or None for name in ("tag", "tenant", "route", "model", "backend")}
-        return json_answer({"entries": await self._removal.entries(limit, **given)})
+        return json_response({"entries": await self._removal.entries(limit, **given)})
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
         form = request.query.get("format", "entries")
         if form not in ("entries", "chat"):
             raise BadRequest("format: expected one of: entries, chat")
         lines = self._portability.export(request.query.get("route"), request.query.get("tag"), chat=form == "chat")
-        self._enter()
+        self._acquire_stream()
         try:
             async with aclosing(lines):
-                return await _streamed(request, lines)
+                return await _stream_lines(request, lines)
         finally:
             self._streams -= 1
 
     async def _import(self, request: web.Request) -> web.StreamResponse:
-        self._enter()
+        self._acquire_stream()
         try:
-            done = await self._portability.take_in(_lines(request, self._portability.max_line))
+            result = await self._portability.import_lines(_read_lines(request, self._portability.max_line))
         finally:
             self._streams -= 1
-        note(request, **{name: count for name, count in done.as_json().items() if isinstance(count, int)})
-        return json_answer(done.as_json())
+        add_audit_fields(request, **{name: count for name, count in result.as_json().items() if isinstance(count, int)})
+        return json_response(result.as_json())
 
-    def _enter(self) -> None:
+    def _acquire_stream(self) -> None:
         if self._streams >= MAX_STREAMS:
             raise Overloaded(f"{MAX_STREAMS} exports or imports are under way: ask again", retry_after_s=1)
         self._streams += 1
 
 
-async def _streamed(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+async def _stream_lines(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:
     """The first line decides the status. Whatever goes wrong after it cuts the connection, so that nobody takes half
     for the whole."""
     first = await anext(lines, None)
@@ -210,24 +216,24 @@ async def _streamed(request: web.Request, lines: AsyncGenerator[bytes, None]) ->
     return response
 
 
-async def _lines(request: web.Request, longest: int) -> AsyncIterator[tuple[int, bytes | None]]:
+async def _read_lines(request: web.Request, max_line_bytes: int) -> AsyncIterator[tuple[int, bytes | None]]:
     """The lines of the body with their numbers; None for one that is longer. Raises `RequestTimeout`."""
     number, held, skipping = 1, bytearray(), False
-    while chunk := await _chunk(request):
+    while chunk := await _read_chunk(request):
         *whole, rest = chunk.split(b"\n")
         for piece in whole:
             held += piece
             if held.strip() or skipping:
-                yield number, None if skipping or len(held) > longest else bytes(held)
+                yield number, None if skipping or len(held) > max_line_bytes else bytes(held)
             number, held, skipping = number + 1, bytearray(), False
         held += rest
-        if len(held) > longest:
+        if len(held) > max_line_bytes:
             held, skipping = bytearray(), True
     if held.strip() or skipping:
         yield number, None if skipping else bytes(held)
 
 
-async def _chunk(request: web.Request) -> bytes:
+async def _read_chunk(request: web.Request) -> bytes:
     try:
         async with asyncio.timeout(STALL_S):
             return await request.content.read(2**16)
@@ -235,7 +241,7 @@ async def _chunk(request: web.Request) -> bytes:
         raise RequestTimeout(f"nothing came for {STALL_S:g} s: expected the rest of the lines") from None
 
 
-def _done(error: GatewayError) -> dict[str, Any]:
+def _error_fields(error: GatewayError) -> dict[str, Any]:
     if isinstance(error, PurgeIncomplete):
         return {**error.outcome.as_json(), "recorded": error.outcome.recorded}
-    return error.done.as_json() if isinstance(error, ImportIncomplete) else {}
+    return error.result.as_json() if isinstance(error, ImportIncomplete) else {}

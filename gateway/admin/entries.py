@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.admin.responses import answered, asked_number, json_answer
+from gateway.admin.responses import int_parameter, json_errors, json_response
 from gateway.cache.bans import SHOWN_DIGITS
 from gateway.cache.eviction import Evictor
 from gateway.cache.export_import import call_of
@@ -22,8 +22,8 @@ from gateway.errors import NotFound
 from gateway.messages import Entry
 from gateway.ports import Clock
 
-SHOWN, MAX_SHOWN = 20, 100
-ANSWER_SHOWN = 4_000  # characters of an answer, and of a question
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+MAX_TEXT_CHARS = 4_000  # characters of an answer, and of a question
 
 
 class EntriesHandler:
@@ -39,26 +39,28 @@ class EntriesHandler:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/admin/cache/top", answered(self._top)),
-            web.get("/admin/cache/entries/{fingerprint}", answered(self._one)),
+            web.get("/admin/cache/top", json_errors(self._get_top)),
+            web.get("/admin/cache/entries/{fingerprint}", json_errors(self._get_entry)),
         ]
 
-    async def _one(self, request: web.Request) -> web.Response:
+    async def _get_entry(self, request: web.Request) -> web.Response:
         entry = await self._front().get(request.match_info["fingerprint"])
         if entry is None:
             raise NotFound("no such answer is stored: it has expired, was removed or was never there")
-        return json_answer({**self._shown(entry), **self._texts(entry)})
+        return json_response({**self._entry_report(entry), **self._texts(entry)})
 
-    async def _top(self, request: web.Request) -> web.Response:
+    async def _get_top(self, request: web.Request) -> web.Response:
         found = []
-        for fingerprint, hits in await self._evictions.most_used(asked_number(request, "limit", SHOWN, MAX_SHOWN)):
+        for fingerprint, hits in await self._evictions.most_used(
+            int_parameter(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
+        ):
             entry = await self._front().get(fingerprint)
             if entry is not None:
-                found.append({**self._shown(entry), "hits": hits, "question": self._texts(entry)["question"]})
+                found.append({**self._entry_report(entry), "hits": hits, "question": self._texts(entry)["question"]})
         routes = [route.name for route in self._policy().routes if _may_show(route.name, self._policy())]
-        return json_answer({"entries": found, "prompts_of": routes})
+        return json_response({"entries": found, "prompts_of": routes})
 
-    def _shown(self, entry: Entry) -> dict[str, Any]:
+    def _entry_report(self, entry: Entry) -> dict[str, Any]:
         now = self._clock.wall()
         return {
             "fingerprint": entry.fingerprint,
@@ -88,12 +90,12 @@ class EntriesHandler:
         dialect = next((each for each in DIALECTS if each.name == entry.dialect), None)
         call = None if dialect is None else call_of(entry, dialect)
         answer = None if dialect is None or call is None else dialect.answer_text(call, entry.payload, entry.streamed)
-        return {"prompts": True, "question": _cut(entry.question), "answer": _cut(answer)}
+        return {"prompts": True, "question": _truncate(entry.question), "answer": _truncate(answer)}
 
 
 def _may_show(route: str, policy: Policy) -> bool:
     return any(each.name == route and each.record is not None and each.record.prompts for each in policy.routes)
 
 
-def _cut(text: str | None) -> str | None:
-    return text if text is None or len(text) <= ANSWER_SHOWN else text[:ANSWER_SHOWN] + " …"
+def _truncate(text: str | None) -> str | None:
+    return text if text is None or len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + " …"

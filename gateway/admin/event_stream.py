@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.admin.responses import NO_STORE, answered
+from gateway.admin.responses import NO_STORE, json_errors
 from gateway.observability.live_events import Decision, LiveEvents, Subscription
 
-LOOK_S = 1.0  # how soon it is noticed that a reader has left
-BEATS = 15  # of them between comments that keep the connection open
-GATHER_S = 0.1  # what comes within it goes out together
+POLL_S = 1.0  # how soon it is noticed that a reader has left
+POLLS_PER_HEARTBEAT = 15  # of them between comments that keep the connection open
+BATCH_S = 0.1  # what comes within it goes out together
 STALL_S = 30.0  # how long a reader may take for a piece
 FILTERS = ("route", "verdict", "tenant", "backend")
 
@@ -24,7 +24,7 @@ class LiveHandler:
         self._decisions = decisions
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/admin/decisions", answered(self._get))]
+        return [web.get("/admin/decisions", json_errors(self._get))]
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         wanted = {name: request.query[name] for name in FILTERS if request.query.get(name)}
@@ -33,7 +33,7 @@ class LiveHandler:
                 response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **NO_STORE})
                 await response.prepare(request)
                 await response.write(b"retry: 2000\n\n")
-                await _told(request, response, watch, wanted)
+                await _send_events(request, response, watch, wanted)
                 return response
         except (ConnectionError, TimeoutError):  # the reader has left, or does not read
             if request.transport is not None:
@@ -41,30 +41,30 @@ class LiveHandler:
             return web.Response()
 
 
-async def _told(
+async def _send_events(
     request: web.Request, response: web.StreamResponse, watch: Subscription, wanted: Mapping[str, str]
 ) -> None:
-    silent = 0
-    while not watch.over and request.transport is not None and not request.transport.is_closing():
-        taken = await watch.take(LOOK_S)
-        events = _events([decision for decision in taken if _meant(decision, wanted)], watch.dropped)
+    idle_polls = 0
+    while not watch.is_closed and request.transport is not None and not request.transport.is_closing():
+        taken = await watch.take(POLL_S)
+        events = _encode_events([decision for decision in taken if _passes_filters(decision, wanted)], watch.dropped)
         watch.dropped = 0
-        silent = 0 if events else silent + 1
-        if events or silent % BEATS == 0:
+        idle_polls = 0 if events else idle_polls + 1
+        if events or idle_polls % POLLS_PER_HEARTBEAT == 0:
             async with asyncio.timeout(STALL_S):
                 await response.write(events or b": still here\n\n")
-        await asyncio.sleep(GATHER_S)
+        await asyncio.sleep(BATCH_S)
 
 
-def _meant(decision: Decision, wanted: Mapping[str, str]) -> bool:
-    return all(_is(decision.get(name), value) for name, value in wanted.items())
+def _passes_filters(decision: Decision, wanted: Mapping[str, str]) -> bool:
+    return all(_value_matches(decision.get(name), value) for name, value in wanted.items())
 
 
-def _is(value: Any, wanted: str) -> bool:
+def _value_matches(value: Any, wanted: str) -> bool:
     return isinstance(value, str) and value == wanted
 
 
-def _events(decisions: list[Decision], dropped: int) -> bytes:
+def _encode_events(decisions: list[Decision], dropped: int) -> bytes:
     events = [b"event: decision\ndata: " + orjson.dumps(decision) + b"\n\n" for decision in decisions]
     if dropped:
         events.append(b"event: dropped\ndata: %d\n\n" % dropped)

@@ -10,9 +10,9 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from gateway.admin.responses import json_answer
+from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.explanation import ExplainedPair, LookupDetails, explained
+from gateway.cache.explanation import ExplainedPair, LookupDetails, build_explanation
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.model_factory import build_embedder, build_verifier
@@ -40,7 +40,7 @@ class PairRequest:
     route: str | None = None
 
 
-def pair_from(body: bytes) -> PairRequest:
+def parse_pair(body: bytes) -> PairRequest:
     """Raises `BadRequest`, without a word of the prompts in it."""
     try:
         value = orjson.loads(body)
@@ -59,7 +59,7 @@ def pair_from(body: bytes) -> PairRequest:
     return PairRequest(value["stored"], value["asked"], value.get("route"))
 
 
-def route_of(policy: Policy, name: str | None) -> tuple[str, Semantic]:
+def semantic_route(policy: Policy, name: str | None) -> tuple[str, Semantic]:
     """The route of this name, or the default one. Raises `BadRequest`."""
     names = [route.name for route in policy.routes]
     found = policy.routes[-1] if name is None else next((r for r in policy.routes if r.name == name), None)
@@ -77,7 +77,7 @@ async def explain_pair(
     and frames of fewer words show by what else is stored. Raises `EmbedderUnavailable`."""
     # One after the other, as lookups do: texts of one batch of the quantised model move each other in the third digit.
     asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
-    entry, similarity = _entry(pair), _similarity(asked, stored)
+    entry, similarity = _stored_entry(pair), _similarity(asked, stored)
     look = LookupDetails(
         route=route,
         acceptance=rule.acceptance,
@@ -85,25 +85,25 @@ async def explain_pair(
         floor=floor_of(rule.acceptance, verifier),
         features={},
         labels=control.labels,
-        partial=asked.why_partial or stored.why_partial,
+        partial=asked.partial_reason or stored.partial_reason,
     )
     near, scorer = [(entry, similarity)], CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples())
     if look.partial is not None:  # bounds what the verifier reads, too
         first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
-        return explained(first, first, look)
+        return build_explanation(first, first, look)
     look = replace(look, features=verifier.features(pair.asked, StoredCandidate(pair.stored, similarity)))
     scores = scorer.of(pair.asked, "", asked, near, control, 0)
     first = scores.chosen
-    if similarity >= look.floor and scorer.closer_look_is_due(scores):
-        await scorer.look_closer(scores)
-    return explained(first, scores.chosen, replace(look, second=scores.second, framed=scores.parts is not None))
+    if similarity >= look.floor and scorer.needs_second_opinion(scores):
+        await scorer.apply_second_opinion(scores)
+    return build_explanation(first, scores.chosen, replace(look, second=scores.second, framed=scores.parts is not None))
 
 
 def _similarity(a: Embedding, b: Embedding) -> float:
     return min(1.0, max(0.0, float(a.vector @ b.vector)))
 
 
-def _entry(pair: PairRequest) -> Entry:
+def _stored_entry(pair: PairRequest) -> Entry:
     """What a judgement is about; of an answer there is nothing."""
     return Entry(
         fingerprint="", scope="", tenant="", route="", model="", operation="", dialect="", question=pair.stored,
@@ -124,34 +124,34 @@ class ExplainHandler:
 
     async def explain(self, request: web.Request) -> web.Response:
         try:
-            pair = pair_from(await request.read())
-            route, rule = route_of(self._policy(), pair.route)
+            pair = parse_pair(await request.read())
+            route, rule = semantic_route(self._policy(), pair.route)
             space = self._spaces.serving
             control = space.controls.of(route)
             found = await explain_pair(pair, route, rule, control, space.embedder, space.verifier)
         except BadRequest as error:
-            return json_answer({"error": error.message}, 400)
+            return json_response({"error": error.message}, 400)
         except web.HTTPRequestEntityTooLarge:
-            return json_answer({"error": "the body is larger than 1 MiB: expected two prompts"}, 400)
+            return json_response({"error": "the body is larger than 1 MiB: expected two prompts"}, 400)
         except EmbedderUnavailable as error:
-            return json_answer({"error": str(error)}, 503)
-        return json_answer(found.as_json())
+            return json_response({"error": str(error)}, 503)
+        return json_response(found.as_json())
 
 
 # `nearhit explain --stored ... --asked ...`: what a route makes of two prompts, offline or by a running gateway.
-WAIT_S = 30.0  # for a running gateway's answer
+TIMEOUT_S = 30.0  # for a running gateway's answer
 
 
-def checked(pair: PairRequest) -> PairRequest:
+def validate_pair(pair: PairRequest) -> PairRequest:
     """The rules of the admin port for what comes from a command line. Raises `BadRequest`."""
-    return pair_from(_body(pair))
+    return parse_pair(_encode_pair(pair))
 
 
 async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping[str, str]) -> ExplainedPair:
     """With what the configuration names and the verifier's calibration: nothing is learnt yet. Raises `BadRequest`,
     `StartupError`, and whatever the reading of the configuration and the model's loading raise."""
     config = load_config(config_path, environ)
-    route, rule = route_of(load_policy(config.policies, config), pair.route)
+    route, rule = semantic_route(load_policy(config.policies, config), pair.route)
     verifier = build_verifier(config.verifier, config.embedder)
     encoder, embedder = build_embedder(config.embedder)
     try:
@@ -164,23 +164,23 @@ async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping
         verifier.close()
 
 
-async def explain_by(admin: str, token: str | None, pair: PairRequest) -> ExplainedPair:
+async def explain_via_gateway(admin: str, token: str | None, pair: PairRequest) -> ExplainedPair:
     """By the gateway whose admin port is at this URL. Raises `BadRequest` with its sentence, or one about it."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S)) as session,
-            session.post(admin.rstrip("/") + PATH, data=_body(pair), headers=headers) as response,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
+            session.post(admin.rstrip("/") + PATH, data=_encode_pair(pair), headers=headers) as response,
         ):
             status, body = response.status, await response.read()
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
         raise BadRequest(f"--admin {admin} is no URL: expected one such as http://127.0.0.1:9090") from None
     except (TimeoutError, aiohttp.ClientError) as error:
         raise BadRequest(f"no answer from {admin}: {error or 'it takes too long'}") from None
-    return _read(admin, status, body)
+    return _parse_response(admin, status, body)
 
 
-def _read(admin: str, status: int, body: bytes) -> ExplainedPair:
+def _parse_response(admin: str, status: int, body: bytes) -> ExplainedPair:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -195,7 +195,7 @@ def _read(admin: str, status: int, body: bytes) -> ExplainedPair:
         raise BadRequest(f"{admin} answers otherwise than this version expects: {error}") from None
 
 
-def _body(pair: PairRequest) -> bytes:
+def _encode_pair(pair: PairRequest) -> bytes:
     try:
         return orjson.dumps({"stored": pair.stored, "asked": pair.asked, "route": pair.route})
     except orjson.JSONEncodeError:

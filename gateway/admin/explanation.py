@@ -11,11 +11,11 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.admin.responses import json_answer
+from gateway.admin.responses import json_response
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
-from gateway.dialects.known import dialect_of
+from gateway.dialects.known import find_dialect
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
@@ -23,7 +23,7 @@ from gateway.messages import Call, Embedding
 from gateway.parts import Parts
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock
-from gateway.route_steps import deciding_of
+from gateway.route_steps import backend_choice_of
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.parse_and_route import apply_route
@@ -86,17 +86,17 @@ class Explanation:
             "semantic cache": self.semantic,
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
-            **self._tried(),
-            "backend": f"{self.backend} ({self.reason}{self._against()})",
+            **self._trial_lines(),
+            "backend": f"{self.backend} ({self.reason}{self._threshold_text()})",
             "then": ", ".join(self.fallbacks) or "nobody",
             **({} if self.shadow is None else {"shadow": self.shadow}),
             **({"limits": f"{'; '.join(self.limits)} (what is left of them is not asked here)"} if self.limits else {}),
-            **self._predicted(),
+            **self._prediction_lines(),
         }
         width = max(map(len, shown))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
 
-    def _against(self) -> str:
+    def _threshold_text(self) -> str:
         if not self.thresholds:
             return ""
         above = ", ".join(f"{threshold:.2f}" for threshold in self.thresholds)
@@ -106,13 +106,13 @@ class Explanation:
         held = ", otherwise here so that the share holds" if self.to_hold_share else ""
         return f", {escalates} {'at a start' if self.outlook is None else 'now'}, by {self.rule}{held}"
 
-    def _tried(self) -> dict[str, str]:
+    def _trial_lines(self) -> dict[str, str]:
         if self.tried_first is not None:
             return {"tried first": f"{self.tried_first} ({self.cascade})"}
         return {"tried first": "nobody, for want of time"} if self.trial_skipped else {}
 
-    def _predicted(self) -> dict[str, str]:
-        left = _left(self.budgets)
+    def _prediction_lines(self) -> dict[str, str]:
+        left = _remaining_text(self.budgets)
         if self.outlook is None:
             return (
                 {"budgets left": f"{left} (what backends take only a running gateway knows: --admin)"} if left else {}
@@ -122,11 +122,13 @@ class Explanation:
             "asked of predictions": f"{self.outlook['confidence']:.0%} confidence",
         }
         for name, prediction in self.outlook["backends"].items():
-            shown[f"predicted, {name}"] = "nothing recent is known" if prediction is None else _seconds(prediction)
+            shown[f"predicted, {name}"] = (
+                "nothing recent is known" if prediction is None else _format_prediction(prediction)
+            )
         return shown | ({"in time": f"nobody, by these predictions: {self.if_late}"} if self.late else {})
 
 
-LATE = {
+LATE_ACTIONS = {
     "soonest": "who is least late is asked",
     "light": "the lightest is asked",
     "stale": "an exact answer past its time is served if there is one, otherwise who is least late is asked",
@@ -134,12 +136,12 @@ LATE = {
 }
 
 
-def _left(budgets: Mapping[str, Any] | None) -> str:
+def _remaining_text(budgets: Mapping[str, Any] | None) -> str:
     given = {} if budgets is None else {name: left for name, left in budgets.items() if left is not None}
     return ", ".join(f"{name.removesuffix('_s')} {left:.3g} s" for name, left in given.items())
 
 
-def _seconds(prediction: Mapping[str, float]) -> str:
+def _format_prediction(prediction: Mapping[str, float]) -> str:
     if prediction["tpot_s"] == 0:
         return f"at most {prediction['total_s']:.3g} s"
     return "at most {total_s:.3g} s, {ttft_s:.3g} s to the first token, {tpot_s:.3g} s for each one after it".format(
@@ -147,7 +149,7 @@ def _seconds(prediction: Mapping[str, float]) -> str:
     )
 
 
-def request_of(value: object, clock: Clock, where: str) -> tuple[RequestContext, Call]:
+def parse_request(value: object, clock: Clock, where: str) -> tuple[RequestContext, Call]:
     """From a request's body, or `{path, headers, body, tenant}`. `where` it was found begins each sentence. Raises
     `BadRequest`."""
     if not isinstance(value, dict):
@@ -168,13 +170,13 @@ def request_of(value: object, clock: Clock, where: str) -> tuple[RequestContext,
         tenant=str(wrapped.get("tenant", ANONYMOUS)),
     )
     request.body = orjson.dumps(wrapped["body"])
-    dialect = dialect_of(request.method, request.path)
+    dialect = find_dialect(request.method, request.path)
     if dialect is None:
         raise BadRequest(f"{where}: the path {request.path} is passed through, there is nothing to explain")
     return request, dialect.parse(request.path, request.body, request.headers)
 
 
-def explanation_of(
+def build_explanation(
     request: RequestContext,
     call: Call,
     route: Route,
@@ -211,8 +213,8 @@ def explanation_of(
         trial_skipped=decision.trial_skipped,
         cascade=_cascade(route.target),
         shadow=_shadow(route.target),
-        limits=tuple(_limit(rule) for rule in route.limits),
-        if_late=LATE[route.promise.late],
+        limits=tuple(_format_limit(rule) for rule in route.limits),
+        if_late=LATE_ACTIONS[route.slo.late],
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
         steps=steps,
@@ -229,7 +231,7 @@ def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
     if route.semantic is None:
         return "off"
     if call.no_question is not None or (embedding is not None and embedding.partial):
-        return f"not asked: {call.no_question or (embedding and embedding.why_partial)}"
+        return f"not asked: {call.no_question or (embedding and embedding.partial_reason)}"
     acceptance = route.semantic.acceptance
     if acceptance.max_wrong_hits is not None:
         return f"on, max_wrong_hits {acceptance.max_wrong_hits:.2%}"
@@ -275,7 +277,7 @@ def _to_hold_share(request: RequestContext, route: Route) -> bool:
     return wish.large != (score > wish.threshold)
 
 
-def _limit(rule: Limits) -> str:
+def _format_limit(rule: Limits) -> str:
     said = [f"{pace} requests" for pace in rule.requests] + [f"{pace} tokens" for pace in rule.tokens]
     if rule.concurrency is not None:
         said.append(f"{rule.concurrency} at once")
@@ -303,25 +305,25 @@ class ExplainRequests:
 
     async def explain(self, request: web.Request) -> web.Response:
         try:
-            found = await self._explained(orjson.loads(await request.read()))
+            found = await self._explain(orjson.loads(await request.read()))
         except orjson.JSONDecodeError as error:
-            return json_answer({"error": f"the body is not valid JSON: {error}"}, 400)
+            return json_response({"error": f"the body is not valid JSON: {error}"}, 400)
         except web.HTTPRequestEntityTooLarge:
-            return json_answer({"error": "the body is larger than 1 MiB: expected a request"}, 400)
+            return json_response({"error": "the body is larger than 1 MiB: expected a request"}, 400)
         except BadRequest as error:
-            return json_answer({"error": error.message}, 400)
-        return json_answer(found.as_json())
+            return json_response({"error": error.message}, 400)
+        return json_response(found.as_json())
 
-    async def _explained(self, value: object) -> Explanation:
+    async def _explain(self, value: object) -> Explanation:
         parts = self._parts()
-        request, call = request_of(value, parts.clock, "the body")
+        request, call = parse_request(value, parts.clock, "the body")
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
         if call.question is not None:
             with suppress(EmbedderUnavailable):  # a request would go on without, too
                 request.embedding = await parts.space.embedder.embed(call.question)
-        deciding = deciding_of(route, parts)
+        deciding = backend_choice_of(route, parts)
         decision = deciding.decide(request)
         steps = steps_of(route, self._deployment)
-        return explanation_of(request, call, route, decision, deciding.outlook(request), steps)
+        return build_explanation(request, call, route, decision, deciding.outlook(request), steps)

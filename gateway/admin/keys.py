@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import Field
 
-from gateway.admin.audit import note
+from gateway.admin.audit import add_audit_fields
 from gateway.admin.middleware import actor_of
-from gateway.admin.responses import answered, json_answer, object_of, section_of, whole_body
+from gateway.admin.responses import json_errors, json_response, parse_object, parse_section, read_body
 from gateway.api_keys import (
     ApiKey,
     KeyChange,
@@ -24,8 +24,8 @@ from gateway.api_keys import (
     decode,
     digest_of,
     encode,
+    key_json,
     new_key,
-    shown,
 )
 from gateway.config.fields import Name, Text
 from gateway.config.policy.limits import LimitRules
@@ -81,16 +81,16 @@ class KeyRotation(Section):
     overlap: Duration = OVERLAP_S
 
 
-def made(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) -> tuple[ApiKey, str]:
+def issue_key(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) -> tuple[ApiKey, str]:
     """The key and its text, which is kept nowhere. `given`: what was written, which is what is kept of the limits."""
-    secret, text = _secret(now)
+    secret, text = _new_secret(now)
     key = ApiKey(
         id=f"key_{secrets.token_hex(8)}",
         name=wanted.name,
         tenant=wanted.tenant,
         role=Role(wanted.role),
         models=wanted.models or (),
-        limits=_written(given),
+        limits=_limits_given(given),
         created=now,
         created_by=by,
         expires=None if wanted.expires is None else now + wanted.expires,
@@ -101,21 +101,21 @@ def made(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) -> tupl
 
 def changed(key: ApiKey, change: KeyUpdate, given: Mapping[str, Any], now: float) -> ApiKey:
     """Raises `BadRequest`."""
-    _active(key, now, but="expired")
+    _require_active(key, now, verb="expired")
     if change.name is not None:
         key = replace(key, name=change.name)
     if change.models is not None:
         key = replace(key, models=change.models)
     if "limits" in given:
-        key = replace(key, limits=_written(given))
+        key = replace(key, limits=_limits_given(given))
     if "expires" in given:
         key = replace(key, expires=None if change.expires is None else now + change.expires)
     return key
 
 
-def rotated(key: ApiKey, rotation: KeyRotation, now: float) -> tuple[ApiKey, str]:
+def rotate_key(key: ApiKey, rotation: KeyRotation, now: float) -> tuple[ApiKey, str]:
     """Another text beside those that are good, which end within the overlap. Raises `BadRequest`."""
-    _active(key, now)
+    _require_active(key, now)
     ends = now + rotation.overlap
     former = [replace(s, ends=ends if s.ends is None else min(s.ends, ends)) for s in key.secrets]
     former = [s for s in former if s.ends is not None and s.ends > now]
@@ -123,7 +123,7 @@ def rotated(key: ApiKey, rotation: KeyRotation, now: float) -> tuple[ApiKey, str
         raise BadRequest(
             f"{MAX_SECRETS} secrets of this key are good already: wait until one has ended, or give an overlap of 0s"
         )
-    secret, text = _secret(now)
+    secret, text = _new_secret(now)
     return replace(key, secrets=(*former, secret)), text
 
 
@@ -134,18 +134,18 @@ def revoked(key: ApiKey, now: float) -> ApiKey:
     return replace(key, revoked=now)
 
 
-def _active(key: ApiKey, now: float, but: str = "active") -> None:
+def _require_active(key: ApiKey, now: float, verb: str = "active") -> None:
     state = key.state(now)
-    if state not in ("active", but):
+    if state not in ("active", verb):
         raise BadRequest(f"the key is {state}: make a new one")
 
 
-def _secret(now: float) -> tuple[KeySecret, str]:
+def _new_secret(now: float) -> tuple[KeySecret, str]:
     text = new_key()
     return KeySecret(digest_of(text), text[-4:], now), text
 
 
-def _written(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+def _limits_given(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     limits = given.get("limits") or ()
     return (limits,) if isinstance(limits, dict) else tuple(limits)
 
@@ -153,17 +153,17 @@ def _written(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 # What operators do with keys: in the store first, and then here at once.
 MAX_KEYS = 10_000
 
-FORGOTTEN_S = 90 * 86_400.0  # after its end a key is only of use to tell that it has ended
+RETENTION_S = 90 * 86_400.0  # after its end a key is only of use to tell that it has ended
 
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 
 
 class KeyAdmin:
     """Every method raises `StoreUnavailable`, where nothing was done, or `Refused`."""
 
-    def __init__(self, store: KeyStore, keyring: KeyCache, clock: Clock) -> None:
+    def __init__(self, store: KeyStore, key_cache: KeyCache, clock: Clock) -> None:
         self._store = store
-        self._keyring = keyring
+        self._key_cache = key_cache
         self._clock = clock
 
     async def listed(self) -> Sequence[ApiKey]:
@@ -176,76 +176,76 @@ class KeyAdmin:
                 continue
         return sorted(found, key=lambda key: (-key.created, key.id))
 
-    async def one(self, identity: str) -> ApiKey:
-        return _read(await self._store.by_id(identity))
+    async def get_key(self, identity: str) -> ApiKey:
+        return _decode_key(await self._store.by_id(identity))
 
     async def create(self, wanted: KeySpec, given: Mapping[str, Any], by: str) -> tuple[ApiKey, str]:
         """The key and its text, which nobody can be told again."""
         now = self._clock.wall()
-        await self._make_room(now)
-        key, text = made(wanted, given, by, now)
-        await self._swap(None, key)
+        await self._evict_expired(now)
+        key, text = issue_key(wanted, given, by, now)
+        await self._replace(None, key)
         return key, text
 
     async def change(self, identity: str, change: KeyUpdate, given: Mapping[str, Any]) -> ApiKey:
-        key, _ = await self._changed(identity, lambda key, now: changed(key, change, given, now))
+        key, _ = await self._update(identity, lambda key, now: changed(key, change, given, now))
         return key
 
     async def rotate(self, identity: str, rotation: KeyRotation) -> tuple[ApiKey, str]:
         texts: list[str] = []
 
-        def become(key: ApiKey, now: float) -> ApiKey:
-            key, text = rotated(key, rotation, now)
+        def update(key: ApiKey, now: float) -> ApiKey:
+            key, text = rotate_key(key, rotation, now)
             texts.append(text)
             return key
 
-        key, _ = await self._changed(identity, become)
+        key, _ = await self._update(identity, update)
         return key, texts[-1]
 
     async def revoke(self, identity: str) -> tuple[ApiKey, bool]:
         """The key, and whether its end is known to have reached the store's disk."""
-        return await self._changed(identity, revoked, synced=True)
+        return await self._update(identity, revoked, synced=True)
 
-    async def _changed(
-        self, identity: str, become: Callable[[ApiKey, float], ApiKey], *, synced: bool = False
+    async def _update(
+        self, identity: str, update: Callable[[ApiKey, float], ApiKey], *, synced: bool = False
     ) -> tuple[ApiKey, bool]:
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             data = await self._store.by_id(identity)
-            before = _read(data)
+            before = _decode_key(data)
             now = self._clock.wall()
-            key = become(before.without_old_secrets(now), now)
+            key = update(before.without_old_secrets(now), now)
             try:
-                return key, await self._swap(before, key, data, synced=synced)
+                return key, await self._replace(before, key, data, synced=synced)
             except VersionConflict:  # somebody else has changed it meanwhile
                 continue
         raise Overloaded("others are changing this key, nothing was done: try again", retry_after_s=1)
 
-    async def _swap(
+    async def _replace(
         self, before: ApiKey | None, key: ApiKey | None, data: bytes | None = None, *, synced: bool = False
     ) -> bool:
-        former, digests = _digests(before), _digests(key)
+        former, digests = _secret_digests(before), _secret_digests(key)
         some = key or before
         assert some is not None
         new = None if key is None else encode(key)
         change = KeyChange(some.id, data, new, sorted(digests - former), sorted(former - digests))
         durable = await self._store.swap(change, synced=synced)
-        await self._keyring.refresh()
+        await self._key_cache.refresh()
         return durable
 
-    async def _make_room(self, now: float) -> None:
+    async def _evict_expired(self, now: float) -> None:
         keys = await self.listed()
         if len(keys) < MAX_KEYS:
             return
-        over = [key for key in keys if (key.ended(now) or now) < now - FORGOTTEN_S]
+        over = [key for key in keys if (key.ended(now) or now) < now - RETENTION_S]
         for key in over:
             data = await self._store.by_id(key.id)
             if data is not None:
-                await self._swap(key, None, data)
+                await self._replace(key, None, data)
         if len(keys) - len(over) >= MAX_KEYS:
             raise BadRequest(f"there are {MAX_KEYS} keys: those that ended 90 days ago make room, and none has")
 
 
-def _read(data: bytes | None) -> ApiKey:
+def _decode_key(data: bytes | None) -> ApiKey:
     if data is None:
         raise NotFound("there is no such key")
     try:
@@ -254,7 +254,7 @@ def _read(data: bytes | None) -> ApiKey:
         raise BadRequest(f"the key cannot be read by this gateway: {error}") from None
 
 
-def _digests(key: ApiKey | None) -> set[str]:
+def _secret_digests(key: ApiKey | None) -> set[str]:
     return set() if key is None else {secret.digest for secret in key.secrets}
 
 
@@ -263,25 +263,25 @@ STATES = ("active", "expired", "revoked", "all")
 
 ID = re.compile(r"key_[0-9a-f]{16}", re.ASCII)
 
-NOT_ASKED = "auth.mode is passthrough: the data port asks for no keys, this one opens the admin port alone"
+PASSTHROUGH_WARNING = "auth.mode is passthrough: the data port asks for no keys, this one opens the admin port alone"
 
 
 class KeysHandler:
-    """`asked_for`: whether the data port wants keys."""
+    """`keys_required`: whether the data port wants keys."""
 
-    def __init__(self, keychain: KeyAdmin, clock: Clock, *, asked_for: bool) -> None:
-        self._keychain = keychain
+    def __init__(self, key_admin: KeyAdmin, clock: Clock, *, keys_required: bool) -> None:
+        self._keychain = key_admin
         self._clock = clock
-        self._asked_for = asked_for
+        self._asked_for = keys_required
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/admin/keys", answered(self._list)),
-            web.post("/admin/keys", answered(self._create)),
-            web.get("/admin/keys/{key}", answered(self._show)),
-            web.post("/admin/keys/{key}", answered(self._change)),
-            web.post("/admin/keys/{key}/rotate", answered(self._rotate)),
-            web.post("/admin/keys/{key}/revoke", answered(self._revoke)),
+            web.get("/admin/keys", json_errors(self._list)),
+            web.post("/admin/keys", json_errors(self._create)),
+            web.get("/admin/keys/{key}", json_errors(self._show)),
+            web.post("/admin/keys/{key}", json_errors(self._change)),
+            web.post("/admin/keys/{key}/rotate", json_errors(self._rotate)),
+            web.post("/admin/keys/{key}/revoke", json_errors(self._revoke)),
         ]
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
@@ -290,40 +290,42 @@ class KeysHandler:
             raise BadRequest(f"state: expected one of {', '.join(STATES)}")
         now = self._clock.wall()
         found = [key for key in await self._keychain.listed() if tenant in (None, key.tenant)]
-        return json_answer({"keys": [shown(key, now) for key in found if state in ("all", key.state(now))]})
+        return json_response({"keys": [key_json(key, now) for key in found if state in ("all", key.state(now))]})
 
     async def _show(self, request: web.Request) -> web.StreamResponse:
-        return self._told(await self._keychain.one(_identity(request)))
+        return self._key_response(await self._keychain.get_key(_identity(request)))
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        given = object_of(await whole_body(request), 'a key, such as {"name": "ci", "tenant": "acme"}')
-        key, text = await self._keychain.create(section_of(KeySpec, given), given, actor_of(request).name)
-        _note(request, key)
-        warning = {} if self._asked_for else {"warning": NOT_ASKED}
-        return self._told(key, **warning, key=text)
+        given = parse_object(await read_body(request), 'a key, such as {"name": "ci", "tenant": "acme"}')
+        key, text = await self._keychain.create(parse_section(KeySpec, given), given, actor_of(request).name)
+        _audit_key(request, key)
+        warning = {} if self._asked_for else {"warning": PASSTHROUGH_WARNING}
+        return self._key_response(key, **warning, key=text)
 
     async def _change(self, request: web.Request) -> web.StreamResponse:
-        given = object_of(await whole_body(request), 'changes, such as {"expires": "30d"}')
+        given = parse_object(await read_body(request), 'changes, such as {"expires": "30d"}')
         if not given:
             raise BadRequest("nothing is to change: expected name, models, limits or expires")
-        key = await self._keychain.change(_identity(request), section_of(KeyUpdate, given), given)
-        _note(request, key, changed=sorted(given))
-        return self._told(key)
+        key = await self._keychain.change(_identity(request), parse_section(KeyUpdate, given), given)
+        _audit_key(request, key, changed=sorted(given))
+        return self._key_response(key)
 
     async def _rotate(self, request: web.Request) -> web.StreamResponse:
-        body = await whole_body(request)
-        rotation = section_of(KeyRotation, object_of(body, 'terms, such as {"overlap": "24h"}') if body.strip() else {})
+        body = await read_body(request)
+        rotation = parse_section(
+            KeyRotation, parse_object(body, 'terms, such as {"overlap": "24h"}') if body.strip() else {}
+        )
         key, text = await self._keychain.rotate(_identity(request), rotation)
-        _note(request, key, overlap_s=rotation.overlap)
-        return self._told(key, key=text)
+        _audit_key(request, key, overlap_s=rotation.overlap)
+        return self._key_response(key, key=text)
 
     async def _revoke(self, request: web.Request) -> web.StreamResponse:
         key, durable = await self._keychain.revoke(_identity(request))
-        _note(request, key)
-        return self._told(key, durable=durable)
+        _audit_key(request, key)
+        return self._key_response(key, durable=durable)
 
-    def _told(self, key: ApiKey, /, **more: Any) -> web.Response:
-        return json_answer({**more, **shown(key, self._clock.wall())})
+    def _key_response(self, key: ApiKey, /, **more: Any) -> web.Response:
+        return json_response({**more, **key_json(key, self._clock.wall())})
 
 
 def _identity(request: web.Request) -> str:
@@ -334,5 +336,5 @@ def _identity(request: web.Request) -> str:
     return identity
 
 
-def _note(request: web.Request, key: ApiKey, **more: Any) -> None:
-    note(request, key=key.id, name=key.name, tenant=key.tenant, granted=key.role, **more)
+def _audit_key(request: web.Request, key: ApiKey, **more: Any) -> None:
+    add_audit_fields(request, key=key.id, name=key.name, tenant=key.tenant, granted=key.role, **more)

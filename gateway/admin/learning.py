@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.admin.responses import json_answer
+from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.threshold.route_control import RouteControl
@@ -20,24 +20,24 @@ from gateway.ports import Clock
 from gateway.routing.tier_learning import TierLearning
 
 
-async def route_to_forget(request: web.Request, routes: Collection[str], wanted: str) -> str | web.Response:
-    """The one of `routes`, all that have what is `wanted`, that the body names; else the refusal."""
+async def parse_reset_route(request: web.Request, routes: Collection[str], requirement: str) -> str | web.Response:
+    """The one of `routes`, all that have what is `requirement`, that the body names; else the refusal."""
     # A page of another site can send a form or plain text here without asking; JSON it cannot.
     if request.content_type != "application/json":
-        return json_answer({"error": "expected content-type application/json"}, 415)
+        return json_response({"error": "expected content-type application/json"}, 415)
     try:
         given = orjson.loads(await request.read())
     except orjson.JSONDecodeError:
         given = None
     route = given.get("route") if isinstance(given, dict) else None
     if not isinstance(route, str):
-        return json_answer({"error": 'expected a body such as {"route": "default"}'}, 400)
+        return json_response({"error": 'expected a body such as {"route": "default"}'}, 400)
     if route not in routes:
-        return json_answer({"error": f"no route {route[:64]!r} has {wanted}", "routes": list(routes)}, 404)
+        return json_response({"error": f"no route {route[:64]!r} has {requirement}", "routes": list(routes)}, 404)
     return route
 
 
-async def saved(learning: StateKeeper, route: str) -> bool:
+async def save_now(learning: StateKeeper, route: str) -> bool:
     """False: with the next change, or at the end; until then a restart would bring back what was forgotten."""
     try:
         await learning.save_one(route)
@@ -59,27 +59,30 @@ class QualityHandler:
 
     def shown(self) -> list[dict[str, Any]]:
         """Every route with a semantic cache, in the policy's order."""
-        return [_shown(name, rule, self._spaces.serving.controls.of(name)) for name, rule in self._rules().items()]
+        return [
+            _route_report(name, rule, self._spaces.serving.controls.of(name))
+            for name, rule in self._semantic_rules().items()
+        ]
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        return json_answer({"routes": self.shown()})
+        return json_response({"routes": self.shown()})
 
     async def _reset(self, request: web.Request) -> web.StreamResponse:
-        rules = self._rules()
-        route = await route_to_forget(request, rules, "a semantic cache")
+        rules = self._semantic_rules()
+        route = await parse_reset_route(request, rules, "a semantic cache")
         if isinstance(route, web.Response):
             return route
         space = self._spaces.serving
         control = space.controls.of(route)
         control.reset()
-        stored = await saved(space.learning, route)
-        return json_answer({**_shown(route, rules[route], control), "stored": stored})
+        stored = await save_now(space.learning, route)
+        return json_response({**_route_report(route, rules[route], control), "stored": stored})
 
-    def _rules(self) -> Mapping[str, Semantic]:
+    def _semantic_rules(self) -> Mapping[str, Semantic]:
         return {route.name: route.semantic for route in self._policy().routes if route.semantic is not None}
 
 
-def _shown(route: str, rule: Semantic, control: RouteControl) -> dict[str, Any]:
+def _route_report(route: str, rule: Semantic, control: RouteControl) -> dict[str, Any]:
     """Shares are in [0, 1], None where nothing is known. `requests` and `served` fade: they are those that the shares
     are about."""
     estimate = control.estimate()
@@ -130,52 +133,52 @@ class RoutingHandler:
 
     def shown(self) -> list[dict[str, Any]]:
         """Every route with a light and a large model, in the policy's order."""
-        return [self._shown(name, target) for name, target in self._targets().items()]
+        return [self._route_report(name, target) for name, target in self._tiered_targets().items()]
 
     def sample(self) -> None:
         """Sets the gauges."""
         telemetry, now = self._telemetry, self._clock.monotonic()
-        for route, target in self._targets().items():
-            standing = self._escalations.of(route).standing(target, now)
-            telemetry.large_share.set(route, value=standing.large_share)
-            telemetry.escalation_threshold.set(route, value=standing.threshold)
-            telemetry.quality_kept.set(route, value=standing.kept.part)
-            telemetry.quality_kept_low.set(route, value=standing.kept.low)
-            telemetry.quality_kept_high.set(route, value=standing.kept.high)
+        for route, target in self._tiered_targets().items():
+            tier_state = self._escalations.of(route).tier_state(target, now)
+            telemetry.large_share.set(route, value=tier_state.large_share)
+            telemetry.escalation_threshold.set(route, value=tier_state.threshold)
+            telemetry.quality_kept.set(route, value=tier_state.kept.part)
+            telemetry.quality_kept_low.set(route, value=tier_state.kept.low)
+            telemetry.quality_kept_high.set(route, value=tier_state.kept.high)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        return json_answer({"routes": self.shown()})
+        return json_response({"routes": self.shown()})
 
     async def _reset(self, request: web.Request) -> web.StreamResponse:
-        targets = self._targets()
-        route = await route_to_forget(request, targets, "two models")
+        targets = self._tiered_targets()
+        route = await parse_reset_route(request, targets, "two models")
         if isinstance(route, web.Response):
             return route
         self._escalations.of(route).reset()
-        stored = await saved(self._learning, route)
-        return json_answer({**self._shown(route, targets[route]), "stored": stored})
+        stored = await save_now(self._learning, route)
+        return json_response({**self._route_report(route, targets[route]), "stored": stored})
 
-    def _targets(self) -> Mapping[str, Target]:
+    def _tiered_targets(self) -> Mapping[str, Target]:
         return {route.name: route.target for route in self._policy().routes if len(route.target.tiers) > 1}
 
-    def _shown(self, route: str, target: Target) -> dict[str, Any]:
+    def _route_report(self, route: str, target: Target) -> dict[str, Any]:
         """Shares are in [0, 1], None where nothing is known."""
-        standing = self._escalations.of(route).standing(target, self._clock.monotonic())
-        kept = standing.kept
+        tier_state = self._escalations.of(route).tier_state(target, self._clock.monotonic())
+        kept = tier_state.kept
         return {
             "route": route,
-            "rule": standing.rule,
-            "asked": standing.asked,
-            "threshold": standing.threshold,
-            "large_share": _known(standing.large_share),
-            "quality_kept": {"part": _known(kept.part), "low": kept.low, "high": kept.high},
-            "calibration": {"shift": standing.fit.shift, "slope": standing.fit.slope},
-            "labels": dict(standing.labels),
+            "rule": tier_state.rule,
+            "asked": tier_state.setting,
+            "threshold": tier_state.threshold,
+            "large_share": _finite(tier_state.large_share),
+            "quality_kept": {"part": _finite(kept.part), "low": kept.low, "high": kept.high},
+            "calibration": {"shift": tier_state.fit.shift, "slope": tier_state.fit.slope},
+            "labels": dict(tier_state.labels),
             "audit": target.audit.share,
-            "learning": standing.learning,
-            "version": standing.version,
+            "learning": tier_state.learning,
+            "version": tier_state.version,
         }
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return None if math.isnan(value) else value

@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.admin.audit import NOTED, AuditTrail
-from gateway.admin.responses import Handler, json_answer
+from gateway.admin.audit import AUDIT_FIELDS, AuditTrail
+from gateway.admin.responses import Handler, json_response
 from gateway.admin.static_files import is_page
 from gateway.api_keys import PATTERN
 from gateway.config.units import Address
@@ -64,16 +64,16 @@ ROLES: Mapping[str, Role] = {
 }
 
 # What only looks, though its method is one that acts; and what acts, though it is a GET.
-LOOKS = frozenset(
+READ_ONLY_POSTS = frozenset(
     {"POST /admin/explain", "POST /admin/cache/explain", "POST /admin/policy/validate", "POST /admin/simulate"}
 )
 
-TAKES = frozenset({"GET /admin/cache/export"})
+AUDITED_GETS = frozenset({"GET /admin/cache/export"})
 
 
-def acts(endpoint: str) -> bool:
+def is_audited(endpoint: str) -> bool:
     """Whether it belongs into the audit trail."""
-    return endpoint in TAKES or not (endpoint.startswith("GET ") or endpoint in LOOKS)
+    return endpoint in AUDITED_GETS or not (endpoint.startswith("GET ") or endpoint in READ_ONLY_POSTS)
 
 
 # Who comes in at the admin port, what he may do there, and that it is written down.
@@ -91,7 +91,7 @@ def actor_of(request: web.Request) -> Actor:
 
 
 class Authenticator:
-    """`token`: the one of the configuration; `checks`: who else may come in. `unlocked`: whoever reaches the port may
+    """`token`: the one of the configuration; `checks`: who else may come in. `allow_anonymous`: whoever reaches the port may
     use it, which is why the configuration then demands loopback."""
 
     def __init__(
@@ -101,36 +101,36 @@ class Authenticator:
         failures: AuthThrottle,
         telemetry: Telemetry,
         *,
-        unlocked: bool,
+        allow_anonymous: bool,
     ) -> None:
         self._token = token
         self._checks = checks
         self._failures = failures
         self._telemetry = telemetry
-        self._unlocked = unlocked
+        self._allow_anonymous = allow_anonymous
 
-    async def who(self, request: web.Request) -> Actor:
+    async def authenticate(self, request: web.Request) -> Actor:
         """Raises `Unauthorized`, `TooManyAuthFailures`, or what a check raises."""
-        if self._unlocked:
+        if self._allow_anonymous:
             return LOOPBACK
-        presented, peer = _presented(request), request.remote or ""
-        if not presented:
+        credentials, peer = _credentials(request), request.remote or ""
+        if not credentials:
             raise Unauthorized("a bearer token is required")
         wait_s = self._failures.wait_s(peer)
         if wait_s is not None:  # before anything is compared: a right guess does not count either
             self._telemetry.auth_failures.add("admin", "too-many")
             raise TooManyAuthFailures(retry_after_s=wait_s)
         try:
-            return await self._known(presented)
+            return await self._actor_for(credentials)
         except Unauthorized:
             self._failures.failed(peer)
             self._telemetry.auth_failures.add("admin", "refused")
             raise
 
-    async def _known(self, presented: bytes) -> Actor:
-        if self._token is not None and hmac.compare_digest(presented, self._token.encode()):
+    async def _actor_for(self, credentials: bytes) -> Actor:
+        if self._token is not None and hmac.compare_digest(credentials, self._token.encode()):
             return TOKEN
-        text = presented.decode("utf-8", "replace")
+        text = credentials.decode("utf-8", "replace")
         for check in self._checks:
             actor = await check(text)
             if actor is not None:
@@ -142,42 +142,47 @@ class AccessMiddleware:
     """`address`: where the port listens; `hosts`: names beside its own address that it may be called by."""
 
     def __init__(
-        self, address: Address, hosts: Sequence[str], entrance: Authenticator, trail: AuditTrail, clock: Clock
+        self,
+        address: Address,
+        hosts: Sequence[str],
+        authenticator: Authenticator,
+        audit_trail: AuditTrail,
+        clock: Clock,
     ) -> None:
         self._address = address
         self._hosts = frozenset(hosts)
-        self._entrance = entrance
-        self._trail = trail
+        self._authenticator = authenticator
+        self._audit_trail = audit_trail
         self._clock = clock
 
     @web.middleware
-    async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self._is_ours(request):
-            return json_answer({"error": "the Host header is not this listener's"}, 403)
+    async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not self._is_own_host(request):
+            return json_response({"error": "the Host header is not this listener's"}, 403)
         if is_page(request.path) and request.method in SAFE:
             return await handler(request)  # it asks for a token itself, and has no figures without
         endpoint = endpoint_of(request)
         try:
-            actor = await self._entrance.who(request)
+            actor = await self._authenticator.authenticate(request)
         except GatewayError as error:
-            if isinstance(error, Unauthorized | Forbidden) and _presented(request):
-                self._trail.write(self._entry(request, endpoint, None, error.status))
-            return _refusal(error)
-        request[ACTOR], request[NOTED] = actor, {}
-        if request.method not in SAFE and _from_another_site(request):
-            return await self._refused(request, endpoint, actor, "a page of another site sent this")
+            if isinstance(error, Unauthorized | Forbidden) and _credentials(request):
+                self._audit_trail.record(self._entry(request, endpoint, None, error.status))
+            return _error_response(error)
+        request[ACTOR], request[AUDIT_FIELDS] = actor, {}
+        if request.method not in SAFE and _is_cross_site(request):
+            return await self._refuse(request, endpoint, actor, "a page of another site sent this")
         role = ROLES.get(endpoint)
         unknown = request.match_info.http_exception
         if unknown is not None:
-            return _nothing_there(request, unknown)
+            return _not_found(request, unknown)
         if role is None or not actor.role.covers(role):
-            needs = "nobody may do this" if role is None else f"this takes the role {role}"
-            return await self._refused(request, endpoint, actor, f"{needs}, {actor.name} has {actor.role}")
-        if not acts(endpoint):
+            required_role = "nobody may do this" if role is None else f"this takes the role {role}"
+            return await self._refuse(request, endpoint, actor, f"{required_role}, {actor.name} has {actor.role}")
+        if not is_audited(endpoint):
             return await handler(request)
-        return await self._followed(request, handler, endpoint, actor)
+        return await self._handle_audited(request, handler, endpoint, actor)
 
-    async def _followed(
+    async def _handle_audited(
         self, request: web.Request, handler: Handler, endpoint: str, actor: Actor
     ) -> web.StreamResponse:
         """Writes down what became of it, also where it was cut."""
@@ -193,15 +198,15 @@ class AccessMiddleware:
             raise
         finally:
             line = None
-            if not request[NOTED].pop("look", False):
-                line = self._trail.write(self._entry(request, endpoint, actor, status))
+            if not request[AUDIT_FIELDS].pop("look", False):
+                line = self._audit_trail.record(self._entry(request, endpoint, actor, status))
         if line is not None:
-            await self._trail.share(line)
+            await self._audit_trail.publish(line)
         return response
 
-    async def _refused(self, request: web.Request, endpoint: str, actor: Actor, sentence: str) -> web.StreamResponse:
-        await self._trail.share(self._trail.write(self._entry(request, endpoint, actor, 403)))
-        return json_answer({"error": sentence}, 403)
+    async def _refuse(self, request: web.Request, endpoint: str, actor: Actor, sentence: str) -> web.StreamResponse:
+        await self._audit_trail.publish(self._audit_trail.record(self._entry(request, endpoint, actor, 403)))
+        return json_response({"error": sentence}, 403)
 
     def _entry(self, request: web.Request, endpoint: str, actor: Actor | None, status: int) -> dict[str, Any]:
         # Whoever pastes a key where its id belongs has not written it down for others.
@@ -217,10 +222,10 @@ class AccessMiddleware:
             **of,
             "status": status or None,
             "outcome": _outcome(status),
-            **(request.get(NOTED) or {}),
+            **(request.get(AUDIT_FIELDS) or {}),
         }
 
-    def _is_ours(self, request: web.Request) -> bool:
+    def _is_own_host(self, request: web.Request) -> bool:
         """A page of another site that has its name resolved to us (DNS rebinding) sends that name as Host."""
         transport = request.transport
         local = transport.get_extra_info("sockname") if transport is not None else None
@@ -234,12 +239,12 @@ class AccessMiddleware:
         return request.host in self._hosts or request.host.rpartition(":")[0] in self._hosts
 
 
-def _nothing_there(request: web.Request, why: web.HTTPException) -> web.Response:
+def _not_found(request: web.Request, http_error: web.HTTPException) -> web.Response:
     """404 or 405, in the shape of all else. Whoever asks a model here has mixed up the ports."""
     has = f"the admin port has no {request.method[:16]} {request.path[:100]}"
-    answer = json_answer({"error": f"{has}: clients of models ask the data port (server.listen)"}, why.status)
-    if "Allow" in why.headers:
-        answer.headers["Allow"] = why.headers["Allow"]
+    answer = json_response({"error": f"{has}: clients of models ask the data port (server.listen)"}, http_error.status)
+    if "Allow" in http_error.headers:
+        answer.headers["Allow"] = http_error.headers["Allow"]
     return answer
 
 
@@ -258,8 +263,8 @@ def _outcome(status: int) -> str:
     return "done" if status < 400 else "failed"
 
 
-def _refusal(error: GatewayError) -> web.Response:
-    answer = json_answer({"error": error.message}, error.status)
+def _error_response(error: GatewayError) -> web.Response:
+    answer = json_response({"error": error.message}, error.status)
     if error.status == 401:
         answer.headers["WWW-Authenticate"] = 'Basic realm="nearhit admin", charset="UTF-8"'
     if error.retry_after_s is not None:
@@ -267,7 +272,7 @@ def _refusal(error: GatewayError) -> web.Response:
     return answer
 
 
-def _from_another_site(request: web.Request) -> bool:
+def _is_cross_site(request: web.Request) -> bool:
     """Browsers say where a request that changes something comes from; whatever else sends one says nothing."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
@@ -275,7 +280,7 @@ def _from_another_site(request: web.Request) -> bool:
     return request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 
 
-def _presented(request: web.Request) -> bytes:
+def _credentials(request: web.Request) -> bytes:
     """The token as a bearer, or as the password of the dialog that a browser opens. Empty: nothing."""
     header = request.headers.get("Authorization", "")
     scheme, _, value = header.partition(" ")

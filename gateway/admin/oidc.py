@@ -42,7 +42,7 @@ MAX_NAME = 128
 REQUIRED = ("exp", "iss", "aud")
 
 # Only the kind of fault is told: whoever shows a token has it in his hands, and nobody else is told anything.
-FAULTS: tuple[tuple[type[PyJWTError], str], ...] = (
+JWT_ERRORS: tuple[tuple[type[PyJWTError], str], ...] = (
     (ExpiredSignatureError, "the token has expired"),
     (ImmatureSignatureError, "the token is not valid yet"),
     (InvalidAudienceError, "the token is for another audience"),
@@ -79,7 +79,7 @@ class OidcVerifier:
         if algorithm not in self._rules.algorithms:
             raise Unauthorized(f"the token is signed otherwise, expected {', '.join(self._rules.algorithms)}")
         key = await self._keys.key(kid if isinstance(kid, str) else None)
-        if key is None or not _serves(key, algorithm):
+        if key is None or not _is_usable(key, algorithm):
             raise Unauthorized("the issuer has no such key: the token is of another one, or older than its keys")
         return self._actor(self._claims(text, key, algorithm))
 
@@ -95,17 +95,19 @@ class OidcVerifier:
                 options={"require": list(REQUIRED), "enforce_minimum_key_length": True},
             )
         except PyJWTError as error:
-            said = next((sentence for kind, sentence in FAULTS if isinstance(error, kind)), "the token is malformed")
+            said = next(
+                (sentence for kind, sentence in JWT_ERRORS if isinstance(error, kind)), "the token is malformed"
+            )
             raise Unauthorized(said) from None
         except (ValueError, TypeError):  # of a key that is of another kind than its algorithm says
             raise Unauthorized("the token does not fit the issuer's key") from None
         return claims
 
     def _actor(self, claims: Mapping[str, Any]) -> Actor:
-        name = _at(claims, self._rules.name_claim)
+        name = _claim_at(claims, self._rules.name_claim)
         if not isinstance(name, str) or not name or not name.isprintable():
             raise Unauthorized(f"the token does not say who it is for, expected the claim {self._rules.name_claim}")
-        role = role_of(_at(claims, self._rules.role_claim), self._rules.roles.as_mapping())
+        role = highest_role(_claim_at(claims, self._rules.role_claim), self._rules.roles.as_mapping())
         if role is None:
             raise Forbidden(
                 f"this token has no role here: expected the claim {self._rules.role_claim} to have a value of "
@@ -114,7 +116,7 @@ class OidcVerifier:
         return Actor(name[:MAX_NAME], role, "oidc")
 
 
-def role_of(value: object, roles: Mapping[str, Iterable[str]]) -> Role | None:
+def highest_role(value: object, roles: Mapping[str, Iterable[str]]) -> Role | None:
     """The most that a claim's values stand for. `value`: a text, words in one (RFC 8693 section 4.2), or a list."""
     if isinstance(value, str):
         values = {value, *value.split(" ")}
@@ -126,7 +128,7 @@ def role_of(value: object, roles: Mapping[str, Iterable[str]]) -> Role | None:
     return found[-1] if found else None
 
 
-def _at(claims: Mapping[str, Any], path: str) -> object:
+def _claim_at(claims: Mapping[str, Any], path: str) -> object:
     """A claim by its name, or one within others: `realm_access.roles`. A name that has dots is taken as it is first,
     since such as `https://example.com/roles` are usual."""
     if path in claims:
@@ -137,7 +139,7 @@ def _at(claims: Mapping[str, Any], path: str) -> object:
     return found
 
 
-def _serves(key: PyJWK, algorithm: str) -> bool:
+def _is_usable(key: PyJWK, algorithm: str) -> bool:
     """RFC 7517 sections 4.2 and 4.4: what a key says of itself is heeded."""
     said: Mapping[str, Any] = key._jwk_data
     return said.get("use", "sig") == "sig" and said.get("alg", algorithm) == algorithm and said.get("kty") != "oct"

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Protocol
 
-from gateway.admin.policy_manager import PolicyManager, files_of
+from gateway.admin.policy_manager import PolicyManager, file_contents
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.history import Author
 from gateway.config.policy.model import Policy
 from gateway.errors import GatewayError, StoreUnavailable
 from gateway.fleet import Fleet
 from gateway.ports import Lineage, Published
-from gateway.tasks import run_within
+from gateway.tasks import run_in
 
 LOG = logging.getLogger("nearhit")
 RETRY_S = 1.0
@@ -35,57 +35,57 @@ class PublishedPolicies(Protocol):
         """The last one, and the hashes of those before it."""
 
 
-def takes_over(published: Published, lineage: Lineage, own: str, written_by_hand_at: float | None) -> bool:
-    """Whether a gateway whose policy is `own` follows. `written_by_hand_at`: seconds since 1970 at which its files were
+def should_adopt(published: Published, lineage: Lineage, own: str, last_manual_change_at: float | None) -> bool:
+    """Whether a gateway whose policy is `own` follows. `last_manual_change_at`: seconds since 1970 at which its files were
     last changed, None where it was not a hand that made them what they are.
 
     It follows from what the fleet has left behind, and not from a policy of its own; nor does it write over what
     somebody has put into its files since."""
     if own == published.hash or own not in lineage:
         return False
-    return written_by_hand_at is None or written_by_hand_at < published.at
+    return last_manual_change_at is None or last_manual_change_at < published.at
 
 
 class PolicySync:
     """Publishes what is put in force here by the admin port, follows what was elsewhere. `run` does both; nobody waits
     for it: a gateway whose store is away has its policy in force, and tells the others later."""
 
-    def __init__(self, store: PublishedPolicies, life: PolicyManager, tell: Callable[[str], None]) -> None:
-        """`tell`: the others the hash of what is there for them."""
+    def __init__(self, store: PublishedPolicies, manager: PolicyManager, notify: Callable[[str], None]) -> None:
+        """`notify`: the others the hash of what is there for them."""
         self._store = store
-        self._life = life
-        self._tell = tell
+        self._manager = manager
+        self._notify = notify
         self._unpublished: tuple[Published, str] | None = None
-        self._told: str | None = None
-        self._some = asyncio.Event()
+        self._notified: str | None = None
+        self._pending = asyncio.Event()
 
     def changed(self, policy: Policy, previous: str, author: Author, at: float) -> None:
         """By the admin port of this gateway."""
         if sum(len(text.content) for text in policy.texts) > MAX_BYTES:
             LOG.warning("the policy is too large to be told to other gateways", extra={"fields": {"hash": policy.hash}})
             return
-        files = dict(files_of(policy.texts))
+        files = dict(file_contents(policy.texts))
         self._unpublished = Published(policy.hash, files, author.name, author.comment, at), previous
-        self._some.set()
+        self._pending.set()
 
     def told(self, other: str) -> None:
         """Another gateway has the policy of this hash in force."""
-        if other != self._life.current.hash:
-            self._told = other
-            self._some.set()
+        if other != self._manager.current.hash:
+            self._notified = other
+            self._pending.set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        self._some.set()  # what was put in force while this gateway was away
+        self._pending.set()  # what was put in force while this gateway was away
         while True:
-            await self._some.wait()
-            self._some.clear()
+            await self._pending.wait()
+            self._pending.clear()
             try:
                 await self._publish()
-                await self._follow()
+                await self._pull()
             except StoreUnavailable:
                 await asyncio.sleep(RETRY_S)
-                self._some.set()
+                self._pending.set()
 
     async def _publish(self) -> None:
         while self._unpublished is not None:
@@ -93,24 +93,24 @@ class PolicySync:
             await self._store.publish(*mine)
             if self._unpublished is mine:
                 self._unpublished = None
-            self._tell(mine[0].hash)
+            self._notify(mine[0].hash)
 
-    async def _follow(self) -> None:
-        told, self._told = self._told, None
+    async def _pull(self) -> None:
+        told, self._notified = self._notified, None
         if told is not None:
             with suppress(GatewayError):  # there are no files
-                await self._life.reload()  # which may say it already: workers have one folder
+                await self._manager.reload()  # which may say it already: workers have one folder
         published, lineage = await self._store.read()
-        own = self._life.current.hash
-        if published is not None and takes_over(published, lineage, own, await self._life.written_by_hand_at()):
-            await self._take_over(published)
+        own = self._manager.current.hash
+        if published is not None and should_adopt(published, lineage, own, await self._manager.last_manual_change_at()):
+            await self._adopt(published)
         elif told is not None and told != own:
             fields = {"own": own, "other": told}
             LOG.warning("another gateway on this store has another policy in force", extra={"fields": fields})
 
-    async def _take_over(self, published: Published) -> None:
+    async def _adopt(self, published: Published) -> None:
         try:
-            await self._life.take_over(published)
+            await self._manager.adopt(published)
         except ConfigInvalid as invalid:
             fields = {"hash": published.hash, "faults": [str(fault) for fault in invalid.faults]}
             LOG.error("the policy of the other gateways does not fit this one", extra={"fields": fields})
@@ -119,12 +119,12 @@ class PolicySync:
             LOG.error("the policy of the other gateways cannot be written here", extra={"fields": fields})
 
 
-def share_policy(stack: AsyncExitStack, life: PolicyManager, fleet: Fleet, store: PublishedPolicies | None) -> None:
+def sync_policy(stack: AsyncExitStack, manager: PolicyManager, fleet: Fleet, store: PublishedPolicies | None) -> None:
     """Begins to tell the others what the admin port puts in force, and to follow what theirs did. `store` None: no
     other gateway is there."""
     if store is None:
         return
-    common = PolicySync(store, life, fleet.teller("policy"))
-    life.changed = common.changed
+    common = PolicySync(store, manager, fleet.publisher("policy"))
+    manager.changed = common.changed
     fleet.on("policy", common.told)
-    run_within(stack, common.run())
+    run_in(stack, common.run())

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gateway.admin.explanation import request_of
+from gateway.admin.explanation import parse_request
 from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.tests import Expectation
 from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.dialects.known import dialect_of
+from gateway.dialects.known import find_dialect
 from gateway.errors import BadRequest
 from gateway.latency_forecast import Prediction
 from gateway.messages import Bypass, Call
@@ -77,7 +77,7 @@ class PolicyTestRunner:
         self._pools = {name: IdleBackend(adapters.get(name, "openai")) for name in members}
 
     @cached_property
-    def _by_text(self) -> ComplexityModel:
+    def _text_model(self) -> ComplexityModel:
         return ComplexityModel(load_weights(), "none")
 
     def faults(self, expectation: Expectation) -> Iterator[ConfigError]:
@@ -96,19 +96,21 @@ class PolicyTestRunner:
 
     def _outcome(self, expectation: Expectation) -> tuple[Mapping[str, str], float | None]:
         """Key of `expect` -> what becomes of the request; its complexity, where it was judged. Raises `BadRequest`."""
-        if dialect_of("POST", expectation.path) is None:
-            return self._passed_through(expectation), None
+        if find_dialect("POST", expectation.path) is None:
+            return self._pass_through_outcome(expectation), None
         given = {"path": expectation.path, "body": expectation.body, "headers": expectation.headers}
         wrapped = {**given, "tenant": expectation.tenant or ANONYMOUS}
-        request, call = request_of(wrapped, FrozenClock(), "the request")
+        request, call = parse_request(wrapped, FrozenClock(), "the request")
         route = self._policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
         scorer: ComplexityScorer = (
-            self._by_text if expectation.complexity is None else FixedScore(expectation.complexity)
+            self._text_model if expectation.complexity is None else FixedScore(expectation.complexity)
         )
         clock, telemetry = FrozenClock(), Telemetry()
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
-        decision = BackendChoice(route, self._pools, promises, escalations, clock, scorer, _first).decide(request)
+        decision = BackendChoice(route, self._pools, promises, escalations, clock, scorer, _always_first).decide(
+            request
+        )
         found = {
             "route": route.name,
             "backend": decision.backends[0],
@@ -118,29 +120,29 @@ class PolicyTestRunner:
         }
         return found, request.complexity
 
-    def _passed_through(self, expectation: Expectation) -> Mapping[str, str]:
+    def _pass_through_outcome(self, expectation: Expectation) -> Mapping[str, str]:
         tenant = expectation.tenant or ANONYMOUS
         route = self._policy.match(expectation.path, "", tenant, expectation.headers)
         signals = Signals(None, speaks_anthropic(expectation.headers))
-        backend = select(route.target, self._pools, signals, route.promise.late).backends[0]
+        backend = select(route.target, self._pools, signals, route.slo.late).backends[0]
         cache = str(Bypass.PASS_THROUGH)
         return {"route": route.name, "backend": backend, "tier": "", "cache": cache, "share": route.share}
 
 
-def disappointments(
+def failed_expectations(
     policy: Policy, adapters: Mapping[str, str], clock: Callable[[], float] = time.monotonic
 ) -> tuple[ConfigError, ...]:
     """Every expectation that does not hold. `clock`: seconds; beyond `MAX_S` the rest is a fault of its own."""
-    rehearsal, faults, until = PolicyTestRunner(policy, adapters), list[ConfigError](), clock() + MAX_S
+    rehearsal, faults, deadline = PolicyTestRunner(policy, adapters), list[ConfigError](), clock() + MAX_S
     for expectation in policy.expectations:
-        if clock() > until:
+        if clock() > deadline:
             message = f"the tests take more than {MAX_S:g} s together, expected fewer or shorter ones"
             return (*faults, expectation.fault("", message))
         faults += rehearsal.faults(expectation)
     return tuple(faults)
 
 
-def _first() -> float:
+def _always_first() -> float:
     """Of parts the first one, for requests that belong to no conversation."""
     return 0.0
 

@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 from pydantic import ValidationError
 
-from gateway.config.validation import Section, complaints
+from gateway.config.validation import Section, error_messages
 from gateway.errors import BadRequest, GatewayError, PayloadTooLarge, StoreUnavailable
 
 S = TypeVar("S", bound=Section)
@@ -17,19 +17,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 NO_STORE = {"Cache-Control": "no-store"}
 
 
-def json_answer(value: object, status: int = 200) -> web.Response:
+def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=NO_STORE)
 
 
-def asked_number(request: web.Request, name: str, default: int, most: int) -> int:
-    """A whole number from 1 to `most` of the query. Raises `BadRequest`."""
+def int_parameter(request: web.Request, name: str, default: int, maximum: int) -> int:
+    """A whole number from 1 to `maximum` of the query. Raises `BadRequest`."""
     given = request.query.get(name, str(default))
-    if not given.isascii() or not given.isdigit() or len(given) > 6 or not 1 <= int(given) <= most:
-        raise BadRequest(f"{name}: expected a whole number from 1 to {most}")
+    if not given.isascii() or not given.isdigit() or len(given) > 6 or not 1 <= int(given) <= maximum:
+        raise BadRequest(f"{name}: expected a whole number from 1 to {maximum}")
     return int(given)
 
 
-def object_of(data: bytes, of: str) -> dict[str, Any]:
+def parse_object(data: bytes, of: str) -> dict[str, Any]:
     """`of`: what the body is to be an object of. Raises `BadRequest`."""
     try:
         value = orjson.loads(data)
@@ -40,16 +40,16 @@ def object_of(data: bytes, of: str) -> dict[str, Any]:
     return value
 
 
-def section_of(kind: type[S], value: dict[str, Any]) -> S:
+def parse_section(kind: type[S], value: dict[str, Any]) -> S:
     """Raises `BadRequest` with every fault."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, path))}: {said}" if path else said for path, said in complaints(error)]
+        faults = [f"{'.'.join(map(str, path))}: {said}" if path else said for path, said in error_messages(error)]
         raise BadRequest("; ".join(faults)) from None
 
 
-async def whole_body(request: web.Request) -> bytes:
+async def read_body(request: web.Request) -> bytes:
     """Raises `PayloadTooLarge`."""
     try:
         return await request.read()
@@ -57,16 +57,16 @@ async def whole_body(request: web.Request) -> bytes:
         raise PayloadTooLarge("the body is larger than 1 MiB") from None
 
 
-def answered(handler: Handler, done: Callable[[GatewayError], dict[str, Any]] = lambda _: {}) -> Handler:
-    """Refusals as JSON: one sentence, and what had been `done` before."""
+def json_errors(handler: Handler, progress_of: Callable[[GatewayError], dict[str, Any]] = lambda _: {}) -> Handler:
+    """Refusals as JSON: one sentence, and what had been `progress_of` before."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except StoreUnavailable as error:
             asked_only = request.method in ("GET", "HEAD")
-            return json_answer({"error": str(error) if asked_only else f"{error}: nothing was done"}, 503)
+            return json_response({"error": str(error) if asked_only else f"{error}: nothing was done"}, 503)
         except GatewayError as error:
-            return json_answer({"error": error.message, **done(error)}, error.status)
+            return json_response({"error": error.message, **progress_of(error)}, error.status)
 
     return answer

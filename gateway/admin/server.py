@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.learning import QualityHandler
 from gateway.admin.middleware import AccessMiddleware, actor_of
-from gateway.admin.responses import json_answer
+from gateway.admin.responses import json_response
 from gateway.admin.static_files import PATH
 from gateway.admin.stats import Stats
 from gateway.config.units import Address
@@ -34,9 +34,9 @@ class AdminPort:
         before_scrape: Callable[[], Awaitable[None]],
         before_stats: Callable[[], Awaitable[None]],
         routes: Sequence[web.RouteDef] = (),
-        given: socket.socket | None = None,
+        listening_socket: socket.socket | None = None,
     ) -> None:
-        """`given` listens already, at `address`."""
+        """`listening_socket` listens already, at `address`."""
         self._address = address
         self._guard = guard
         self._stats = stats
@@ -46,12 +46,12 @@ class AdminPort:
         self._routes = routes
         self._registry = CollectorRegistry()
         self._registry.register(telemetry)
-        self._given = given
+        self._listening_socket = listening_socket
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> tuple[str, int]:
         """Listens; returns the address."""
-        app = web.Application(middlewares=[self._guard.admit])
+        app = web.Application(middlewares=[self._guard.handle])
         app.add_routes(
             [
                 web.get("/", self._home),
@@ -65,10 +65,10 @@ class AdminPort:
         )
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        if self._given is None:
+        if self._listening_socket is None:
             await web.TCPSite(self._runner, self._address.host, self._address.port).start()
         else:
-            await web.SockSite(self._runner, self._given).start()
+            await web.SockSite(self._runner, self._listening_socket).start()
         address: tuple[str, int] = self._runner.addresses[0][:2]
         return address
 
@@ -80,7 +80,7 @@ class AdminPort:
         raise web.HTTPFound(PATH)
 
     async def _whoami(self, request: web.Request) -> web.StreamResponse:
-        return json_answer(asdict(actor_of(request)))
+        return json_response(asdict(actor_of(request)))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         await self._before_scrape()
@@ -89,7 +89,7 @@ class AdminPort:
 
     async def _get_stats(self, request: web.Request) -> web.StreamResponse:
         await self._before_stats()
-        return json_answer(self._stats.report())
+        return json_response(self._stats.report())
 
     async def _get_backends(self, request: web.Request) -> web.StreamResponse:
-        return json_answer(self._stats.report()["backends"])
+        return json_response(self._stats.report()["backends"])

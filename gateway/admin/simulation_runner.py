@@ -15,7 +15,7 @@ from gateway.config import Config
 from gateway.config.policy.model import Policy
 from gateway.errors import BadRequest, GatewayError
 from gateway.steps.traffic_log.reader import TrafficUnreadable
-from gateway.tools.simulation.worker_process import SimulationJob, job_of
+from gateway.tools.simulation.worker_process import SimulationJob, build_job
 
 WINDOW = re.compile(r"last-\d{1,6}[smhd]", re.ASCII)
 DEFAULT_WINDOW = "last-24h"
@@ -71,11 +71,11 @@ class SimulationRunner:
         self._running = True
         try:
             await self._flush()
-            return await self._said(job_of(self._config, present, new, wanted, self._wall(), self._embedder()))
+            return await self._run_job(build_job(self._config, present, new, wanted, self._wall(), self._embedder()))
         finally:
             self._running = False
 
-    async def _said(self, job: SimulationJob) -> dict[str, Any]:
+    async def _run_job(self, job: SimulationJob) -> dict[str, Any]:
         limit_s = self._config.traffic.simulate_timeout
         process = await asyncio.create_subprocess_exec(
             sys.executable,

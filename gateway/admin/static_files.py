@@ -33,7 +33,7 @@ class StaticFiles:
     def __init__(self) -> None:
         folder = resources.files("gateway.admin") / "dashboard"
         self._files = {**chart_files(), **_files(folder)}
-        self._small = {name: gzip.compress(content, mtime=0) for name, content in self._files.items()}
+        self._gzipped = {name: gzip.compress(content, mtime=0) for name, content in self._files.items()}
         self._tags = {name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in self._files.items()}
 
     def routes(self) -> list[web.RouteDef]:
@@ -48,7 +48,7 @@ class StaticFiles:
         if request.headers.get("If-None-Match") == self._tags[name]:
             return web.Response(status=304, headers=headers)
         if "gzip" in request.headers.get("Accept-Encoding", ""):
-            content, headers["Content-Encoding"] = self._small[name], "gzip"
+            content, headers["Content-Encoding"] = self._gzipped[name], "gzip"
         headers["Vary"] = "Accept-Encoding"
         kind = TYPES[name.rpartition(".")[2]]
         return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
@@ -69,11 +69,11 @@ def chart_files() -> Mapping[str, bytes]:
         return dict.fromkeys(CHART_FILES, b"")
 
 
-def _files(folder: Traversable, under: str = "") -> dict[str, bytes]:
+def _files(folder: Traversable, prefix: str = "") -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for each in folder.iterdir():
         if each.is_dir():
-            found |= _files(each, f"{under}{each.name}/")
+            found |= _files(each, f"{prefix}{each.name}/")
         elif each.name.rpartition(".")[2] in TYPES:
-            found[under + each.name] = each.read_bytes()
+            found[prefix + each.name] = each.read_bytes()
     return found

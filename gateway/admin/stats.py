@@ -18,19 +18,19 @@ from gateway.upstream.backend import UpstreamPool
 
 # The gauges that nobody updates as things happen: read before a scrape and for the dashboard's history, or set when a
 # policy comes into force.
-def show_policy(telemetry: Telemetry, policy: Policy) -> None:
+def set_policy_gauges(telemetry: Telemetry, policy: Policy) -> None:
     """What `policy`, now in force, promises; alerts hold what is measured against it. Of routes that it lacks nothing
     is left."""
     for gauge in (telemetry.policy_info, telemetry.max_wrong_hits, telemetry.promised_confidence):
         gauge.values.clear()
     telemetry.policy_info.set(policy.hash, value=1.0)
     for route in policy.routes:
-        telemetry.promised_confidence.set(route.name, value=route.promise.confidence)
+        telemetry.promised_confidence.set(route.name, value=route.slo.confidence)
         if route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None:
             telemetry.max_wrong_hits.set(route.name, value=route.semantic.acceptance.max_wrong_hits)
 
 
-def sizes(telemetry: Telemetry) -> dict[str, Any]:
+def set_size_gauges(telemetry: Telemetry) -> dict[str, Any]:
     """How full the caches are. `store_answers` False: what is said of the store is of before, where anything is."""
     return {
         "entries": {kind: value for (kind,), value in telemetry.cache_entries.values.items()},
@@ -59,10 +59,10 @@ class Gauges:
 
     async def sample(self) -> None:
         """All of them."""
-        self.look()
-        await self._ask()
+        self.sample_pools()
+        await self._sample_store()
 
-    def look(self) -> None:
+    def sample_pools(self) -> None:
         """Those of this process, without asking the store."""
         telemetry, now = self._telemetry, self._clock.monotonic()
         for name, pool in self._pools.items():
@@ -81,7 +81,7 @@ class Gauges:
         if (placed := self._spaces.serving.index.placed) is not None:
             telemetry.cache_entries.set("device", value=placed)
 
-    async def _ask(self) -> None:
+    async def _sample_store(self) -> None:
         telemetry = self._telemetry
         try:
             stored = await self._store.stats()
@@ -94,11 +94,11 @@ class Gauges:
 
     def _sample_upstreams(self, pool: UpstreamPool, now: float) -> None:
         telemetry = self._telemetry
-        for lane in pool.lanes:
-            labels = pool.name, lane.upstream.address
-            telemetry.upstream_state.set(*labels, value=lane.state(now))
-            telemetry.upstream_inflight.set(*labels, value=lane.backend.crowd.inflight)
-            slowest_s = lane.slowest_s()
+        for endpoint in pool.endpoints:
+            labels = pool.name, endpoint.upstream.address
+            telemetry.upstream_state.set(*labels, value=endpoint.state(now))
+            telemetry.upstream_inflight.set(*labels, value=endpoint.backend.crowd.inflight)
+            slowest_s = endpoint.slowest_s()
             if slowest_s is not None:
                 telemetry.upstream_latency.set(*labels, value=slowest_s)
 
@@ -112,8 +112,8 @@ class Gauges:
             telemetry.wrong_of_served_ratio.set(route, value=estimate.of_served)
             telemetry.wrong_of_served_ratio_low.set(route, value=estimate.of_served_low)
             telemetry.wrong_of_served_ratio_high.set(route, value=estimate.of_served_high)
-            if control.in_force is not None:
-                telemetry.acceptance_threshold.set(route, value=control.in_force)
+            if control.current_threshold is not None:
+                telemetry.acceptance_threshold.set(route, value=control.current_threshold)
 
 
 # The figures of the dashboard, from the same numbers as the metrics.
@@ -165,8 +165,8 @@ class Stats:
                 {"route": route, "tier": tier, "reason": reason, "count": count}
                 for (route, tier, reason), count in telemetry.routed.values.items()
             ],
-            "refusals": _by_last(telemetry.refusals),
-            "admissions": _by_last(telemetry.admissions),
+            "refusals": _totals_by_last_label(telemetry.refusals),
+            "admissions": _totals_by_last_label(telemetry.admissions),
             "tokens_saved": telemetry.tokens_saved.total(),
             "dollars_saved": telemetry.cost_saved.total(),
             "backend_seconds_saved": telemetry.backend_seconds_saved.total(),
@@ -176,7 +176,7 @@ class Stats:
                 for (backend, outcome), count in telemetry.backend_requests.values.items()
             ],
             "store_errors": telemetry.store_errors.total(),
-            "loop_stalls": _by_last(telemetry.loop_stalls),
+            "loop_stalls": _totals_by_last_label(telemetry.loop_stalls),
             **self._describe(),
         }
         report["policy"] = {**report["policy"], "faults": list(self.policy_faults)}
@@ -196,7 +196,7 @@ class Stats:
         return totals
 
 
-def _by_last(counter: Counter) -> dict[str, float]:
+def _totals_by_last_label(counter: Counter) -> dict[str, float]:
     """Totals by a counter's last label, over all others."""
     totals: dict[str, float] = {}
     for labels, count in counter.values.items():

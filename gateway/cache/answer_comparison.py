@@ -29,7 +29,10 @@ from gateway.messages import Call, Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Embedder, Judgement
 
-APART, ALIKE = 0.75, 0.90  # cosines of two answers: below the one they differ, from the other on they may be the same
+DIFFERENT_BELOW, SAME_FROM = (
+    0.75,
+    0.90,
+)  # cosines of two answers: below the one they differ, from the other on they may be the same
 
 # A client's question may have to wait while one passage is embedded: 7 ms for so many characters.
 PASSAGE_CHARACTERS = 400
@@ -41,25 +44,25 @@ MAX_COMPARED = PASSAGE_CHARACTERS * MAX_PASSAGES  # characters; of what is longe
 _SENTENCE, _SPACE = re.compile(r"[.!?]\s|\n"), re.compile(r"\s")
 
 
-def same_text(a: str, b: str) -> bool:
+def is_same_text(a: str, b: str) -> bool:
     """Equal but for white space and case."""
     return " ".join(a.casefold().split()) == " ".join(b.casefold().split())
 
 
-def comparable(a: str, b: str) -> bool:
-    """Whether embeddings can tell more than `same_text`: both can be read to their end."""
+def is_comparable(a: str, b: str) -> bool:
+    """Whether embeddings can tell more than `is_same_text`: both can be read to their end."""
     return bool(a.strip() and b.strip()) and max(len(a), len(b)) <= MAX_COMPARED
 
 
 def compare(a: str, b: str, similarity: float | None) -> Label:
     """Whether one may stand for the other. `similarity`: the cosine of their embeddings; None: not known."""
-    if same_text(a, b):
+    if is_same_text(a, b):
         return Label.RIGHT
-    if similarity is None or not comparable(a, b):
+    if similarity is None or not is_comparable(a, b):
         return Label.UNDECIDED
-    if similarity < APART:
+    if similarity < DIFFERENT_BELOW:
         return Label.WRONG
-    if similarity >= ALIKE and difference(read(a), read(b)) is None:
+    if similarity >= SAME_FROM and difference(read(a), read(b)) is None:
         return Label.RIGHT
     return Label.UNDECIDED
 
@@ -75,7 +78,7 @@ def passages(text: str) -> list[str]:
     return [*pieces, rest[:PASSAGE_CHARACTERS]] if rest else pieces
 
 
-def joined(vectors: Sequence[Vector]) -> Vector:
+def combine_vectors(vectors: Sequence[Vector]) -> Vector:
     """The embedding of a text of several passages: the direction of their sum."""
     total = np.sum(vectors, axis=0, dtype=np.float32)
     norm = float(np.linalg.norm(total))
@@ -96,16 +99,16 @@ def _cut(head: str) -> int:
 async def similarity(embedder: Embedder, a: str, b: str, *, rest: float = 0.0) -> float | None:
     """The cosine, in [-1, 1]; None where the embedder cannot tell. `rest`: the time left to others after each passage,
     as a multiple of what it took."""
-    first, second = await embedded(embedder, a, rest=rest), await embedded(embedder, b, rest=rest)
+    first, second = await embed_text(embedder, a, rest=rest), await embed_text(embedder, b, rest=rest)
     return None if first is None or second is None else float(first @ second)
 
 
-async def embedded(embedder: Embedder, text: str, *, rest: float = 0.0) -> Vector | None:
+async def embed_text(embedder: Embedder, text: str, *, rest: float = 0.0) -> Vector | None:
     """None where the model is not there, or does not read a passage to its end: what is not read may be the
     difference."""
     clock, vectors = asyncio.get_running_loop(), []
     for passage in passages(text):
-        begun = clock.time()
+        started = clock.time()
         try:
             embedding = await embedder.embed(passage)
         except EmbedderUnavailable:
@@ -114,8 +117,8 @@ async def embedded(embedder: Embedder, text: str, *, rest: float = 0.0) -> Vecto
             return None
         vectors.append(embedding.vector)
         if rest > 0:
-            await asyncio.sleep(rest * (clock.time() - begun))
-    return joined(vectors) if vectors else None
+            await asyncio.sleep(rest * (clock.time() - started))
+    return combine_vectors(vectors) if vectors else None
 
 
 # Compares fresh answers with stored ones, off every client's path: one pair at a time, and at most a quarter of the
@@ -125,9 +128,9 @@ LOG = logging.getLogger("nearhit.quality")
 # Time that learning leaves to requests, as a multiple of what it takes. Measured on two busy cores, with a queue that
 # never ends: a question is embedded in 3.2 ms (p50) as without it, and in 8 instead of 4 ms (p90); with 1.0 and
 # passages of 600 characters p50 was 6.2 ms.
-REST = 3.0
+REST_FACTOR = 3.0
 
-MAX_READ_AT_ONCE = 64 * 1024  # bytes of an answer: taking apart more would hold up the loop for milliseconds
+MAX_INLINE_BYTES = 64 * 1024  # bytes of an answer: taking apart more would hold up the loop for milliseconds
 
 MAX_WAITING, MAX_WAITING_BYTES = 256, 32 * 1024 * 1024  # pairs; the answers in them
 
@@ -156,8 +159,8 @@ class AnswerComparer:
         self._limit = limit
         self._waiting: deque[AnswerPair] = deque()
         self._bytes = 0
-        self._some = asyncio.Event()
-        self._one = asyncio.Lock()
+        self._work_available = asyncio.Event()
+        self._comparison_lock = asyncio.Lock()
         self._busy = False
 
     @property
@@ -175,17 +178,17 @@ class AnswerComparer:
         self._waiting.append(pair)
         self._bytes += pair.size
         while self._waiting and (len(self._waiting) > self._limit or self._bytes > MAX_WAITING_BYTES):
-            self._telemetry.comparisons_dropped.add(self._take().route)
-        self._some.set()
+            self._telemetry.comparisons_dropped.add(self._pop().route)
+        self._work_available.set()
 
     async def run(self) -> None:
         while True:
-            await self._some.wait()
-            self._some.clear()
+            await self._work_available.wait()
+            self._work_available.clear()
             while self._waiting:
                 self._busy = True
                 try:
-                    await self._learn(self._take())
+                    await self._learn(self._pop())
                 except Exception:
                     LOG.exception("a comparison failed")
                 finally:
@@ -193,21 +196,21 @@ class AnswerComparer:
 
     async def label(self, call: Call, stored: Entry, fresh: Entry) -> Label | None:
         """None: the answers are not text alone, and nothing can be said of them."""
-        a, b = [await self._text(call, entry) for entry in (stored, fresh)]
-        return None if a is None or b is None else await self.alike(a, b)
+        a, b = [await self._answer_text(call, entry) for entry in (stored, fresh)]
+        return None if a is None or b is None else await self.compare_texts(a, b)
 
-    async def alike(self, a: str, b: str) -> Label:
+    async def compare_texts(self, a: str, b: str) -> Label:
         """Whether two answers to one question say the same; waits until nothing else is compared."""
-        if same_text(a, b) or not comparable(a, b):
+        if is_same_text(a, b) or not is_comparable(a, b):
             return compare(a, b, None)
-        async with self._one:
-            return compare(a, b, await similarity(self._embedder, a, b, rest=REST))
+        async with self._comparison_lock:
+            return compare(a, b, await similarity(self._embedder, a, b, rest=REST_FACTOR))
 
-    async def _text(self, call: Call, entry: Entry) -> str | None:
+    async def _answer_text(self, call: Call, entry: Entry) -> str | None:
         read = partial(call.dialect.answer_text, call, entry.payload, entry.streamed)
-        return read() if entry.size <= MAX_READ_AT_ONCE else await asyncio.to_thread(read)
+        return read() if entry.size <= MAX_INLINE_BYTES else await asyncio.to_thread(read)
 
-    def _take(self) -> AnswerPair:
+    def _pop(self) -> AnswerPair:
         pair = self._waiting.popleft()
         self._bytes -= pair.size
         return pair
@@ -215,4 +218,4 @@ class AnswerComparer:
     async def _learn(self, pair: AnswerPair) -> None:
         label = await self.label(pair.call, pair.judged.entry, pair.fresh)
         if label is not None:
-            self._labels.tell(pair.route, pair.judged, label, "miss")
+            self._labels.report(pair.route, pair.judged, label, "miss")

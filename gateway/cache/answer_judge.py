@@ -51,9 +51,9 @@ def judge_prompt(question: str, first: str, second: str, mark: str) -> str | Non
     return _PROMPT.format(mark=mark, question=question, first=first, second=second)
 
 
-def verdict_of(said: str | None) -> Label:
+def parse_verdict(reply: str | None) -> Label:
     """One word, perhaps with a full stop, in any case; whatever else a model says is no verdict."""
-    word = (said or "").strip().removesuffix(".").upper()
+    word = (reply or "").strip().removesuffix(".").upper()
     return _WORDS.get(word, Label.UNDECIDED)
 
 
@@ -63,7 +63,7 @@ LOG = logging.getLogger("nearhit.quality")
 Verdict = tuple[Label, float]
 """What the judge said, and what it cost in US dollars."""
 
-NOTHING: Verdict = (Label.UNDECIDED, 0.0)
+NO_VERDICT: Verdict = (Label.UNDECIDED, 0.0)
 
 
 class AnswerJudge:
@@ -81,23 +81,23 @@ class AnswerJudge:
         self._mark = mark
         self._dialect = OpenAI()
 
-    async def ask(self, name: str, request: RequestContext, stored: Entry, fresh: Entry) -> Verdict:
+    async def request_verdict(self, name: str, request: RequestContext, stored: Entry, fresh: Entry) -> Verdict:
         """Never raises for what may be wrong with a backend: then nothing is decided."""
         call = request.call
         if call is None or call.question is None:
-            return NOTHING
+            return NO_VERDICT
         texts = [call.dialect.answer_text(call, entry.payload, entry.streamed) for entry in (stored, fresh)]
         first, second = texts
         if first is None or second is None:
-            return NOTHING
+            return NO_VERDICT
         prompt = judge_prompt(call.question, first, second, self._mark())
         if prompt is None:
-            return NOTHING
+            return NO_VERDICT
         try:
-            return await self._send(name, own_request(request, prompt, call.model, MAX_TOKENS))
+            return await self._send(name, internal_request(request, prompt, call.model, MAX_TOKENS))
         except GatewayError as error:
             LOG.warning("the judge did not answer", extra={"fields": {**request.log_fields, "error": error.message}})
-            return NOTHING
+            return NO_VERDICT
 
     async def _send(self, name: str, request: RequestContext) -> Verdict:
         call = request.call
@@ -105,14 +105,14 @@ class AnswerJudge:
         response = await self._pools[name].call(request)
         if response.status != 200 or not isinstance(response.body, FullBody):
             await close_body(response.body)
-            return NOTHING
+            return NO_VERDICT
         payload = (response.body.data,)
-        seen = self._dialect.inspect(call, payload, False)
-        cost = self._prices[name].of(seen.input_tokens, seen.output_tokens)
-        return verdict_of(self._dialect.answer_text(call, payload, False)), cost
+        inspection = self._dialect.inspect(call, payload, False)
+        cost = self._prices[name].of(inspection.input_tokens, inspection.output_tokens)
+        return parse_verdict(self._dialect.answer_text(call, payload, False)), cost
 
 
-def own_request(request: RequestContext, prompt: str, model: str, max_tokens: int) -> RequestContext:
+def internal_request(request: RequestContext, prompt: str, model: str, max_tokens: int) -> RequestContext:
     """A question of the gateway's own, in the name of the client of `request`."""
     body = chat_body(prompt, model=model, max_tokens=max_tokens)
     own = request.child("judge")

@@ -14,7 +14,7 @@ from gateway.cache.labels import Labels
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import AuditSettings
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import GatewayError, UpstreamStreamError
 from gateway.messages import NO_CACHE, Bypass, Entry
 from gateway.observability.telemetry import Telemetry
@@ -43,13 +43,13 @@ class AuditCalls(BackgroundCalls):
         assert request.call is not None  # what is audited has a question
         first, second = answers
         label = await comparisons.label(request.call, first, second) or Label.UNDECIDED
-        if label is not Label.UNDECIDED or rule.judge is None or not self.take(request.route, rule, expected):
+        if label is not Label.UNDECIDED or rule.judge is None or not self.reserve(request.route, rule, expected):
             return label
-        label, cost = await self._judge.ask(rule.judge, request, first, second)
-        self.spent(request.route, expected, cost)
+        label, cost = await self._judge.request_verdict(rule.judge, request, first, second)
+        self.record_cost(request.route, expected, cost)
         return label
 
-    def spent(self, route: str, expected: float, actual: float) -> None:
+    def record_cost(self, route: str, expected: float, actual: float) -> None:
         """What a call really cost, once it is known."""
         self.settle(route, expected, actual)
         self._telemetry.audit_cost.add(route, amount=actual)
@@ -73,7 +73,7 @@ class _Chosen:
 
 
 class HitAudits:
-    """`draw` gives numbers in [0, 1)."""
+    """`rng` gives numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -83,28 +83,28 @@ class HitAudits:
         judge: AnswerJudge,
         telemetry: Telemetry,
         clock: Clock,
-        draw: Callable[[], float],
+        rng: Callable[[], float],
     ) -> None:
         self._comparisons = comparisons
         self._labels = labels
         self._controls = controls
         self._telemetry = telemetry
-        self._draw = draw
+        self._rng = rng
         self._calls = AuditCalls(judge, telemetry, clock)
 
     def __len__(self) -> int:
         """How many wait or are under way."""
         return len(self._calls)
 
-    def consider(self, request: RequestContext, judged: Judgement, rule: AuditSettings, forward: Handler) -> None:
+    def maybe_audit(self, request: RequestContext, judged: Judgement, rule: AuditSettings, forward: Handler) -> None:
         """Audits this hit, by chance. Nothing is sent on behalf of a client that wants nothing stored, or no call."""
         if request.directives.no_store or request.directives.only_if_cached:
             return
         chance = self._controls.of(request.route).audit_chance(judged.score, rule.share)
-        if self._draw() >= chance:
+        if self._rng() >= chance:
             return
         chosen = _Chosen(request, judged, rule, chance, forward)
-        skipped = self._calls.begin(
+        skipped = self._calls.start(
             request.fingerprint, request.route, rule, judged.entry.cost_dollars, lambda: self._audit(chosen)
         )
         if skipped is not None:
@@ -116,27 +116,27 @@ class HitAudits:
 
     async def _audit(self, chosen: _Chosen) -> None:
         request, judged, expected = chosen.request, chosen.judged, chosen.judged.entry.cost_dollars
-        async with self._calls.places:
-            fresh = await self._fresh(chosen)
+        async with self._calls.limiter:
+            fresh = await self._fetch_fresh(chosen)
             if fresh is None:  # what was set aside for it stays spent: a call that failed may have cost as much
                 self._telemetry.audits.add(request.route, "failed")
                 return
-            self._calls.spent(request.route, expected, fresh.cost_dollars)
+            self._calls.record_cost(request.route, expected, fresh.cost_dollars)
             answers = judged.entry, fresh
             label = await self._calls.label(self._comparisons, request, chosen.rule, answers, expected)
         self._controls.of(request.route).audited(label, chosen.chance)
-        self._labels.tell(request.route, judged, label, "audit")
+        self._labels.report(request.route, judged, label, "audit")
         if label is Label.WRONG:
             await self._labels.refute(relation_between(judged))
         self._telemetry.audits.add(request.route, label)  # last: who counts it finds all of the above done
 
-    async def _fresh(self, chosen: _Chosen) -> Entry | None:
+    async def _fetch_fresh(self, chosen: _Chosen) -> Entry | None:
         """The answer of a backend, as it was stored; None where none could be had or none that may be stored."""
-        again = chosen.request.own_call("audit")
-        again.directives, again.bypass = NO_CACHE, Bypass.NO_CACHE
+        audit_request = chosen.request.internal_child("audit")
+        audit_request.directives, audit_request.bypass = NO_CACHE, Bypass.NO_CACHE
         try:
-            await drain((await resolved(chosen.forward(again))).body)
+            await drain((await resolve_response(chosen.forward(audit_request))).body)
         except (GatewayError, UpstreamStreamError) as error:
-            LOG.warning("an audit failed", extra={"fields": {**again.log_fields, "error": str(error)}})
+            LOG.warning("an audit failed", extra={"fields": {**audit_request.log_fields, "error": str(error)}})
             return None
-        return again.stored
+        return audit_request.stored

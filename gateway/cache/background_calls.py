@@ -24,7 +24,7 @@ class AuditCaps:
     day: float = float("-inf")
     dollars: float = 0.0
 
-    def take(self, rule: AuditSettings, dollars: float, now: float) -> bool:
+    def reserve(self, rule: AuditSettings, dollars: float, now: float) -> bool:
         """Sets aside one call, to cost `dollars`; False where the rule leaves no room for it."""
         if now - self.hour >= HOUR_S:
             self.hour, self.calls = now, 0
@@ -38,7 +38,7 @@ class AuditCaps:
         self.dollars += dollars
         return True
 
-    def give_back(self, dollars: float) -> None:
+    def refund(self, dollars: float) -> None:
         """Of a call that is not made after all."""
         self.calls = max(0, self.calls - 1)
         self.settle(dollars, 0.0)
@@ -55,11 +55,11 @@ MAX_WAITING = 16  # behind them
 
 
 class BackgroundCalls:
-    """Whoever makes one holds one of `places` for as long as it takes. What is spent is kept by route: a reload of the
+    """Whoever makes one holds one of `limiter` for as long as it takes. What is spent is kept by route: a reload of the
     policy forgets nothing."""
 
     def __init__(self, clock: Clock) -> None:
-        self.places = asyncio.Semaphore(MAX_AT_ONCE)
+        self.limiter = asyncio.Semaphore(MAX_AT_ONCE)
         self._clock = clock
         self._background = Background(MAX_AT_ONCE + MAX_WAITING)
         self._caps: dict[str, AuditCaps] = {}
@@ -68,21 +68,21 @@ class BackgroundCalls:
         """How many wait or are under way."""
         return len(self._background)
 
-    def begin(
+    def start(
         self, key: str, route: str, rule: AuditSettings, expected: float, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> str | None:
         """Why it has not begun: "skipped-cost", "skipped-busy", or that of this key is still under way; None: it has.
         `expected`: US dollars, set aside."""
-        if not self.take(route, rule, expected):
+        if not self.reserve(route, rule, expected):
             return "skipped-cost"
         if not self._background.start(key, work()):
-            self._caps[route].give_back(expected)
+            self._caps[route].refund(expected)
             return "skipped-busy"
         return None
 
-    def take(self, route: str, rule: AuditSettings, expected: float) -> bool:
+    def reserve(self, route: str, rule: AuditSettings, expected: float) -> bool:
         """Sets aside one call, to cost `expected` dollars; False where the rule leaves no room for it."""
-        return self._caps.setdefault(route, AuditCaps()).take(rule, expected, self._clock.monotonic())
+        return self._caps.setdefault(route, AuditCaps()).reserve(rule, expected, self._clock.monotonic())
 
     def settle(self, route: str, expected: float, actual: float) -> None:
         """What a call really cost, once it is known."""

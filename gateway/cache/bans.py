@@ -31,22 +31,22 @@ class SimilarityCondition:
 
     vector: Vector
     similarity: float  # at least; in [0, 1]
-    found: frozenset[str] = frozenset()
+    matching: frozenset[str] = frozenset()
     embedder: str = ""  # the fingerprint of what made the vector
 
-    def holds(self, entry: Entry, placed: EmbeddedVector | None) -> bool:
-        if entry.fingerprint in self.found:
+    def matches(self, entry: Entry, own_vector: EmbeddedVector | None) -> bool:
+        if entry.fingerprint in self.matching:
             return True
-        if placed is None or placed.embedder != self.embedder or placed.vector.shape != self.vector.shape:
+        if own_vector is None or own_vector.embedder != self.embedder or own_vector.vector.shape != self.vector.shape:
             return False
-        return self._reaches(placed.vector)
+        return self._is_within(own_vector.vector)
 
-    def _reaches(self, vector: Vector) -> bool:
+    def _is_within(self, vector: Vector) -> bool:
         return float(np.dot(vector, self.vector)) >= self.similarity
 
     def covers(self, other: SimilarityCondition) -> bool:
         same = self.embedder == other.embedder and np.array_equal(self.vector, other.vector)
-        return same and self.similarity <= other.similarity and self.found >= other.found
+        return same and self.similarity <= other.similarity and self.matching >= other.matching
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,20 @@ class BanConditions:
     near: SimilarityCondition | None = None
     backend: str | None = None  # that gave the answer
 
-    def hold(self, entry: Entry, placed: EmbeddedVector | None = None) -> bool:
-        """`placed`: the entry's own vector, where it is known."""
+    def matches(self, entry: Entry, own_vector: EmbeddedVector | None = None) -> bool:
+        """`own_vector`: the entry's own vector, where it is known."""
         return (
             (not self.tags or not self.tags.isdisjoint(entry.tags))
-            and (self.tenant is None or same_tenant(self.tenant, entry.tenant))
+            and (self.tenant is None or is_same_tenant(self.tenant, entry.tenant))
             and self.route in (None, entry.route)
             and self.model in (None, entry.model)
             and self.backend in (None, entry.backend)
             and (self.before is None or entry.created <= self.before)
             and self.fingerprint in (None, entry.fingerprint)
-            and (self.near is None or self.near.holds(entry, placed))
+            and (self.near is None or self.near.matches(entry, own_vector))
         )
 
-    def cover(self, other: BanConditions) -> bool:
+    def covers(self, other: BanConditions) -> bool:
         """Whether all that `other` means is meant by this too."""
         return (
             (not self.tags or (bool(other.tags) and other.tags <= self.tags))
@@ -101,51 +101,55 @@ EVERYTHING = BanConditions()
 class Ban:
     id: str
     at: float  # wall clock
-    until: float  # wall clock: after which nothing that it covers can be left
+    expires_at: float  # wall clock: after which nothing that it covers can be left
     conditions: BanConditions
-    made: float = field(default=NEVER, compare=False)  # monotonic clock of the process that made it, and knows it there
+    made_monotonic: float = field(
+        default=NEVER, compare=False
+    )  # monotonic clock of the process that made it, and knows it there
 
-    def covers(self, entry: Entry, placed: EmbeddedVector | None = None, asked: float = LATER) -> bool:
+    def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, asked: float = LATER) -> bool:
         """`asked`: when its backend was, by the monotonic clock, where that was here: the wall clock may have been set
         since."""
-        return (entry.asked <= self.at or asked <= self.made) and self.conditions.hold(entry, placed)
+        return (entry.asked <= self.at or asked <= self.made_monotonic) and self.conditions.matches(entry, own_vector)
 
-    def sweeps(self, entry: Entry, placed: EmbeddedVector | None, now: float) -> bool:
+    def sweeps(self, entry: Entry, own_vector: EmbeddedVector | None, now: float) -> bool:
         """Whether it is to be removed from a store that is looked through at `now`. What claims to come from the
         future was made before the removal, too: by a machine whose clock is ahead, or before ours was set back."""
-        return self.conditions.hold(entry, placed) and (entry.asked <= self.at or entry.created > now)
+        return self.conditions.matches(entry, own_vector) and (entry.asked <= self.at or entry.created > now)
 
-    def includes(self, other: Ban) -> bool:
-        later = self.at >= other.at and self.made >= other.made and self.until >= other.until
-        return later and self.conditions.cover(other.conditions)
+    def is_superset(self, other: Ban) -> bool:
+        later = (
+            self.at >= other.at and self.made_monotonic >= other.made_monotonic and self.expires_at >= other.expires_at
+        )
+        return later and self.conditions.covers(other.conditions)
 
 
-def same_tenant(wanted: str, tenant: str) -> bool:
+def is_same_tenant(requested: str, tenant: str) -> bool:
     """Tenants that are hashes may be given by the digits that logs and samples show, or more of them."""
-    if wanted == tenant:
+    if requested == tenant:
         return True
-    hashed = len(tenant) == HASH_DIGITS and len(wanted) >= SHOWN_DIGITS
-    return hashed and tenant.startswith(wanted)
+    hashed = len(tenant) == HASH_DIGITS and len(requested) >= SHOWN_DIGITS
+    return hashed and tenant.startswith(requested)
 
 
-def bounded(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[Ban, ...]:
+def limit_bans(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[Ban, ...]:
     """At most `limit` bans that cover what these do, oldest first.
 
     What is over goes, and what another one includes. If that is not enough, the older half becomes one that covers all
     up to the youngest of them: too much rather than too little, since what it removes is only fetched again.
     """
-    kept: list[Ban] = []
-    for ban in sorted((ban for ban in bans if ban.until > now), key=lambda ban: ban.at, reverse=True):
-        if not any(other.includes(ban) for other in kept):
-            kept.append(ban)
-    kept.reverse()
-    if len(kept) <= limit:
-        return tuple(kept)
-    old = kept[: len(kept) - limit // 2]
+    retained: list[Ban] = []
+    for ban in sorted((ban for ban in bans if ban.expires_at > now), key=lambda ban: ban.at, reverse=True):
+        if not any(other.is_superset(ban) for other in retained):
+            retained.append(ban)
+    retained.reverse()
+    if len(retained) <= limit:
+        return tuple(retained)
+    old = retained[: len(retained) - limit // 2]
     youngest = old[-1]
-    until, made = max(ban.until for ban in old), max(ban.made for ban in old)
-    folded = Ban(f"all-{youngest.id}", youngest.at, until, EVERYTHING, made)
-    return (folded, *kept[len(old) :])
+    expires_at, made_monotonic = max(ban.expires_at for ban in old), max(ban.made_monotonic for ban in old)
+    merged = Ban(f"all-{youngest.id}", youngest.at, expires_at, EVERYTHING, made_monotonic)
+    return (merged, *retained[len(old) :])
 
 
 @dataclass(slots=True)
@@ -158,54 +162,54 @@ class Bans:
     loaded: bool = False
     version: int = 0
     in_force: tuple[Ban, ...] = ()
-    _latest: float = NEVER  # no ban covers what was asked for later
-    _made: float = NEVER  # likewise, by the monotonic clock
+    _latest_at: float = NEVER  # no ban covers what was asked for later
+    _latest_monotonic: float = NEVER  # likewise, by the monotonic clock
 
     def __len__(self) -> int:
         return len(self.in_force)
 
-    def cover(self, entry: Entry, placed: EmbeddedVector | None = None, asked: float = LATER) -> bool:
+    def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, asked: float = LATER) -> bool:
         """`asked`: see `Ban.covers`."""
-        if entry.asked > self._latest and asked > self._made:
+        if entry.asked > self._latest_at and asked > self._latest_monotonic:
             return False
-        return any(ban.covers(entry, placed, asked) for ban in self.in_force)
+        return any(ban.covers(entry, own_vector, asked) for ban in self.in_force)
 
     def sweep(self, entry: Entry, now: float) -> bool:
         """Whether memory is to let go of it, as `Ban.sweeps`."""
-        return self.cover(entry) or any(ban.sweeps(entry, None, now) for ban in self.in_force if entry.created > now)
+        return self.covers(entry) or any(ban.sweeps(entry, None, now) for ban in self.in_force if entry.created > now)
 
     def add(self, ban: Ban, now: float) -> None:
         """One made here, in force from now on, also where the store cannot be told; it takes the place of one with its
         id."""
-        self._put([*(each for each in self.in_force if each.id != ban.id), ban], now)
+        self._put([*(other for other in self.in_force if other.id != ban.id), ban], now)
 
     def stored(self, bans: Iterable[Ban], now: float) -> tuple[Ban, ...]:
         """Those that all gateways on a store share -> those of them that are new here. What was in force stays so: a
         store that has lost its last writes has answers again that they removed."""
-        known = {ban.id: ban.made for ban in self.in_force}
-        given = tuple(replace(ban, made=known.get(ban.id, NEVER)) for ban in bans)
+        known = {ban.id: ban.made_monotonic for ban in self.in_force}
+        given = tuple(replace(ban, made_monotonic=known.get(ban.id, NEVER)) for ban in bans)
         others = {ban.id for ban in given} | {UNREADABLE}
-        self._put([*(each for each in self.in_force if each.id not in others), *given], now)
+        self._put([*(other for other in self.in_force if other.id not in others), *given], now)
         self.loaded = True
         return tuple(ban for ban in self.in_force if ban.id not in known)
 
     def expire(self, now: float) -> None:
         """Lets go of those whose entries are all over."""
-        if any(ban.until <= now for ban in self.in_force):
+        if any(ban.expires_at <= now for ban in self.in_force):
             self._put(self.in_force, now)
 
     def _put(self, bans: Iterable[Ban], now: float) -> None:
-        self.in_force = bounded(bans, now)
+        self.in_force = limit_bans(bans, now)
         self.version += 1
-        self._latest = max((ban.at for ban in self.in_force), default=NEVER)
-        self._made = max((ban.made for ban in self.in_force), default=NEVER)
+        self._latest_at = max((ban.at for ban in self.in_force), default=NEVER)
+        self._latest_monotonic = max((ban.made_monotonic for ban in self.in_force), default=NEVER)
 
 
-def with_found(ban: Ban, found: Iterable[str]) -> Ban:
+def with_matching(ban: Ban, matching: Iterable[str]) -> Ban:
     """The same with more fingerprints known to be close to its question."""
     near = ban.conditions.near
     assert near is not None
-    more = replace(near, found=near.found | frozenset(found))
+    more = replace(near, matching=near.matching | frozenset(matching))
     return replace(ban, conditions=replace(ban.conditions, near=more))
 
 
@@ -221,7 +225,7 @@ def encode(ban: Ban) -> bytes:
             "format": FORMAT,
             "id": ban.id,
             "at": ban.at,
-            "until": ban.until,
+            "until": ban.expires_at,
             "tags": sorted(c.tags),
             "tenant": c.tenant,
             "route": c.route,
@@ -229,7 +233,8 @@ def encode(ban: Ban) -> bytes:
             "backend": c.backend,
             "before": c.before,
             "fingerprint": c.fingerprint,
-            "near": near and [near.vector.astype("<f4").tobytes(), near.similarity, sorted(near.found), near.embedder],
+            "near": near
+            and [near.vector.astype("<f4").tobytes(), near.similarity, sorted(near.matching), near.embedder],
         }
     )
     return packed
@@ -239,9 +244,9 @@ def decode(data: bytes, now: float) -> Ban:
     """One that cannot be read, a newer gateway's perhaps, covers everything: too much rather than too little."""
     try:
         fields = msgpack.unpackb(data)
-        at, until = float(fields["at"]), float(fields["until"])
+        at, expires_at = float(fields["at"]), float(fields["until"])
         conditions = _conditions(fields) if fields["format"] == FORMAT else EVERYTHING
-        return Ban(str(fields["id"]), at, until, conditions)
+        return Ban(str(fields["id"]), at, expires_at, conditions)
     except (KeyError, TypeError, ValueError, msgpack.UnpackException):
         return Ban(UNREADABLE, now, now + UNREADABLE_S, EVERYTHING)
 
@@ -260,8 +265,8 @@ def _conditions(fields: Mapping[str, Any]) -> BanConditions:
     )
 
 
-def _near(vector: bytes, similarity: float, found: list[str], embedder: str = "") -> SimilarityCondition:
+def _near(vector: bytes, similarity: float, matching: list[str], embedder: str = "") -> SimilarityCondition:
     """Those of older gateways do not say which embedder it was: they mean what they found."""
     return SimilarityCondition(
-        np.frombuffer(vector, "<f4").astype(np.float32), float(similarity), frozenset(found), embedder
+        np.frombuffer(vector, "<f4").astype(np.float32), float(similarity), frozenset(matching), embedder
     )

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-from gateway.cache.answer_comparison import REST
-from gateway.cache.embedding_spaces import MAX_NEWCOMERS, Spaces
+from gateway.cache.answer_comparison import REST_FACTOR
+from gateway.cache.embedding_spaces import MAX_PENDING_EMBEDDINGS, Spaces
 from gateway.cache.recovery import Recovery
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Entry, Vector
@@ -30,9 +30,9 @@ LOG = logging.getLogger("nearhit.migration")
 
 RETRY_S = 2.0
 
-AWAY = 5  # texts in a row that are not embedded: it is not them
+MAX_UNANSWERED = 5  # texts in a row that are not embedded: it is not them
 
-TRIES = 3  # of a text that the embedder does not answer, and of a pass in which there were some
+MAX_ATTEMPTS = 3  # of a text that the embedder does not answer, and of a pass in which there were some
 
 
 class EmbeddingMigration:
@@ -47,86 +47,86 @@ class EmbeddingMigration:
     ) -> None:
         self._store = store
         self._spaces = spaces
-        self._space = spaces.filled
-        self._newcomers = spaces.newcomers
+        self._space = spaces.target
+        self._pending = spaces.pending
         self._telemetry = telemetry
         self._clock = clock
         self.done = 0  # found by similarity again
         self.skipped = 0  # unreadable, or not read to its end by this model: exact hits, tried again at the next start
-        self.left = 0
+        self.remaining = 0
         self.complete = False
         self._unanswered = 0  # texts in a row
         self._failed = 0  # entries of this pass, for reasons that may be over in the next one
-        self._tell()
+        self._publish_progress()
 
     async def run(self) -> None:
         """Returns once every entry has had its turn; what fails is tried again until the store answers to the end."""
-        begun, passes, self.complete = self._clock.monotonic(), 0, False
+        started, passes, self.complete = self._clock.monotonic(), 0, False
         while not self.complete:
-            self._newcomers.overflowed, self._failed = False, 0
+            self._pending.overflowed, self._failed = False, 0
             try:
                 await self._pass()
                 passes += 1
-                self.complete = not self._newcomers.overflowed and (self._failed == 0 or passes >= TRIES)
+                self.complete = not self._pending.overflowed and (self._failed == 0 or passes >= MAX_ATTEMPTS)
             except (StoreUnavailable, EmbedderUnavailable) as error:
                 if isinstance(error, StoreUnavailable):
                     self._telemetry.store_errors.add()
                 await asyncio.sleep(RETRY_S)
         if self.done or self.skipped:
-            took = round(self._clock.monotonic() - begun, 3)
+            elapsed_s = round(self._clock.monotonic() - started, 3)
             LOG.info(
                 "stored questions have been embedded anew",
-                extra=_fields(done=self.done, skipped=self.skipped, seconds=took),
+                extra=_fields(done=self.done, skipped=self.skipped, seconds=elapsed_s),
             )
 
     async def catch_up(self) -> None:
         """Embeds what has come in meanwhile, at most as much as may wait: what is left then is on its way."""
-        for _ in range(MAX_NEWCOMERS):
-            if not self._newcomers:
+        for _ in range(MAX_PENDING_EMBEDDINGS):
+            if not self._pending:
                 return
-            await self._newcomer()
+            await self._embed_pending()
 
     async def follow(self) -> None:
         """For ever: embeds what requests store that met the model before."""
         while True:
-            await self._newcomers.some()
-            await self._newcomer()
+            await self._pending.wait_available()
+            await self._embed_pending()
 
     async def settle(self) -> None:
         """Lookups go by the model in use alone: the store need not keep more. Raises `StoreUnavailable`."""
         await self._store.settle()
 
-    async def _newcomer(self) -> None:
-        fingerprint = self._newcomers.take()
+    async def _embed_pending(self) -> None:
+        fingerprint = self._pending.take()
         try:
-            await self._turn(fingerprint, rest=0.0)
+            await self._process(fingerprint, rest=0.0)
         except (StoreUnavailable, EmbedderUnavailable):
-            self._newcomers.add(fingerprint)
+            self._pending.add(fingerprint)
             await asyncio.sleep(RETRY_S)
 
     async def _pass(self) -> None:
         """Counted first, so that there is a progress to show. What an earlier pass has done is not met again, what it
         skipped is. Raises `StoreUnavailable`; `EmbedderUnavailable` where that is no matter of single texts."""
-        self.left = self.skipped = 0
+        self.remaining = self.skipped = 0
         async for page in self._store.foreign():
-            self.left += len(page)
-        self._tell()
-        if not self.left:
+            self.remaining += len(page)
+        self._publish_progress()
+        if not self.remaining:
             return
         LOG.info(
             "stored questions are embedded anew: their vectors are another model's",
-            extra=_fields(entries=self.left, embedder=self._space.embedder.fingerprint),
+            extra=_fields(entries=self.remaining, embedder=self._space.embedder.fingerprint),
         )
         async for page in self._store.foreign():
             for fingerprint in page:
-                await self._turn(fingerprint)
-        self.left = 0  # what came or went meanwhile
-        self._tell()
+                await self._process(fingerprint)
+        self.remaining = 0  # what came or went meanwhile
+        self._publish_progress()
 
-    async def _turn(self, fingerprint: str, rest: float = REST) -> None:
+    async def _process(self, fingerprint: str, rest: float = REST_FACTOR) -> None:
         """Rests as comparisons do, whose texts are embedded one by one like these."""
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        started = loop.time()
         try:
             await self._migrate(fingerprint)
             self._unanswered = 0
@@ -137,31 +137,31 @@ class EmbeddingMigration:
             self.skipped += 1
             self._failed += 1
             self._unanswered += isinstance(error, EmbedderUnavailable)
-            if self._unanswered == AWAY:
+            if self._unanswered == MAX_UNANSWERED:
                 self._unanswered = 0
                 raise EmbedderUnavailable("it has not embedded a number of texts in a row") from None
-        self.left = max(0, self.left - 1)
-        self._tell()
-        await asyncio.sleep(rest * (loop.time() - begun))
+        self.remaining = max(0, self.remaining - 1)
+        self._publish_progress()
+        await asyncio.sleep(rest * (loop.time() - started))
 
     async def _migrate(self, fingerprint: str) -> None:
-        found = await self._store.read(fingerprint)
-        if found is None:  # gone since it was listed
+        foreign_entry = await self._store.read(fingerprint)
+        if foreign_entry is None:  # gone since it was listed
             return
-        vector = await self._embedded(found.entry)
-        if found.entry is None or vector is None:
+        vector = await self._embed(foreign_entry.entry)
+        if foreign_entry.entry is None or vector is None:
             self.skipped += 1
-        elif self._space.store.banned(found.entry, vector):
+        elif self._space.store.banned(foreign_entry.entry, vector):
             await self._remove(fingerprint)
-        elif await self._store.replace(fingerprint, found.version, vector, self._keep()):
-            await self._space.index.add(fingerprint, found.entry.scope, vector, found.entry.expires)
-            self.done += await self._settled(found.entry, vector)
+        elif await self._store.replace(fingerprint, foreign_entry.version, vector, self._retained_embedder()):
+            await self._space.index.add(fingerprint, foreign_entry.entry.scope, vector, foreign_entry.entry.expires)
+            self.done += await self._verify_added(foreign_entry.entry, vector)
 
-    def _keep(self) -> str:
+    def _retained_embedder(self) -> str:
         """The embedder that lookups still go by: a restart needs its vectors."""
-        return "" if self._spaces.coming is None else self._spaces.serving.embedder.fingerprint
+        return "" if self._spaces.upcoming is None else self._spaces.serving.embedder.fingerprint
 
-    async def _settled(self, entry: Entry, vector: Vector) -> bool:
+    async def _verify_added(self, entry: Entry, vector: Vector) -> bool:
         """Who removed it just now may have looked into the index before it was there, or into the store before it had
         a vector to be found by. False: it was removed."""
         if self._space.store.banned(entry, vector):
@@ -176,23 +176,23 @@ class EmbeddingMigration:
         await self._space.store.delete([fingerprint])
         await self._spaces.forget([fingerprint])
 
-    async def _embedded(self, entry: Entry | None) -> Vector | None:
+    async def _embed(self, entry: Entry | None) -> Vector | None:
         """None where the vector would not stand for the whole question. Raises `EmbedderUnavailable`."""
         if entry is None or entry.question is None:
             return None
-        for tries_left in reversed(range(TRIES)):
+        for attempts_left in reversed(range(MAX_ATTEMPTS)):
             try:
                 embedding = await self._space.embedder.embed(entry.question)
                 return None if embedding.partial else embedding.vector
             except EmbedderUnavailable:
-                if tries_left == 0:
+                if attempts_left == 0:
                     raise
                 await asyncio.sleep(RETRY_S)
         return None
 
-    def _tell(self) -> None:
+    def _publish_progress(self) -> None:
         gauge = self._telemetry.migration_entries
-        for state, count in (("done", self.done), ("left", self.left), ("skipped", self.skipped)):
+        for state, count in (("done", self.done), ("left", self.remaining), ("skipped", self.skipped)):
             gauge.set(state, value=count)
 
 
@@ -211,7 +211,7 @@ GRACE_S = 5.0
 
 
 class EmbedderCutover:
-    """`recovery` fills the index of the space that is coming; `swapped` is called once lookups are to go by it, and
+    """`recovery` fills the index of the space that is coming; `on_swap` is called once lookups are to go by it, and
     builds what requests pass on it; `former` ends the space before."""
 
     def __init__(
@@ -219,32 +219,32 @@ class EmbedderCutover:
         spaces: Spaces,
         migration: EmbeddingMigration,
         recovery: Recovery,
-        swapped: Callable[[], None],
+        on_swap: Callable[[], None],
         former: AsyncExitStack,
-        former_file: Callable[[], None],
+        drop_former_file: Callable[[], None],
     ) -> None:
         self._spaces = spaces
         self._migration = migration
         self.recovery = recovery
-        self._swapped = swapped
+        self._on_swap = on_swap
         self._former = former
-        self._former_file = former_file
+        self._drop_former_file = drop_former_file
         self.done = False  # nothing of another model is left that was to be carried over
 
     async def run(self) -> None:
         """To be run once the serving index holds what the store has for it, and removals are known. For ever."""
-        if self._spaces.coming is None:
+        if self._spaces.upcoming is None:
             await self._migration.run()
-            await until_it_answers(self._migration.settle)
+            await retry_until_available(self._migration.settle)
             self.done = True
             return
         await self._fill()
         self._swap()
-        await until_it_answers(self._spaces.serving.learning.restore)
-        await until_it_answers(self._migration.settle)
+        await retry_until_available(self._spaces.serving.learning.restore)
+        await retry_until_available(self._migration.settle)
         await asyncio.sleep(GRACE_S)
         await self._former.aclose()
-        self._former_file()
+        self._drop_former_file()
         self.done = True
         await self._migration.follow()
 
@@ -254,10 +254,10 @@ class EmbedderCutover:
         complete = False
         while not complete:
             await self._migration.run()
-            await until_it_answers(self.recovery.reconcile)  # what other gateways have done
+            await retry_until_available(self.recovery.reconcile)  # what other gateways have done
             await self._spaces.serving.learning.save()
             await self._migration.catch_up()
-            complete = not self._spaces.newcomers.overflowed
+            complete = not self._spaces.pending.overflowed
 
     def _swap(self) -> None:
         """Without a pause in it: every request is either before it or after."""
@@ -266,14 +266,14 @@ class EmbedderCutover:
         if former.checkpoints is not None:
             former.checkpoints.complete = False  # its file goes: nothing more is to be written there
         serving = self._spaces.swap()
-        self._swapped()
+        self._on_swap()
         LOG.info(
             "lookups go by the new embedding model from now on",
             extra={"fields": {"former": former.embedder.fingerprint, "embedder": serving.embedder.fingerprint}},
         )
 
 
-async def until_it_answers(step: Callable[[], Awaitable[None]]) -> None:
+async def retry_until_available(step: Callable[[], Awaitable[None]]) -> None:
     """What needs the store is tried again until it is there."""
     while True:
         try:

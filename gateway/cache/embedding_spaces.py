@@ -21,17 +21,17 @@ from gateway.cache.memory_cache import TieredStore
 from gateway.cache.threshold.route_control import Controls
 from gateway.ports import ComplexityScorer, Embedder, ResponseStore, VectorIndex, Verifier
 
-MAX_NEWCOMERS = 20_000  # fingerprints: 3 MB
+MAX_PENDING_EMBEDDINGS = 20_000  # fingerprints: 3 MB
 
 
 class PendingEmbeddings:
     """What was stored under a model that is to be followed by another one, for that one to embed. Beyond its bound the
     store has to be gone through once more. To be used from one event loop."""
 
-    def __init__(self, limit: int = MAX_NEWCOMERS) -> None:
+    def __init__(self, limit: int = MAX_PENDING_EMBEDDINGS) -> None:
         self._limit = limit
         self._names: dict[str, None] = {}
-        self._some = asyncio.Event()
+        self._available = asyncio.Event()
         self.overflowed = False
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class PendingEmbeddings:
     def add(self, fingerprint: str) -> None:
         if len(self._names) < self._limit:
             self._names[fingerprint] = None
-            self._some.set()
+            self._available.set()
         else:
             self.overflowed = True
 
@@ -49,23 +49,23 @@ class PendingEmbeddings:
         fingerprint = next(iter(self._names))
         del self._names[fingerprint]
         if not self._names:
-            self._some.clear()
+            self._available.clear()
         return fingerprint
 
-    async def some(self) -> None:
+    async def wait_available(self) -> None:
         """Returns once there is one."""
-        await self._some.wait()
+        await self._available.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """`store` and `behind`, the one behind its front, read and write vectors of this embedder alone."""
+    """`store` and `backing_store`, the one behind its front, read and write vectors of this embedder alone."""
 
     embedder: Embedder
     index: VectorIndex
     checkpoints: IndexCheckpoints | None
     store: TieredStore
-    behind: ResponseStore
+    backing_store: ResponseStore
     verifier: Verifier
     controls: Controls
     complexity: ComplexityScorer
@@ -73,30 +73,30 @@ class Space:
     comparisons: AnswerComparer
     audits: HitAudits
     learning: StateKeeper
-    aloft: InflightQuestions  # the questions in flight, with their vectors
+    inflight_questions: InflightQuestions  # the questions in flight, with their vectors
 
 
 class Spaces:
     """Those that live: the one that lookups go by, and while it is being filled the one that follows."""
 
-    def __init__(self, serving: Space, coming: Space | None = None, newcomers: PendingEmbeddings | None = None) -> None:
+    def __init__(self, serving: Space, upcoming: Space | None = None, pending: PendingEmbeddings | None = None) -> None:
         self.serving = serving
-        self.coming = coming
-        self.newcomers = PendingEmbeddings() if newcomers is None else newcomers
+        self.upcoming = upcoming
+        self.pending = PendingEmbeddings() if pending is None else pending
 
     @property
     def all(self) -> tuple[Space, ...]:
-        return (self.serving,) if self.coming is None else (self.serving, self.coming)
+        return (self.serving,) if self.upcoming is None else (self.serving, self.upcoming)
 
     @property
-    def followed(self) -> tuple[Space, ...]:
+    def with_local_index(self) -> tuple[Space, ...]:
         """Those whose index is this process' own, and has to be told what others store."""
         return tuple(space for space in self.all if not space.index.shared)
 
     @property
-    def filled(self) -> Space:
+    def target(self) -> Space:
         """That of the model in use by the configuration: what is stored is to be found there in the end."""
-        return self.coming or self.serving
+        return self.upcoming or self.serving
 
     def of(self, embedder: str) -> Space | None:
         """By its embedder's fingerprint; None: no vector of it can be compared here."""
@@ -109,6 +109,6 @@ class Spaces:
 
     def swap(self) -> Space:
         """Lookups go by the one that was coming; returned for its requests to be built on."""
-        assert self.coming is not None
-        self.serving, self.coming = self.coming, None
+        assert self.upcoming is not None
+        self.serving, self.upcoming = self.upcoming, None
         return self.serving

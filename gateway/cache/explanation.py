@@ -55,13 +55,13 @@ class ExplainedPair:
         return asdict(self)
 
     def as_text(self) -> str:
-        shown = {
-            "route": f"{self.route}, {self.promise}, {self._learnt()}",
+        rows = {
+            "route": f"{self.route}, {self.promise}, {self._learning_text()}",
             "verifier": self.verifier,
             "similarity": f"{self.similarity:.4f}, read from {self.floor:.2f}",
             "features": ", ".join(f"{name} {value:.3g}" for name, value in self.features.items()) or "all neutral",
-            "opinion": self._opinion(),
-            "second opinion": self._second(),
+            "opinion": self._opinion_text(),
+            "second opinion": self._second_opinion_text(),
             "template": "one frame: what varies in it was compared" if self.framed else "none",
             "evidence": f"{self.evidence_shift:+.4f}",
             "score": f"{self.score:.4f}",
@@ -71,18 +71,18 @@ class ExplainedPair:
             "doubt": self.doubt or "none",
             "decision": f"{'served' if self.served else 'not served'}: {self.why}",
         }
-        width = max(map(len, shown))
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in shown.items())
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
-    def _learnt(self) -> str:
+    def _learning_text(self) -> str:
         return "nothing learnt yet" if self.labels == 0 else f"learnt from {self.labels} labelled lookups"
 
-    def _opinion(self) -> str:
+    def _opinion_text(self) -> str:
         if self.opinion is None or self.opinion_probability is None:
             return "not asked: similarity alone decides"
         return f"{self.opinion:.4f}, p={self.opinion_probability:.3f}"
 
-    def _second(self) -> str:
+    def _second_opinion_text(self) -> str:
         if not self.gray:
             return "not asked: not near the threshold"
         return "none given" if self.second_opinion is None else f"{self.second_opinion:.4f}"
@@ -103,24 +103,24 @@ class LookupDetails:
     partial: Bypass | None = None  # why one of the two cannot be embedded whole
 
 
-def explained(first: Judgement, last: Judgement, look: LookupDetails) -> ExplainedPair:
+def build_explanation(first: Judgement, last: Judgement, details: LookupDetails) -> ExplainedPair:
     """`first`: by the verifier's first opinion; `last`: by all that followed it, or the same."""
-    plain = look.acceptance.min_similarity is not None
-    reason = _reason(last, look)
+    plain = details.acceptance.min_similarity is not None
+    reason = _reason(last, details)
     return ExplainedPair(
-        route=look.route,
-        promise=promise_of(look.acceptance),
-        verifier=look.verifier,
+        route=details.route,
+        promise=promise_of(details.acceptance),
+        verifier=details.verifier,
         similarity=last.similarity,
-        floor=look.floor,
-        features=dict(look.features),
+        floor=details.floor,
+        features=dict(details.features),
         opinion=None if plain else first.opinion.score,
         opinion_probability=None if plain else first.opinion.probability,
         gray=first.gray and not plain,
-        second_opinion=None if look.second is None else look.second.score,
-        framed=look.framed,
+        second_opinion=None if details.second is None else details.second.score,
+        framed=details.framed,
         evidence_shift=0.0 if plain or last.verbatim else last.score - last.opinion.score,
-        labels=look.labels,
+        labels=details.labels,
         score=last.score,
         threshold=last.threshold,
         probability=None if plain else last.probability,
@@ -128,7 +128,7 @@ def explained(first: Judgement, last: Judgement, look: LookupDetails) -> Explain
         doubt=last.opinion.doubt,
         served=reason is None,
         reason=reason,
-        why=_why(last, look, plain),
+        why=_explain_decision(last, details, plain),
     )
 
 
@@ -138,24 +138,24 @@ def promise_of(acceptance: Acceptance) -> str:
     return f"min_similarity {acceptance.min_similarity}"
 
 
-def _reason(judged: Judgement, look: LookupDetails) -> str | None:
-    if look.partial is not None:
-        return look.partial
-    return Refusal.SIMILARITY if judged.similarity < look.floor else judged.reason
+def _reason(judged: Judgement, details: LookupDetails) -> str | None:
+    if details.partial is not None:
+        return details.partial
+    return Refusal.SIMILARITY if judged.similarity < details.floor else judged.reason
 
 
-def _why(judged: Judgement, look: LookupDetails, plain: bool) -> str:
-    if look.partial is Bypass.UNREADABLE:
+def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) -> str:
+    if details.partial is Bypass.UNREADABLE:
         return "unreadable: one of the two has words that the embedding model cannot read"
-    if look.partial is not None:
-        return f"{look.partial}: one of the two is longer than the embedding model reads"
-    if judged.similarity < look.floor and not plain:
-        return f"similarity: {judged.similarity:.4f} is below {look.floor:.2f}, from where neighbours are read"
-    held = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"
+    if details.partial is not None:
+        return f"{details.partial}: one of the two is longer than the embedding model reads"
+    if judged.similarity < details.floor and not plain:
+        return f"similarity: {judged.similarity:.4f} is below {details.floor:.2f}, from where neighbours are read"
+    measured = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"
     if judged.verbatim:
         return "the same words"
     if judged.reason is None:
-        return f"{held} reaches the threshold {judged.threshold:.4f}"
+        return f"{measured} reaches the threshold {judged.threshold:.4f}"
     if judged.opinion.veto is not None:
         return f"{judged.opinion.veto}: a veto, whatever the score"
-    return f"{judged.reason}: {held} is below the threshold {judged.threshold:.4f}"
+    return f"{judged.reason}: {measured} is below the threshold {judged.threshold:.4f}"

@@ -20,7 +20,7 @@ from gateway.cache.embedding_spaces import Space, Spaces
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.purge import Purge
 from gateway.config.units import parse_duration
-from gateway.config.validation import Section, complaints
+from gateway.config.validation import Section, error_messages
 from gateway.errors import EmbedderUnavailable, GatewayError, StoreUnavailable
 from gateway.messages import Admission, Call, Decisive, Dialect, EmbeddedVector, Entry, Vector
 from gateway.ports import Clock
@@ -102,9 +102,9 @@ def call_of(entry: Entry, dialect: Dialect) -> Call:
     )
 
 
-def line_of(carried: ImportedEntry, dialect: Dialect | None, now: float) -> bytes:
+def line_of(item: ImportedEntry, dialect: Dialect | None, now: float) -> bytes:
     """With its line break. `dialect` None: one that this gateway does not know, whose answer stays unread."""
-    entry, vector = carried.entry, carried.vector
+    entry, vector = item.entry, item.vector
     answer = None if dialect is None else dialect.answer_text(call_of(entry, dialect), entry.payload, entry.streamed)
     fields = {
         "version": VERSION,
@@ -118,7 +118,7 @@ def line_of(carried: ImportedEntry, dialect: Dialect | None, now: float) -> byte
         "question": entry.question,
         "answer": answer,
         "streamed": entry.streamed,
-        "payload": [_written(data) for data in entry.payload],
+        "payload": [_encode_payload(data) for data in entry.payload],
         "content_type": entry.content_type,
         "created": entry.created,
         "expires": entry.expires,
@@ -129,7 +129,7 @@ def line_of(carried: ImportedEntry, dialect: Dialect | None, now: float) -> byte
         "cost_dollars": entry.cost_dollars,
         "upstream_s": entry.upstream_s,
         "tags": list(entry.tags),
-        "embedder": None if vector is None else carried.embedder,
+        "embedder": None if vector is None else item.embedder,
         "vector": None if vector is None else base64.b64encode(vector.astype("<f4").tobytes()).decode(),
     }
     return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
@@ -157,21 +157,21 @@ def read_line(data: bytes, now: float, max_entry: int) -> ImportedEntry:
     try:
         line = ExportLine.model_validate(value)
     except ValidationError as error:
-        path, sentence = complaints(error)[0]
+        path, sentence = error_messages(error)[0]
         raise LineInvalid(f"{'.'.join(map(str, path))}: {sentence}" if path else sentence) from None
     entry = _entry(line, now)
     _check(entry, now, max_entry)
     return ImportedEntry(entry, _vector(line.vector), line.embedder)
 
 
-def admitted(entry: Entry, dialect: Dialect) -> bool:
+def is_admitted(entry: Entry, dialect: Dialect) -> bool:
     """Whether it would have been stored here: a complete, successful answer."""
     return dialect.inspect(call_of(entry, dialect), entry.payload, entry.streamed).admission is Admission.STORED
 
 
 def _entry(line: ExportLine, now: float) -> Entry:
     fields: dict[str, Any] = line.model_dump(exclude={"version", "answer", "age_s", "embedder", "vector", "payload"})
-    return Entry(**{**fields, "payload": tuple(map(_read, line.payload)), "imported": now})
+    return Entry(**{**fields, "payload": tuple(map(_decode_payload, line.payload)), "imported": now})
 
 
 def _check(entry: Entry, now: float, max_entry: int) -> None:
@@ -187,23 +187,23 @@ def _check(entry: Entry, now: float, max_entry: int) -> None:
         raise LineInvalid(f"payload: expected at most {max_entry} bytes (store.max_entry)")
 
 
-def _written(data: bytes) -> str | dict[str, str]:
+def _encode_payload(data: bytes) -> str | dict[str, str]:
     try:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def _read(given: str | dict[str, str]) -> bytes:
-    if isinstance(given, str):
-        return given.encode("utf-8", "surrogatepass")
-    return _decoded("payload", given.get("base64", "!"))
+def _decode_payload(encoded: str | dict[str, str]) -> bytes:
+    if isinstance(encoded, str):
+        return encoded.encode("utf-8", "surrogatepass")
+    return _decode_base64("payload", encoded.get("base64", "!"))
 
 
-def _vector(given: str | None) -> Vector | None:
-    if given is None:
+def _vector(encoded: str | None) -> Vector | None:
+    if encoded is None:
         return None
-    data = _decoded("vector", given)
+    data = _decode_base64("vector", encoded)
     if not data or len(data) % 4:
         raise LineInvalid("vector: expected 32-bit floats in base64")
     vector = np.frombuffer(data, "<f4").astype(np.float32)
@@ -212,9 +212,9 @@ def _vector(given: str | None) -> Vector | None:
     return vector
 
 
-def _decoded(name: str, given: str) -> bytes:
+def _decode_base64(name: str, encoded: str) -> bytes:
     try:
-        return base64.b64decode(given, validate=True)
+        return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         raise LineInvalid(f"{name}: expected base64") from None
 
@@ -260,9 +260,9 @@ class ImportIncomplete(GatewayError):
     status = 503
     kind = "store_unavailable"
 
-    def __init__(self, done: ImportResult, error: str) -> None:
+    def __init__(self, result: ImportResult, error: str) -> None:
         super().__init__(f"{error}; what was imported stays, the rest was not: ask again", retry_after_s=1)
-        self.done = done
+        self.result = result
 
 
 class ExportImport:
@@ -297,85 +297,87 @@ class ExportImport:
         """Line by line, at most a page of entries in memory. Raises `StoreUnavailable`."""
         conditions = BanConditions(tags=frozenset([tag] if tag else ()), route=route)
         async with aclosing(self._removal.stored(conditions)) as entries:
-            async for entry, placed in entries:
-                line = self._line(entry, placed, chat=chat)
+            async for entry, own_vector in entries:
+                line = self._line(entry, own_vector, chat=chat)
                 if line is not None:
                     yield line
 
-    def _line(self, entry: Entry, placed: EmbeddedVector | None, *, chat: bool) -> bytes | None:
+    def _line(self, entry: Entry, own_vector: EmbeddedVector | None, *, chat: bool) -> bytes | None:
         dialect = self._dialects.get(entry.dialect)
         if chat:
             return chat_line_of(entry, dialect)
-        carried = (
-            ImportedEntry(entry, None, "") if placed is None else ImportedEntry(entry, placed.vector, placed.embedder)
+        item = (
+            ImportedEntry(entry, None, "")
+            if own_vector is None
+            else ImportedEntry(entry, own_vector.vector, own_vector.embedder)
         )
-        return line_of(carried, dialect, self._clock.wall())
+        return line_of(item, dialect, self._clock.wall())
 
-    async def take_in(self, lines: AsyncIterator[tuple[int, bytes | None]]) -> ImportResult:
+    async def import_lines(self, lines: AsyncIterator[tuple[int, bytes | None]]) -> ImportResult:
         """`lines` with their numbers; None for one that is too long. Raises `ImportIncomplete`."""
-        done = ImportResult()
+        result = ImportResult()
         batch: list[tuple[int, ImportedEntry]] = []
         async for number, data in lines:
             try:
-                batch.append((number, self._checked(data)))
+                batch.append((number, self._parse_line(data)))
             except LineInvalid as error:
-                done.refuse(number, str(error))
+                result.refuse(number, str(error))
             if len(batch) == BATCH:
-                await self._take(batch, done)
+                await self._import_batch(batch, result)
                 batch = []
-        await self._take(batch, done)
-        return done
+        await self._import_batch(batch, result)
+        return result
 
-    def _checked(self, data: bytes | None) -> ImportedEntry:
+    def _parse_line(self, data: bytes | None) -> ImportedEntry:
         if data is None:
             raise LineInvalid(f"expected a line of at most {self.max_line} bytes")
-        carried = read_line(data, self._clock.wall(), self._max_entry)
-        dialect = self._dialects.get(carried.entry.dialect)
+        item = read_line(data, self._clock.wall(), self._max_entry)
+        dialect = self._dialects.get(item.entry.dialect)
         if dialect is None:
             raise LineInvalid(f"dialect: expected one of {', '.join(sorted(self._dialects))}")
-        if not admitted(carried.entry, dialect):
+        if not is_admitted(item.entry, dialect):
             raise LineInvalid("payload: expected a complete, successful answer")
-        return carried
+        return item
 
-    async def _take(self, batch: Sequence[tuple[int, ImportedEntry]], done: ImportResult) -> None:
+    async def _import_batch(self, batch: Sequence[tuple[int, ImportedEntry]], result: ImportResult) -> None:
         outcomes = await asyncio.gather(
-            *(self._take_one(carried, done) for _, carried in batch), return_exceptions=True
+            *(self._import_entry(item, result) for _, item in batch), return_exceptions=True
         )
         failed: StoreUnavailable | None = None
         for (number, _), outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, StoreUnavailable):
                 failed = outcome
             elif isinstance(outcome, EmbedderUnavailable):
-                done.refuse(number, f"question: {outcome}")
+                result.refuse(number, f"question: {outcome}")
             elif isinstance(outcome, BaseException):
                 raise outcome
             elif outcome is _ImportCounts.NEW:
-                done.imported += 1
+                result.imported += 1
             else:
-                done.unchanged += 1
+                result.unchanged += 1
         if failed is not None:
-            raise ImportIncomplete(done, str(failed))
+            raise ImportIncomplete(result, str(failed))
 
-    async def _take_one(self, carried: ImportedEntry, done: ImportResult) -> _ImportCounts:
-        entry, space = carried.entry, self._spaces.serving
-        known = await space.behind.get(entry.fingerprint)
+    async def _import_entry(self, item: ImportedEntry, result: ImportResult) -> _ImportCounts:
+        entry, space = item.entry, self._spaces.serving
+        known = await space.backing_store.get(entry.fingerprint)
         if known is not None and known.created >= entry.created and not self._front.banned(known):
             return _ImportCounts.KNOWN
-        vector = await self._vector(carried, space, done)
-        await space.behind.put(entry, vector)
+        vector = await self._vector(item, space, result)
+        await space.backing_store.put(entry, vector)
         self._front.forget(entry.fingerprint)
         if vector is not None:
             await space.index.add(entry.fingerprint, entry.scope, vector)
         self._stored(entry, vector)
         return _ImportCounts.NEW
 
-    async def _vector(self, carried: ImportedEntry, space: Space, done: ImportResult) -> Vector | None:
+    async def _vector(self, item: ImportedEntry, space: Space, result: ImportResult) -> Vector | None:
         """What had none, as its route compares no questions, gets none."""
-        if carried.vector is None or carried.entry.question is None:
+        if item.vector is None or item.entry.question is None:
             return None
         embedder = space.embedder
-        if carried.embedder == embedder.fingerprint and len(carried.vector) == embedder.dimension:
-            return carried.vector
-        embedding = await embedder.embed(carried.entry.question)
-        done.embedded += 1
+        if item.embedder == embedder.fingerprint and len(item.vector) == embedder.dimension:
+            return item.vector
+        embedding = await embedder.embed(item.entry.question)
+        result.embedded += 1
         return None if embedding.partial else embedding.vector

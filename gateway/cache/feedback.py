@@ -52,7 +52,7 @@ class Counterexamples:
     def __contains__(self, relation: Relation) -> bool:
         return relation.key() in self._keys
 
-    def refute(self, scope: str, question: str, fingerprint: str) -> bool:
+    def is_refuted(self, scope: str, question: str, fingerprint: str) -> bool:
         """Whether the relation of these was wrong. As a rule none was, and the question need not be hashed."""
         return len(self._keys) > 0 and relation_of(scope, question, fingerprint).key() in self._keys
 
@@ -72,7 +72,7 @@ class ServedHit:
     route: str
     judged: Judgement
     embedder: str = ""  # the fingerprint of what made the vectors that it was judged by
-    told: bool = False  # a client has said what it thinks of it: that counts once
+    has_feedback: bool = False  # a client has said what it thinks of it: that counts once
 
 
 class ServedHits:
@@ -87,63 +87,63 @@ class ServedHits:
     def get(self, tenant: str, request_id: str) -> ServedHit | None:
         return self._hits.peek((tenant, request_id))
 
-    def tell(self, tenant: str, request_id: str) -> None:
+    def report(self, tenant: str, request_id: str) -> None:
         """Remembers that there was feedback on this hit."""
         served = self._hits.peek((tenant, request_id))
         if served is not None:
-            served.told = True
+            served.has_feedback = True
 
 
 # A client's word on an answer that another gateway on the store has given: whoever remembers it learns of it.
 LOG = logging.getLogger("nearhit.replication")
 
-WAIT_S = 1.0  # for the others: they hear within a tenth of it
+REPLY_TIMEOUT_S = 1.0  # for the others: they hear within a tenth of it
 
-AT_ONCE = 16  # questions of this gateway, and likewise of others that it looks up; beyond it nobody is asked
+MAX_CONCURRENT = 16  # questions of this gateway, and likewise of others that it looks up; beyond it nobody is asked
 
 
 class FeedbackForwarding:
-    """`say` tells all others tenant, request id, verdict and the name of the reply; what they say of that is given to
-    `asked`, which looks it up in `heed`."""
+    """`publish` tells all others tenant, request id, verdict and the name of the reply; what they say of that is given to
+    `asked`, which looks it up in `apply_feedback`."""
 
     def __init__(
         self,
-        say: Callable[..., None],
+        publish: Callable[..., None],
         replies: Replies,
-        heed: Callable[[str, str, str], Awaitable[dict[str, Any] | None]],
+        apply_feedback: Callable[[str, str, str], Awaitable[dict[str, Any] | None]],
     ) -> None:
-        self._say = say
+        self._publish = publish
         self._replies = replies
-        self._heed = heed
-        self._places = asyncio.Semaphore(AT_ONCE)
-        self._answering = Background(AT_ONCE)
+        self._apply_feedback = apply_feedback
+        self._limiter = asyncio.Semaphore(MAX_CONCURRENT)
+        self._answers = Background(MAX_CONCURRENT)
 
-    async def ask(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
+    async def request(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
         """None: nobody remembers it, or nobody could say in time."""
-        if self._places.locked():
+        if self._limiter.locked():
             return None
-        async with self._places:
+        async with self._limiter:
             name = secrets.token_hex(16)
-            self._say(tenant, request_id, verdict, name)
+            self._publish(tenant, request_id, verdict, name)
             try:
-                answer = await self._replies.wait(name, WAIT_S)
+                answer = await self._replies.wait(name, REPLY_TIMEOUT_S)
             except StoreUnavailable:
                 return None
-        heard: dict[str, Any] | None = None if answer is None else orjson.loads(answer)
-        return heard
+        result: dict[str, Any] | None = None if answer is None else orjson.loads(answer)
+        return result
 
     def asked(self, tenant: str, request_id: str, verdict: str, name: str) -> None:
         """By another gateway. Answered if it is known here."""
-        self._answering.start(name, self._answer(tenant, request_id, verdict, name))
+        self._answers.start(name, self._answer(tenant, request_id, verdict, name))
 
     async def close(self) -> None:
-        await self._answering.close()
+        await self._answers.close()
 
     async def _answer(self, tenant: str, request_id: str, verdict: str, name: str) -> None:
-        heard = await self._heed(tenant, request_id, verdict)
-        if heard is None:
+        result = await self._apply_feedback(tenant, request_id, verdict)
+        if result is None:
             return
         try:
-            await self._replies.reply(name, orjson.dumps(heard))
+            await self._replies.reply(name, orjson.dumps(result))
         except StoreUnavailable as error:
             LOG.warning("feedback was heeded, its client is not told", extra={"fields": {"error": str(error)}})

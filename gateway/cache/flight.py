@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.errors import BackendError, GatewayError, UpstreamStreamError
 from gateway.messages import ByteStream, Event, EventStream, FullBody, Response, Tunnel
-from gateway.streams import ObservedStream, StreamObserver, close_body, flow_of, pour, told
+from gateway.streams import ObservedStream, StreamObserver, as_observed, close_body, pump, wait_ready
 
 if TYPE_CHECKING:
     from gateway.tracing import TraceRecorder
@@ -36,19 +36,21 @@ class SharedCall:
         self._trimmed = 0  # how many items are no longer held
         self._size = 0
         self._positions: dict[_FlightReader, int] = {}  # reader -> number of the item it takes next
-        self._over = False
+        self._is_finished = False
         self._failure: Exception | None = None  # of the call, where there was no answer
         self._error: Exception | None = None  # which its readers meet at the end
-        self._wakes: dict[_FlightReader, Callable[[], None]] = {}  # of readers that are to be told of what comes next
-        self._taken: asyncio.Event | None = None  # where the flight waits for room
+        self._wake_callbacks: dict[
+            _FlightReader, Callable[[], None]
+        ] = {}  # of readers that are to be told of what comes next
+        self._room_event: asyncio.Event | None = None  # where the flight waits for room
         self._loop = asyncio.get_running_loop()
         self._head: Response | None = None
-        self._headless: list[asyncio.Future[Response]] = []  # of readers that wait for the head, each its own
+        self._head_waiters: list[asyncio.Future[Response]] = []  # of readers that wait for the head, each its own
         self._abandoned = False  # the last reader has left
-        self.task = self._loop.create_task(self._fly(answer))
+        self.task = self._loop.create_task(self._run(answer))
 
     @property
-    def open(self) -> bool:
+    def is_joinable(self) -> bool:
         return self._trimmed == 0 and self._error is None and not self._abandoned
 
     async def join(self) -> Response:
@@ -58,31 +60,31 @@ class SharedCall:
         reader, head = _FlightReader(self), self._head
         self._positions[reader] = 0
         if head is None:
-            waiting: asyncio.Future[Response] = self._loop.create_future()
-            self._headless.append(waiting)
+            waiter: asyncio.Future[Response] = self._loop.create_future()
+            self._head_waiters.append(waiter)
             try:
-                head = await waiting
+                head = await waiter
             except BaseException:
                 self._leave(reader)
                 raise
         if isinstance(head.body, FullBody):
             self._leave(reader)
             return head
-        items: ObservedStream[Any] = ObservedStream(reader, StreamObserver(closed=lambda: self._leave(reader)))
+        items: ObservedStream[Any] = ObservedStream(reader, StreamObserver(on_close=lambda: self._leave(reader)))
         return replace(head, body=EventStream(items) if isinstance(head.body, EventStream) else ByteStream(items))
 
     def _leave(self, reader: _FlightReader) -> None:
         self._positions.pop(reader, None)
-        if self._taken is not None:
-            self._taken.set()
-        if not self._positions and not self._over and not self._abandoned:
+        if self._room_event is not None:
+            self._room_event.set()
+        if not self._positions and not self._is_finished and not self._abandoned:
             self._abandoned = True
             # Once it has begun: what it waits for may hold resources, which a task that never ran would not give back.
             self._loop.call_soon(self.task.cancel)
 
     # The reader's side
 
-    def next_of(self, reader: _FlightReader) -> Sequence[Any] | None:
+    def take_batch(self, reader: _FlightReader) -> Sequence[Any] | None:
         """See `Source.take`."""
         position = self._positions.get(reader)
         if position is None:
@@ -91,31 +93,31 @@ class SharedCall:
         items = self._items[at : at + MAX_BATCH]
         if items:
             if len(items) > 1:
-                del items[_up_to(MAX_BUFFER_BYTES // BATCH_PART, items) :]
+                del items[_count_within(MAX_BUFFER_BYTES // BATCH_PART, items) :]
             self._positions[reader] = position + len(items)
-            reader.dry = at + len(items) == len(self._items) and not self._over
-            if self._taken is not None:
-                self._taken.set()
+            reader.drained = at + len(items) == len(self._items) and not self._is_finished
+            if self._room_event is not None:
+                self._room_event.set()
             return items
         if self._error is not None:
             raise self._error
-        return () if self._over else None
+        return () if self._is_finished else None
 
     def tell(self, reader: _FlightReader, wake: Callable[[], None] | None) -> None:
         """See `Source.tell`."""
         if wake is None:
-            self._wakes.pop(reader, None)
+            self._wake_callbacks.pop(reader, None)
         else:
-            self._wakes[reader] = wake
+            self._wake_callbacks[reader] = wake
 
     # The flight's side
 
-    async def _fly(self, answer: Awaitable[Response]) -> None:
+    async def _run(self, answer: Awaitable[Response]) -> None:
         try:
             self._head = response = await answer
-            for waiting in self._headless:
-                if not waiting.done():
-                    waiting.set_result(response)
+            for waiter in self._head_waiters:
+                if not waiter.done():
+                    waiter.set_result(response)
             if not isinstance(response.body, FullBody):
                 await self._record(response.body)
         except Exception as error:
@@ -124,18 +126,20 @@ class SharedCall:
             self._fail(BackendError("the call was cancelled", retryable=False))
             raise
         finally:
-            self._over = True
+            self._is_finished = True
             self._wake()
 
     async def _record(self, body: EventStream | ByteStream | Tunnel) -> None:
         assert not isinstance(body, Tunnel)  # no dialect's call becomes one
         try:
-            flow: ObservedStream[Any] = flow_of(body.events) if isinstance(body, EventStream) else flow_of(body.chunks)
-            await pour(flow, self._came, self._make_room)
+            flow: ObservedStream[Any] = (
+                as_observed(body.events) if isinstance(body, EventStream) else as_observed(body.chunks)
+            )
+            await pump(flow, self._append_items, self._make_room)
         finally:
             await close_body(body)
 
-    def _came(self, items: Sequence[Any]) -> bool:
+    def _append_items(self, items: Sequence[Any]) -> bool:
         """Whether there is room for more."""
         self._items += items
         for item in items:
@@ -146,10 +150,10 @@ class SharedCall:
     def _fail(self, error: Exception) -> None:
         if self._head is None:
             self._failure = error
-            for waiting in self._headless:
-                if not waiting.done():
-                    waiting.set_exception(error)
-                    waiting.exception()  # seen: its client may be about to leave
+            for waiter in self._head_waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+                    waiter.exception()  # seen: its client may be about to leave
         elif not isinstance(error, UpstreamStreamError | GatewayError):
             LOG.error("internal error in a stream", exc_info=error)
         known = isinstance(error, UpstreamStreamError | GatewayError)
@@ -160,7 +164,7 @@ class SharedCall:
         )
 
     def _wake(self) -> None:
-        for wake in tuple(self._wakes.values()):
+        for wake in tuple(self._wake_callbacks.values()):
             wake()
 
     async def _make_room(self) -> None:
@@ -168,14 +172,14 @@ class SharedCall:
             self._trim()
             if self._size <= MAX_BUFFER_BYTES:
                 return
-            self._taken = asyncio.Event()
+            self._room_event = asyncio.Event()
             try:
                 async with asyncio.timeout(MAX_STALL_S):
-                    await self._taken.wait()
+                    await self._room_event.wait()
             except TimeoutError:
                 self._drop_slowest()
             finally:
-                self._taken = None
+                self._room_event = None
 
     def _trim(self) -> None:
         """Lets go of what every reader has taken."""
@@ -194,24 +198,24 @@ class SharedCall:
 class _FlightReader:
     """Implements `Source`."""
 
-    __slots__ = ("_flight", "dry")
+    __slots__ = ("_flight", "drained")
     tells = True
 
     def __init__(self, flight: SharedCall) -> None:
         self._flight = flight
-        self.dry = False
+        self.drained = False
 
     def take(self) -> Sequence[Any] | None:
-        return self._flight.next_of(self)
+        return self._flight.take_batch(self)
 
     def tell(self, wake: Callable[[], None] | None) -> None:
         self._flight.tell(self, wake)
 
     async def wait(self) -> None:
-        await told(self)
+        await wait_ready(self)
 
 
-def _up_to(size: int, items: Sequence[Any]) -> int:
+def _count_within(size: int, items: Sequence[Any]) -> int:
     """How many of them have `size` bytes together, or all."""
     for count, item in enumerate(items, 1):
         size -= _size(item)

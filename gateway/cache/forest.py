@@ -22,8 +22,8 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.floating]
 IntArray = npt.NDArray[np.integer]
 Arrays = Mapping[str, npt.NDArray[np.generic]]
-MOST_LEAVES = 16  # of a tree: its bits of a word
-ALL_LEAVES = 2**MOST_LEAVES - 1
+MAX_LEAVES = 16  # of a tree: its bits of a word
+ALL_LEAVES = 2**MAX_LEAVES - 1
 _WORD = np.dtype("<u2")  # a tree's bits
 
 
@@ -36,27 +36,27 @@ class FeatureTest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    asked: Sequence[FeatureTest]  # by feature
-    least: Sequence[float]  # threshold of each; infinite where nothing is asked
-    ones: int  # the lowest bit of each tree
+    tests: Sequence[FeatureTest]  # by feature
+    lowest_thresholds: Sequence[float]  # threshold of each; infinite where nothing is asked
+    lowest_bits: int  # the lowest bit of each tree
     values: FloatArray  # (trees * MOST_LEAVES,) log-odds
     first: IntArray  # (trees,) place of each tree's first leaf
     base: float  # log-odds before the first tree
 
     def log_odds(self, rows: Sequence[Sequence[float]]) -> list[float]:
         """One of each row, for at least one. 150 trees: 9 us for one row, 17 for four."""
-        below = np.frombuffer(b"".join(map(self._below, rows)), _WORD).reshape(len(rows), -1)
+        below = np.frombuffer(b"".join(map(self._exit_leaves, rows)), _WORD).reshape(len(rows), -1)
         leaves = self.values.take(self.first + np.bitwise_count(below))
         return [float(odds) + self.base for odds in np.add.reduce(leaves, 1)]
 
-    def _below(self, row: Sequence[float]) -> bytes:
+    def _exit_leaves(self, row: Sequence[float]) -> bytes:
         """Of each tree as many bits as there are leaves before the row's."""
-        left: int = self.ones * ALL_LEAVES
-        passing = compress(zip(row, self.asked, strict=True), map(gt, row, self.least))
+        left: int = self.lowest_bits * ALL_LEAVES
+        passing = compress(zip(row, self.tests, strict=True), map(gt, row, self.lowest_thresholds))
         for value, (thresholds, leaves) in passing:
             left &= leaves[bisect_left(thresholds, value)]
-        below: int = (left - self.ones) & ~left
-        return below.to_bytes(len(self.first) * MOST_LEAVES // 8, "little")
+        below: int = (left - self.lowest_bits) & ~left
+        return below.to_bytes(len(self.first) * MAX_LEAVES // 8, "little")
 
     def probability(self, rows: Sequence[Sequence[float]]) -> list[float]:
         return [1.0 / (1.0 + float(np.exp(-min(max(each, -30.0), 30.0)))) for each in self.log_odds(rows)]
@@ -108,34 +108,34 @@ class _Trees:
 
 def from_arrays(arrays: Arrays, name: str, features: int) -> Forest:
     """The forest saved as `name/...`. Raises ValueError where a node points out of the arrays."""
-    trees, base = _saved(arrays, name, features)
+    trees, base = _load_trees(arrays, name, features)
     leaves = [trees.leaves(int(root)) for root in trees.roots]
-    if (most := max(map(len, leaves), default=0)) > MOST_LEAVES:
-        raise ValueError(f"{name} has a tree of {most} leaves, expected {MOST_LEAVES} at most")
-    values = np.zeros((len(leaves), MOST_LEAVES))
-    for tree, its in enumerate(leaves):
-        values[tree, : len(its)] = trees.value[its]
+    if (largest := max(map(len, leaves), default=0)) > MAX_LEAVES:
+        raise ValueError(f"{name} has a tree of {largest} leaves, expected {MAX_LEAVES} at most")
+    values = np.zeros((len(leaves), MAX_LEAVES))
+    for tree, tree_leaves in enumerate(leaves):
+        values[tree, : len(tree_leaves)] = trees.value[tree_leaves]
     nodes = [node for tree in range(len(leaves)) for node in trees.nodes(tree)]
-    asked = [_asked([node for node in nodes if node.feature == at], len(leaves)) for at in range(features)]
-    least = [each.thresholds[0] if each.thresholds else math.inf for each in asked]
-    ones = sum(1 << tree * MOST_LEAVES for tree in range(len(leaves)))
-    return Forest(asked, least, ones, values.ravel(), np.arange(len(leaves)) * MOST_LEAVES, base)
+    tests = [_feature_test([node for node in nodes if node.feature == at], len(leaves)) for at in range(features)]
+    lowest_thresholds = [each.thresholds[0] if each.thresholds else math.inf for each in tests]
+    lowest_bits = sum(1 << tree * MAX_LEAVES for tree in range(len(leaves)))
+    return Forest(tests, lowest_thresholds, lowest_bits, values.ravel(), np.arange(len(leaves)) * MAX_LEAVES, base)
 
 
-def _asked(nodes: Sequence[_Node], trees: int) -> FeatureTest:
+def _feature_test(nodes: Sequence[_Node], trees: int) -> FeatureTest:
     """By the nodes of one feature."""
     thresholds = sorted({node.threshold for node in nodes})
-    left = [(1 << trees * MOST_LEAVES) - 1]  # nothing is ruled out
+    left = [(1 << trees * MAX_LEAVES) - 1]  # nothing is ruled out
     for threshold in thresholds:
         word = left[-1]
         for node in nodes:
             if node.threshold == threshold:
-                word &= ~(node.passed << node.tree * MOST_LEAVES)
+                word &= ~(node.passed << node.tree * MAX_LEAVES)
         left.append(word)
     return FeatureTest(thresholds, left)
 
 
-def _saved(arrays: Arrays, name: str, features: int) -> tuple[_Trees, float]:
+def _load_trees(arrays: Arrays, name: str, features: int) -> tuple[_Trees, float]:
     """And the log-odds before the first tree."""
     try:
         ints = {part: np.asarray(arrays[f"{name}/{part}"], np.intp) for part in ("roots", "feature", "left", "right")}

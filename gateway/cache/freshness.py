@@ -8,7 +8,7 @@ from gateway.config.policy.model import Route
 from gateway.messages import Aged, Bypass, CacheDirectives, Lifetime
 
 # Whether a stored answer may still be served. Pure: the clock's reading comes in.
-FAILED = frozenset({500, 502, 503, 504})  # what a stale answer may stand in for: RFC 5861, section 4
+STALE_IF_ERROR_STATUSES = frozenset({500, 502, 503, 504})  # what a stale answer may stand in for: RFC 5861, section 4
 
 SKEW_S = 1.0  # between the clocks of machines that share a store: no fault
 
@@ -18,8 +18,8 @@ class Freshness:
     fresh: bool
     age_s: float
     ttl_s: float  # seconds of freshness left, 0 where it is not fresh
-    revalidate: bool = False  # no longer fresh, and may be served while it is fetched anew
-    on_error: bool = False  # no longer fresh, and may be served where no backend answers
+    stale_while_revalidate: bool = False  # no longer fresh, and may be served while it is fetched anew
+    stale_if_error: bool = False  # no longer fresh, and may be served where no backend answers
 
 
 EXPIRED = Freshness(False, 0.0, 0.0)
@@ -36,9 +36,9 @@ def freshness_of(entry: Aged, lifetime: Lifetime, directives: CacheDirectives, n
         return EXPIRED
     age, ttl = max(0.0, age), lifetime.ttl_of(entry)
     accepted = ttl if directives.max_age_s is None else min(ttl, directives.max_age_s)
-    left = accepted - age
-    if left > directives.min_fresh_s:
-        return Freshness(True, age, left)
+    remaining_s = accepted - age
+    if remaining_s > directives.min_fresh_s:
+        return Freshness(True, age, remaining_s)
     if directives.max_age_s is not None or directives.min_fresh_s > 0:
         return Freshness(False, age, 0.0)
     return Freshness(False, age, 0.0, age < ttl + lifetime.revalidate_s, age < ttl + lifetime.error_s)
@@ -59,23 +59,23 @@ def longest_lifetime_s(route: Route) -> float:
 
 
 # Cache-Control of requests (RFC 9111 section 5.2.1). Pure.
-NONE = CacheDirectives()
+NO_DIRECTIVES = CacheDirectives()
 
 
 def parse_directives(header: str | None) -> CacheDirectives:
     """Directives that are unknown or malformed are ignored, as section 5.2.3 demands."""
     if not header:
-        return NONE
-    found: dict[str, str] = {}
+        return NO_DIRECTIVES
+    parsed: dict[str, str] = {}
     for part in header.lower().split(","):
         name, _, value = part.strip().partition("=")
-        found[name] = value.strip('" ')
+        parsed[name] = value.strip('" ')
     return CacheDirectives(
-        no_store="no-store" in found,
-        no_cache="no-cache" in found,
-        only_if_cached="only-if-cached" in found,
-        max_age_s=_seconds(found.get("max-age")),
-        min_fresh_s=_seconds(found.get("min-fresh")) or 0.0,
+        no_store="no-store" in parsed,
+        no_cache="no-cache" in parsed,
+        only_if_cached="only-if-cached" in parsed,
+        max_age_s=_seconds(parsed.get("max-age")),
+        min_fresh_s=_seconds(parsed.get("min-fresh")) or 0.0,
     )
 
 
@@ -88,7 +88,7 @@ def bypass_of(uncached: Bypass | None, directives: CacheDirectives) -> Bypass | 
     return Bypass.NO_CACHE if directives.no_cache else None
 
 
-def shares_flight(directives: CacheDirectives) -> bool:
+def can_share_flight(directives: CacheDirectives) -> bool:
     """Whether the answer of an identical request in flight will do, and that of this one for others."""
     return not (directives.no_cache or directives.only_if_cached)
 

@@ -15,7 +15,7 @@ from gateway.streams import BufferedStream
 
 
 # A stored entry as an answer. Pure.
-def answer_from(
+def response_from_entry(
     request: RequestContext, entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None
 ) -> Response:
     """In the form in which it was stored; `Render` turns it into the one the client wants."""
@@ -49,18 +49,18 @@ def provenance_of(entry: Entry, freshness: Freshness, verdict: Verdict, similari
 # A stored answer played back as a stream: at once, or at the pace of a model. Pure but for the sleeper it is given.
 Sleep = Callable[[float], Awaitable[None]]  # seconds
 
-LONGEST_S = 60.0  # a slow model's longest answer: who is served from a cache does not wait longer than this
+MAX_REPLAY_S = 60.0  # a slow model's longest answer: who is served from a cache does not wait longer than this
 
-USUAL_RATE = 50.0  # tokens a second where neither the policy nor the entry tells; a small model's on one GPU
+DEFAULT_TOKEN_RATE = 50.0  # tokens a second where neither the policy nor the entry tells; a small model's on one GPU
 
 
-def lasts_s(rule: ReplaySettings, origin: Provenance, events: int, left_s: float | None) -> float:
-    """How long the stream takes from its first event to its last; seconds in [0, `LONGEST_S`], and at most `left_s`,
+def replay_duration_s(rule: ReplaySettings, origin: Provenance, events: int, remaining_s: float | None) -> float:
+    """How long the stream takes from its first event to its last; seconds in [0, `MAX_REPLAY_S`], and at most `remaining_s`,
     which is what the client's deadline leaves. The entry's own pace counts its time to the first token in."""
     tokens = origin.output_tokens or events
     known = origin.output_tokens > 0 and origin.upstream_s > 0
-    rate = rule.rate or (origin.output_tokens / origin.upstream_s if known else USUAL_RATE)
-    longest = LONGEST_S if left_s is None else max(0.0, min(LONGEST_S, left_s))
+    rate = rule.rate or (origin.output_tokens / origin.upstream_s if known else DEFAULT_TOKEN_RATE)
+    longest = MAX_REPLAY_S if remaining_s is None else max(0.0, min(MAX_REPLAY_S, remaining_s))
     return min(tokens / rate, longest)
 
 
@@ -71,8 +71,8 @@ async def paced(
     take too long do not add up."""
     started = clock.monotonic()
     gap = duration_s / max(1, len(events) - 1)
-    for place, event in enumerate(events):
-        wait = started + place * gap - clock.monotonic()
+    for index, event in enumerate(events):
+        wait = started + index * gap - clock.monotonic()
         if wait > 0:
             await sleep(wait)
         yield event
@@ -86,28 +86,28 @@ async def paced(
 
 MAX_BYTES = 16 * 1024 * 1024
 
-LARGEST = 1024 * 1024  # of one of them: a single huge answer must not push out all that is asked for often
+MAX_ANSWER_BYTES = 1024 * 1024  # of one of them: a single huge answer must not push out all that is asked for often
 
 EVENT_BYTES = 120  # what an event takes beside its data
 
 
 class SplitCache:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._largest = min(LARGEST, max_bytes)
-        self._known: BoundedCache[tuple[str, str, bytes], _Split] = BoundedCache(
+        self._max_answer_bytes = min(MAX_ANSWER_BYTES, max_bytes)
+        self._cache: BoundedCache[tuple[str, str, bytes], _Split] = BoundedCache(
             max_bytes, max_weight=max_bytes, weigh=_size
         )
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         """As `Dialect.events`. Raises `MalformedResponse`."""
         key = call.dialect.name, call.operation, whole
-        known = self._known.get(key)
+        known = self._cache.get(key)
         if known is not None:
             return known.events
         events = call.dialect.events(call, whole)
         size = len(whole) + sum([EVENT_BYTES + len(event.data) for event in events])
-        if size <= self._largest:
-            self._known.put(key, _Split(events, size))
+        if size <= self._max_answer_bytes:
+            self._cache.put(key, _Split(events, size))
         return events
 
 

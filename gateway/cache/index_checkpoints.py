@@ -12,8 +12,8 @@ from pathlib import Path
 from gateway.adapters.faiss.checkpoint import (
     CheckpointRefused,
     PartitionKind,
-    position_of,
     read_checkpoint,
+    read_position,
     write_checkpoint,
 )
 from gateway.adapters.faiss.exclusive_executor import ExecutorClosed
@@ -21,7 +21,7 @@ from gateway.adapters.faiss.index import FaissIndex
 from gateway.config import Config
 
 LOG = logging.getLogger("nearhit.index")
-FILE, FORMER = "checkpoint", "former"
+FILE, FORMER_FILE = "checkpoint", "former"
 
 
 class IndexCheckpoints:
@@ -47,17 +47,17 @@ class IndexCheckpoints:
         if self._loaded:
             return
         self._loaded = True
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             await self._index.load(read_checkpoint(self._path, self._kind, self._max_entries))
-            self.loaded_position = position_of(self._path)
+            self.loaded_position = read_position(self._path)
         except FileNotFoundError:
             return
         except (CheckpointRefused, OSError) as error:
             LOG.warning("the index is read from the store, its checkpoint was refused", extra=_fields(error=str(error)))
             return
-        took = round(time.perf_counter() - begun, 3)
-        LOG.info("the index was read from its checkpoint", extra=_fields(entries=self._index.size, seconds=took))
+        elapsed_s = round(time.perf_counter() - started, 3)
+        LOG.info("the index was read from its checkpoint", extra=_fields(entries=self._index.size, seconds=elapsed_s))
 
     async def save(self) -> None:
         """Writes the file if the index has changed since the last time. Never raises for what may be wrong with a
@@ -73,7 +73,7 @@ class IndexCheckpoints:
     def _save(self) -> None:
         with self._writing:  # one that is still written when the gateway stops comes first
             # Read before the copy is begun: what comes meanwhile may be in it, and is followed once more.
-            changes, position, begun = self._index.changes, self.position(), time.perf_counter()
+            changes, position, started = self._index.changes, self.position(), time.perf_counter()
             try:
                 count = write_checkpoint(self._path, self._kind, self._index.pieces(), position)
             except ExecutorClosed:
@@ -82,8 +82,8 @@ class IndexCheckpoints:
                 LOG.warning("no checkpoint of the index was written", extra=_fields(error=str(error)))
                 return
             self._saved = changes
-            took = round(time.perf_counter() - begun, 3)
-            LOG.info("a checkpoint of the index was written", extra=_fields(entries=count, seconds=took))
+            elapsed_s = round(time.perf_counter() - started, 3)
+            LOG.info("a checkpoint of the index was written", extra=_fields(entries=count, seconds=elapsed_s))
 
 
 def checkpoints_of(config: Config, index: FaissIndex, kind: PartitionKind, file: str = FILE) -> IndexCheckpoints | None:
@@ -95,22 +95,22 @@ def checkpoints_of(config: Config, index: FaissIndex, kind: PartitionKind, file:
     return IndexCheckpoints(path, index, kind, max_entries=config.index.max_entries, every_s=every_s)
 
 
-def file_of_former(config: Config) -> str:
+def former_checkpoint_file(config: Config) -> str:
     """Where the index of the model before is kept while another one is filled: at first in what was its file all the
     time. One of another model is refused when it is read."""
-    current, former = _folder(config) / FILE, _folder(config) / FORMER
+    current, former = _folder(config) / FILE, _folder(config) / FORMER_FILE
     if current.exists() and not former.exists():
         try:
             current.replace(former)
         except OSError as error:
             LOG.warning("the checkpoint of the former index is left", extra=_fields(error=str(error)))
-    return FORMER
+    return FORMER_FILE
 
 
-def forget_former(config: Config) -> None:
+def remove_former_checkpoint(config: Config) -> None:
     """Once nothing goes by it any more."""
     try:
-        (_folder(config) / FORMER).unlink(missing_ok=True)
+        (_folder(config) / FORMER_FILE).unlink(missing_ok=True)
     except OSError as error:
         LOG.warning("the checkpoint of the former index stays", extra=_fields(error=str(error)))
 

@@ -13,11 +13,11 @@ from gateway.adapters.faiss.gpu_partition import CudaDevice, Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.cache.index_checkpoints import IndexCheckpoints, checkpoints_of
 from gateway.config import Config
-from gateway.config.environment import secret
-from gateway.config.fields import lite_file
+from gateway.config.environment import read_secret
+from gateway.config.fields import milvus_lite_path
 from gateway.errors import IndexUnavailable, StartupError
 from gateway.ports import Clock, Embedder, VectorIndex
-from gateway.tasks import run_within
+from gateway.tasks import run_in
 
 if TYPE_CHECKING:
     from gateway.adapters.milvus.index import MilvusIndex
@@ -31,7 +31,7 @@ def open_index(
     if config.index.adapter == "milvus":
         outside = build_milvus(config, environ, embedder.fingerprint, embedder.dimension, clock)
         life.push_async_callback(outside.close)
-        run_within(life, outside.run())
+        run_in(life, outside.run())
         return outside, None
     index = FaissIndex(
         embedder.dimension, max_entries=config.index.max_entries, device=build_device(config.index.device)
@@ -52,12 +52,12 @@ def build_milvus(
     config: Config, environ: Mapping[str, str], embedder: str, dimension: int, clock: Clock
 ) -> MilvusIndex:
     """`embedder`: the fingerprint of its vectors. Nothing is asked of the server yet. Raises `StartupError`."""
-    url, token = _place(config, environ)
-    module = _imported("gateway.adapters.milvus.index", config)
+    url, token = _address(config, environ)
+    module = _import_module("gateway.adapters.milvus.index", config)
     index: MilvusIndex = module.MilvusIndex(
         url,
         dimension=dimension,
-        collection=module.collection_of(embedder),
+        collection=module.collection_name(embedder),
         clock=clock,
         timeout_s=config.index.timeout,
         token=token,
@@ -65,7 +65,7 @@ def build_milvus(
     return index
 
 
-async def filled(index: VectorIndex) -> int:
+async def count_filled(index: VectorIndex) -> int:
     """How many it holds after a filling. Raises `StartupError`."""
     if index.shared:
         outside = cast("MilvusIndex", index)
@@ -80,25 +80,25 @@ async def filled(index: VectorIndex) -> int:
 def milvus_version(config: Config, environ: Mapping[str, str], timeout_s: float) -> str:
     """What the server says of itself. A Lite file that is not there is not made. Raises `StartupError`, and
     `IndexUnavailable` where it does not answer."""
-    url, token = _place(config, environ)
-    module = _imported("gateway.adapters.milvus.server", config)
+    url, token = _address(config, environ)
+    module = _import_module("gateway.adapters.milvus.server", config)
     if "://" not in url and not Path(url).exists():
         return "Lite, on a file that the gateway makes,"
-    version: str = module.version_of(url, token, timeout_s)
+    version: str = module.server_version(url, token, timeout_s)
     return version
 
 
-def _place(config: Config, environ: Mapping[str, str]) -> tuple[str, str]:
+def _address(config: Config, environ: Mapping[str, str]) -> tuple[str, str]:
     """URL or path, and token."""
     section = config.index
     assert section.url is not None, "checked with the configuration"
-    url = str(config.data_dir.resolve() / section.url) if lite_file(section.url) else section.url
-    return url, secret(environ, section.token_env, "index.token_env") or ""
+    url = str(config.data_dir.resolve() / section.url) if milvus_lite_path(section.url) else section.url
+    return url, read_secret(environ, section.token_env, "index.token_env") or ""
 
 
-def _imported(module: str, config: Config) -> Any:
+def _import_module(module: str, config: Config) -> Any:
     """An extra with pandas in it: imported only where it is asked for. Raises `StartupError`."""
-    lite = lite_file(config.index.url or "")
+    lite = milvus_lite_path(config.index.url or "")
     try:
         if lite:
             importlib.import_module("milvus_lite")

@@ -16,11 +16,11 @@ MAX_SCOPES = 1_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InflightQuestion:
-    """`entry` is what will be stored, but for its answer; `landed` is done once the flight is over, either way."""
+    """`entry` is what will be stored, but for its answer; `completed` is done once the flight is over, either way."""
 
     entry: Entry
     vector: Vector
-    landed: asyncio.Future[None]
+    completed: asyncio.Future[None]
 
 
 class InflightQuestions:
@@ -32,7 +32,7 @@ class InflightQuestions:
     def __len__(self) -> int:
         return sum(map(len, self._scopes.values()))
 
-    def within(self, scope: str) -> Sequence[InflightQuestion]:
+    def in_scope(self, scope: str) -> Sequence[InflightQuestion]:
         """Those that may be waited for; those of other scopes are nobody's business."""
         return tuple(self._scopes.get(scope, ()))
 
@@ -43,21 +43,21 @@ class InflightQuestions:
         questions = self._scopes.setdefault(request.scope, [])
         if len(questions) >= MAX_IN_SCOPE:
             return None
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        question = InflightQuestion(entry_of(request), vector, landed)
+        completed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        question = InflightQuestion(build_entry(request), vector, completed)
         questions.append(question)
         return question
 
-    def land(self, question: InflightQuestion) -> None:
+    def complete(self, question: InflightQuestion) -> None:
         """To be called once, when its answer has been stored or never will be."""
         questions = self._scopes[question.entry.scope]
         questions.remove(question)
         if not questions:
             del self._scopes[question.entry.scope]
-        question.landed.set_result(None)
+        question.completed.set_result(None)
 
 
-def entry_of(
+def build_entry(
     request: RequestContext,
     *,
     streamed: bool = False,

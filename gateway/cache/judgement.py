@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.cache.feedback import Counterexamples, Relation, relation_of
-from gateway.cache.templates import Varying, varying
+from gateway.cache.templates import Varying, varying_parts
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import EmbedderUnavailable
@@ -28,7 +28,7 @@ def observation_of(judged: Judgement, label: Label) -> Observation:
     return Observation(judged.vector, judged.score, judged.opinion.probability, label)
 
 
-def hold(
+def evaluate(
     similarity: float, opinion: Opinion, threshold: float, control: RouteControl | None, shift: float = 0.0
 ) -> tuple[float, float, Refusal | None]:
     """Holds a candidate against its route's threshold -> score, probability and reason, as in `Evaluated`. `control` None:
@@ -43,17 +43,17 @@ def hold(
     return score, 0.0 if veto else control.probability(score), reason
 
 
-def best(judgements: Sequence[Evaluated]) -> int:
+def best_index(judgements: Sequence[Evaluated]) -> int:
     """Which one to serve or to learn from: what no veto speaks against first, then the highest score."""
 
     def worth(at: int) -> tuple[bool, bool, float, int]:
-        each = judgements[at]
-        return each.verbatim, each.opinion.veto is None, each.score, -at
+        judgement = judgements[at]
+        return judgement.verbatim, judgement.opinion.veto is None, judgement.score, -at
 
     return 0 if len(judgements) == 1 else max(range(len(judgements)), key=worth)
 
 
-def same_words(a: str, b: str) -> bool:
+def is_verbatim(a: str, b: str) -> bool:
     """Equal but for spaces. Where there are lines, those within a line count: they may be the indentation of code."""
     if a == b:
         return True
@@ -63,45 +63,47 @@ def same_words(a: str, b: str) -> bool:
 
 
 # The opinion on two prompts of one frame: that on what they do not share.
-async def of_what_varies(parts: Varying, whole: Opinion, embedder: Embedder, verifier: Verifier, owner: str) -> Opinion:
+async def varying_parts_opinion(
+    parts: Varying, whole: Opinion, embedder: Embedder, verifier: Verifier, owner: str
+) -> Opinion:
     """Where that is the worse one. `whole`: the opinion on both prompts as they are; `owner`: as `Embedder.embed` has
     it. Raises `EmbedderUnavailable`."""
-    if not parts.asked or not parts.stored:
+    if not parts.query or not parts.stored:
         return replace(whole, veto=Refusal.TEMPLATE)
-    asked, stored = await embedder.embed(parts.asked, owner), await embedder.embed(parts.stored, owner)
-    similarity = min(1.0, max(0.0, float(asked.vector @ stored.vector)))
-    (inner,) = verifier.opinions(parts.asked, [StoredCandidate(parts.stored, similarity)])
+    query, stored = await embedder.embed(parts.query, owner), await embedder.embed(parts.stored, owner)
+    similarity = min(1.0, max(0.0, float(query.vector @ stored.vector)))
+    (inner,) = verifier.opinions(parts.query, [StoredCandidate(parts.stored, similarity)])
     return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
 
 
 # How sure it is that a stored answer answers a question: each candidate's score, held against its route's threshold.
 # The semantic cache, `nearhit explain` and `make quality` all ask here.
-Near = tuple[Entry, float]
+NeighbourEntry = tuple[Entry, float]
 """A stored answer, and the similarity of its question in [0, 1]."""
 
 
 @dataclass(slots=True)
 class CandidateScores:
-    """Of the candidates for one question, the most similar first. `judged` is in their order; `best` is the index of
+    """Of the candidates for one question, the most similar first. `judged` is in their order; `best_index` is the index of
     the one to serve or to learn from. `entries`: that they are the nearest of; `shift`: what the route has learnt near
     the question; `owner`: as `Embedder.embed` has it."""
 
     question: str
     owner: str
     embedding: Embedding
-    near: Sequence[Near]
+    neighbours: Sequence[NeighbourEntry]
     control: RouteControl
     entries: int
     threshold: float
     shift: float
     judged: list[Judgement] = field(default_factory=list)
-    best: int = 0
+    best_index: int = 0
     parts: Varying | None = None  # what sets the question and the best candidate apart, where both are of one frame
     second: Opinion | None = None  # what a dearer look has said; None: there was none, or it had nothing to say
 
     @property
     def chosen(self) -> Judgement:
-        return self.judged[self.best]
+        return self.judged[self.best_index]
 
 
 def floor_of(acceptance: Acceptance, verifier: Verifier) -> float:
@@ -119,7 +121,7 @@ class CandidateScorer:
         self._verifier = verifier
         self._embedder = embedder
         self._acceptance = acceptance
-        self._plain = acceptance.min_similarity is not None
+        self._is_similarity_only = acceptance.min_similarity is not None
         self._counterexamples = counterexamples
 
     def of(
@@ -127,66 +129,66 @@ class CandidateScorer:
         question: str,
         owner: str,
         embedding: Embedding,
-        near: Sequence[Near],
+        neighbours: Sequence[NeighbourEntry],
         control: RouteControl,
         entries: int,
         opinions: Sequence[Opinion] | None = None,
     ) -> CandidateScores:
-        """`near`: at least one; `opinions` on them, None: the verifier's."""
+        """`neighbours`: at least one; `opinions` on them, None: the verifier's."""
         threshold = control.threshold(self._acceptance, entries)
-        shift = 0.0 if self._plain else control.shift(embedding.vector)
-        scores = CandidateScores(question, owner, embedding, near, control, entries, threshold, shift)
+        shift = 0.0 if self._is_similarity_only else control.shift(embedding.vector)
+        scores = CandidateScores(question, owner, embedding, neighbours, control, entries, threshold, shift)
         if opinions is None:
-            opinions = self._opinions(question, near)
-        for (entry, similarity), opinion in zip(near, opinions, strict=True):
-            scores.judged.append(self._judged(scores, entry, similarity, opinion))
-        if len(near) > 1:
-            scores.best = best(scores.judged)
-        if self._plain:
+            opinions = self._opinions(question, neighbours)
+        for (entry, similarity), opinion in zip(neighbours, opinions, strict=True):
+            scores.judged.append(self._evaluate(scores, entry, similarity, opinion))
+        if len(neighbours) > 1:
+            scores.best_index = best_index(scores.judged)
+        if self._is_similarity_only:
             return scores
         chosen = scores.chosen
         if not (chosen.verbatim or chosen.opinion.veto is not None):
-            stored = [entry.question or "" for entry, _ in near]
-            parts = varying(question, stored[scores.best], stored)
-            scores.parts = None if parts is None or parts.same else parts
+            stored = [entry.question or "" for entry, _ in neighbours]
+            parts = varying_parts(question, stored[scores.best_index], stored)
+            scores.parts = None if parts is None or parts.is_same else parts
         return scores
 
-    def closer_look_is_due(self, scores: CandidateScores) -> bool:
+    def needs_second_opinion(self, scores: CandidateScores) -> bool:
         """Whether the best candidate is too near the threshold, or of one frame with the question."""
-        return not self._plain and (scores.chosen.gray or scores.parts is not None)
+        return not self._is_similarity_only and (scores.chosen.gray or scores.parts is not None)
 
-    async def look_closer(self, scores: CandidateScores) -> None:
+    async def apply_second_opinion(self, scores: CandidateScores) -> None:
         """A dearer look at the best candidate, where one is due. Where the embedder is away, what is of one frame is
         refused."""
         chosen, closer = scores.chosen, None
         if chosen.gray:
-            entry, similarity = scores.near[scores.best]
+            entry, similarity = scores.neighbours[scores.best_index]
             candidate = StoredCandidate(entry.question or "", similarity)
             closer = scores.second = await self._verifier.second_opinion(scores.question, candidate, chosen.opinion)
         if scores.parts is not None:
             whole = closer or chosen.opinion
             try:
-                closer = await of_what_varies(scores.parts, whole, self._embedder, self._verifier, scores.owner)
+                closer = await varying_parts_opinion(scores.parts, whole, self._embedder, self._verifier, scores.owner)
             except EmbedderUnavailable:
                 closer = replace(whole, veto=Refusal.TEMPLATE)
         if closer is not None:
-            scores.judged[scores.best] = self._judged(scores, *scores.near[scores.best], closer)
+            scores.judged[scores.best_index] = self._evaluate(scores, *scores.neighbours[scores.best_index], closer)
 
-    def _opinions(self, question: str, near: Sequence[Near]) -> Sequence[Opinion]:
-        if self._plain:
-            return [Opinion(similarity, similarity) for _, similarity in near]
-        candidates = [StoredCandidate(entry.question or "", similarity) for entry, similarity in near]
+    def _opinions(self, question: str, neighbours: Sequence[NeighbourEntry]) -> Sequence[Opinion]:
+        if self._is_similarity_only:
+            return [Opinion(similarity, similarity) for _, similarity in neighbours]
+        candidates = [StoredCandidate(entry.question or "", similarity) for entry, similarity in neighbours]
         return [
-            VERBATIM if same_words(question, candidate.question) else opinion
+            VERBATIM if is_verbatim(question, candidate.question) else opinion
             for candidate, opinion in zip(candidates, self._verifier.opinions(question, candidates), strict=True)
         ]
 
-    def _judged(self, scores: CandidateScores, entry: Entry, similarity: float, opinion: Opinion) -> Judgement:
+    def _evaluate(self, scores: CandidateScores, entry: Entry, similarity: float, opinion: Opinion) -> Judgement:
         """An opinion on a candidate, against the route's threshold."""
-        if self._counterexamples.refute(entry.scope, scores.question, entry.fingerprint):
+        if self._counterexamples.is_refuted(entry.scope, scores.question, entry.fingerprint):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
-        threshold, control = scores.threshold, None if self._plain else scores.control
-        score, probability, reason = hold(similarity, opinion, threshold, control, scores.shift)
+        threshold, control = scores.threshold, None if self._is_similarity_only else scores.control
+        score, probability, reason = evaluate(similarity, opinion, threshold, control, scores.shift)
         return Judgement(
             similarity, opinion, threshold, score, probability, reason, entry, scores.question, scores.embedding.vector
         )

@@ -13,7 +13,7 @@ from hashlib import sha256
 from gateway.messages import Call
 
 SHARE_GLOBAL = "*"
-LONGEST_KEPT = 512  # characters of an owner: a user's name is the client's to choose, and may be as long as a body
+MAX_CACHED_OWNER = 512  # characters of an owner: a user's name is the client's to choose, and may be as long as a body
 
 
 def owner_of(share: str, tenant: str, user: str | None) -> str:
@@ -51,7 +51,7 @@ class KeyFrame:
 
 
 def frame_of(owner: str, route: str, dialect: str, operation: str) -> KeyFrame:
-    return (kept if len(owner) <= LONGEST_KEPT else KeyFrame)(owner, route, dialect, operation)
+    return (cached_frame if len(owner) <= MAX_CACHED_OWNER else KeyFrame)(owner, route, dialect, operation)
 
 
-kept = lru_cache(maxsize=1024)(KeyFrame)
+cached_frame = lru_cache(maxsize=1024)(KeyFrame)

@@ -16,12 +16,12 @@ from gateway.ports import CounterexampleStore, Judgement
 LOG = logging.getLogger("nearhit.quality")
 
 
-def _unrecorded(*_: object) -> None:
+def _ignore(*_: object) -> None:
     pass
 
 
 class Labels:
-    """`recorded` is told of every label that a route may learn from."""
+    """`on_label` is told of every label that a route may learn from."""
 
     def __init__(
         self,
@@ -29,21 +29,21 @@ class Labels:
         counterexamples: Counterexamples,
         store: CounterexampleStore,
         telemetry: Telemetry,
-        recorded: Callable[[str, Judgement, Label], None] = _unrecorded,
+        on_label: Callable[[str, Judgement, Label], None] = _ignore,
     ) -> None:
-        self._recorded = recorded
+        self._on_label = on_label
         self._controls = controls
         self._counterexamples = counterexamples
         self._store = store
         self._telemetry = telemetry
 
-    def tell(self, route: str, judged: Judgement, label: Label, source: str) -> None:
+    def report(self, route: str, judged: Judgement, label: Label, source: str) -> None:
         """Counts the label, and lets the route learn from it. `source`: miss, audit or feedback. The same words say
         nothing of how far wordings may differ."""
         self._telemetry.labels.add(route, source, label)
         if not judged.verbatim:
             self._controls.of(route).learn(observation_of(judged, label))
-            self._recorded(route, judged, label)
+            self._on_label(route, judged, label)
 
     async def refute(self, relation: Relation) -> bool:
         """This answer is not served for this question again. False: this gateway heeds it until it restarts, the

@@ -15,7 +15,7 @@ from gateway.ports import LearningStore
 
 LOG = logging.getLogger("nearhit.quality")
 SAVE_EVERY_S = 60.0
-PLACED = "placed"  # what a snapshot with a position begins with
+POSITION_MARKER = "placed"  # what a snapshot with a position begins with
 
 
 class LearnedState(Protocol):
@@ -55,7 +55,7 @@ class SnapshotStore:
         return await self._store.learning(f"{self._kind}/{route}")
 
 
-async def _nowhere() -> str | None:
+async def _no_position() -> str | None:
     return None
 
 
@@ -71,7 +71,7 @@ class StateKeeper:
         controls: Learners,
         store: LearningStore,
         every_s: float = SAVE_EVERY_S,
-        position: Callable[[], Awaitable[str | None]] = _nowhere,
+        position: Callable[[], Awaitable[str | None]] = _no_position,
     ) -> None:
         self._controls = controls
         self._store = store
@@ -118,10 +118,10 @@ class StateKeeper:
         position = await self._position()
         control = self._controls.of(route)
         state = control.state
-        await self._store.put_learning(route, _placed(position, control.snapshot()))
+        await self._store.put_learning(route, _pack_with_position(position, control.snapshot()))
         self._saved[route] = state
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """`restore`, however long the store takes to answer, then `run`."""
         while True:
             try:
@@ -138,10 +138,10 @@ class StateKeeper:
             await self.save()
 
     async def _restore(self, route: str, control: LearnedState) -> None:
-        kept = await self._store.learning(route)
+        saved = await self._store.learning(route)
         try:
-            if kept is not None and control.version == 0:  # what it has learnt itself meanwhile is newer
-                position, snapshot = _taken_apart(kept)
+            if saved is not None and control.version == 0:  # what it has learnt itself meanwhile is newer
+                position, snapshot = _unpack_position(saved)
                 control.restore(snapshot)
                 if position is not None:
                     self.positions[route] = position
@@ -150,20 +150,20 @@ class StateKeeper:
         self._saved[route] = control.state
 
 
-def _placed(position: str | None, snapshot: bytes) -> bytes:
+def _pack_with_position(position: str | None, snapshot: bytes) -> bytes:
     """Without a position as it is, as gateways before those that share wrote it."""
     if position is None:
         return snapshot
-    packed: bytes = msgpack.packb((PLACED, position, snapshot))
+    packed: bytes = msgpack.packb((POSITION_MARKER, position, snapshot))
     return packed
 
 
-def _taken_apart(kept: bytes) -> tuple[str | None, bytes]:
+def _unpack_position(saved: bytes) -> tuple[str | None, bytes]:
     """The opposite. What is neither is for `restore` to refuse."""
     try:
-        match msgpack.unpackb(kept, use_list=False):
-            case (name, str(position), bytes(snapshot)) if name == PLACED:
+        match msgpack.unpackb(saved, use_list=False):
+            case (name, str(position), bytes(snapshot)) if name == POSITION_MARKER:
                 return position, snapshot
     except (ValueError, msgpack.UnpackException):
         pass
-    return None, kept
+    return None, saved

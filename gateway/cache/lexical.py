@@ -47,14 +47,14 @@ def clues_of(text: str, plain: str, words: frozenset[str]) -> LexicalClues | Non
 
 @dataclass(frozen=True, slots=True)
 class PatternIndex:
-    """`may`: whether a text with these clues may hold what the pattern matches."""
+    """`may_match`: whether a text with these clues may hold what the pattern matches."""
 
     pattern: re.Pattern[str]
-    may: Callable[[LexicalClues], bool]
+    may_match: Callable[[LexicalClues], bool]
 
-    def found(self, text: str, clues: LexicalClues | None) -> list[Any]:
+    def matches(self, text: str, clues: LexicalClues | None) -> list[Any]:
         """What `findall` of the pattern would."""
-        return self.pattern.findall(text) if clues is None or self.may(clues) else []
+        return self.pattern.findall(text) if clues is None or self.may_match(clues) else []
 
 
 def any_of(words: str) -> Callable[[LexicalClues], bool]:
@@ -182,7 +182,7 @@ _FURTHER_STARTERS = re.compile(r"(?:[.!?:]\s{1,9}|\n)\W{0,9}([^\W\d_]+)")
 
 _ENDS = re.compile(r"[.!?:\n]")
 
-_SAID_OF_ONESELF = frozenset(("i", "i'm", "i've", "i'd", "i'll"))
+_FIRST_PERSON = frozenset(("i", "i'm", "i've", "i'd", "i'll"))
 
 
 @dataclass(slots=True)
@@ -207,11 +207,11 @@ def read(text: str) -> Lexical:
     words = tuple(_ASCII_WORD.findall(plainly) if text.isascii() else map(str.lower, _WORD.findall(text)))
     vocabulary = frozenset(words)
     clues = clues_of(text, plainly, vocabulary)
-    directions = [found for each in (_DIRECTION, _TO, _THAN) for found in each.found(text, clues)]
+    directions = [matches for pattern in (_DIRECTION, _TO, _THAN) for matches in pattern.matches(text, clues)]
     return Lexical(
         words=words,
         vocabulary=vocabulary,
-        numbers=frozenset(number.replace(",", "") for number in _NUMBER.found(text, clues)),
+        numbers=frozenset(number.replace(",", "") for number in _NUMBER.matches(text, clues)),
         negations=_negations(text, words, clues),
         names=_names(text),
         directions=tuple((_head(a), _head(b)) for a, b in directions),
@@ -227,7 +227,7 @@ kept = lru_cache(maxsize=1024)(read)
 
 def _negations(text: str, words: Sequence[str], clues: LexicalClues | None) -> int:
     if clues is None or clues.joined:
-        return len(_NEGATED.found(text, clues))
+        return len(_NEGATED.matches(text, clues))
     count = 0 if _NEGATES.isdisjoint(clues.runs) else sum(map(_NEGATES.__contains__, words))
     if any(part in clues.plain for part in _NEGATING):
         count += sum(word.startswith(_NEGATING) for word in words)
@@ -250,7 +250,7 @@ def _names(text: str) -> frozenset[str]:
         return frozenset(inside)
     names, beginning = inside, _starters(text)
     for word in written:
-        if not word[0].isupper() or (lower := word.lower()) in inside or lower in _SAID_OF_ONESELF:
+        if not word[0].isupper() or (lower := word.lower()) in inside or lower in _FIRST_PERSON:
             continue
         if word in beginning:
             beginning.remove(word)  # once for each sentence that begins with it
@@ -275,52 +275,52 @@ def _head(phrase: str) -> str:
     return words[0] if len(words) == 1 else " ".join(words[:2]) if words else ""
 
 
-def difference(asked: Lexical, stored: Lexical) -> Refusal | None:
+def difference(query: Lexical, stored: Lexical) -> Refusal | None:
     """The first way in which the two differ that changes the answer, or None."""
-    return next(differences(asked, stored), None)
+    return next(differences(query, stored), None)
 
 
-def differences(asked: Lexical, stored: Lexical) -> Iterator[Refusal]:
+def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
     """Every way in which they do, each looked for when it is asked for."""
-    if other_payload(asked, stored):
+    if has_other_payload(query, stored):
         yield Refusal.PAYLOAD
-    if asked.numbers != stored.numbers:
+    if query.numbers != stored.numbers:
         yield Refusal.NUMBERS
-    if asked.negations % 2 != stored.negations % 2:
+    if query.negations % 2 != stored.negations % 2:
         yield Refusal.NEGATION
-    if _opposed(asked, stored):
+    if _has_opposites(query, stored):
         yield Refusal.ANTONYM
-    if _reversed(asked, stored):
+    if _has_reversed_direction(query, stored):
         yield Refusal.DIRECTION
-    if _other_names(asked, stored):
+    if _has_other_names(query, stored):
         yield Refusal.ENTITIES
 
 
-def other_payload(asked: Lexical, stored: Lexical) -> bool:
+def has_other_payload(query: Lexical, stored: Lexical) -> bool:
     """A text to be transformed must be the same to the word; what one quotes, the other must contain."""
-    if (asked.transforms or stored.transforms) and asked.words != stored.words:
+    if (query.transforms or stored.transforms) and query.words != stored.words:
         return True
-    return any(text not in stored.plain for text in asked.quoted) or any(
-        text not in asked.plain for text in stored.quoted
+    return any(text not in stored.plain for text in query.quoted) or any(
+        text not in query.plain for text in stored.quoted
     )
 
 
-def _opposed(asked: Lexical, stored: Lexical) -> bool:
+def _has_opposites(query: Lexical, stored: Lexical) -> bool:
     """A word in one text whose opposite stands in the other, and not the word itself."""
-    a, b = asked.vocabulary, stored.vocabulary
+    a, b = query.vocabulary, stored.vocabulary
     return a != b and any(OPPOSITES[word] & (b - a) for word in a - b if word in OPPOSITES)
 
 
-def _reversed(asked: Lexical, stored: Lexical) -> bool:
-    if not asked.directions or not stored.directions:
+def _has_reversed_direction(query: Lexical, stored: Lexical) -> bool:
+    if not query.directions or not stored.directions:
         return False
     known = frozenset(stored.directions)
-    return any((b, a) in known and a != b for a, b in asked.directions)
+    return any((b, a) in known and a != b for a, b in query.directions)
 
 
-def _other_names(asked: Lexical, stored: Lexical) -> bool:
+def _has_other_names(query: Lexical, stored: Lexical) -> bool:
     """Each text names something that the other does not mention at all.
 
     One-sided extra names are often an address ("Hi Bob, ...") or a specification: the similarity judges those.
     """
-    return bool(asked.names - stored.vocabulary) and bool(stored.names - asked.vocabulary)
+    return bool(query.names - stored.vocabulary) and bool(stored.names - query.vocabulary)

@@ -19,7 +19,7 @@ MAX_ITEMS = 2**31  # bytes bound it
 SWEEP_STEP = 500  # entries looked at before others get their turn: a millisecond
 
 
-LARGEST_SHARE = 10  # one entry may take a tenth: a single huge answer must not push out everything that is hot
+MAX_ENTRY_FRACTION = 10  # one entry may take a tenth: a single huge answer must not push out everything that is hot
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Resident:
     """An entry in process memory."""
 
     entry: Entry
-    since: float  # monotonic clock
+    added_at: float  # monotonic clock
     bans: int  # the version of the bans that it was compared with last
     size: int  # bytes
 
@@ -65,7 +65,7 @@ class TieredStore:
             BoundedCache(MAX_ITEMS, max_weight=max_bytes, weigh=_size) if residents is None else residents
         )
 
-    def seen_by(self, embedder: str, store: ResponseStore) -> TieredStore:
+    def for_embedder(self, embedder: str, store: ResponseStore) -> TieredStore:
         """The same front and bans before `store`, for vectors of another embedder."""
         return TieredStore(
             store,
@@ -89,11 +89,11 @@ class TieredStore:
         resident = self._residents.get(fingerprint)
         if resident is None:
             return None
-        if self._max_age_s is not None and self._clock.monotonic() - resident.since > self._max_age_s:
+        if self._max_age_s is not None and self._clock.monotonic() - resident.added_at > self._max_age_s:
             self._residents.pop(fingerprint)
             return None
         if resident.bans != self.bans.version:  # looked at once a change: a hit pays for a comparison of numbers
-            if self.bans.cover(resident.entry):
+            if self.bans.covers(resident.entry):
                 self._residents.pop(fingerprint)
                 return None
             resident.bans = self.bans.version
@@ -104,22 +104,22 @@ class TieredStore:
         if entry is None:
             entry = await self._store.get(fingerprint)
             # A gateway that does not know the removals yet takes nothing from the store.
-            if entry is None or not self.bans.loaded or self.bans.cover(entry):
+            if entry is None or not self.bans.loaded or self.bans.covers(entry):
                 return None
-            self._keep(entry)
+            self._add_resident(entry)
         return entry
 
     def banned(self, entry: Entry, vector: Vector | None = None, asked: float = LATER) -> bool:
         """Whether it has been removed since it was read, or while it was fetched."""
         if not self.bans.in_force:
             return False
-        return self.bans.cover(entry, None if vector is None else EmbeddedVector(vector, self._embedder), asked)
+        return self.bans.covers(entry, None if vector is None else EmbeddedVector(vector, self._embedder), asked)
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         if self.banned(entry, vector):
             return False
         # First here: while the store is down, what was just answered can still be answered again.
-        self._keep(entry)
+        self._add_resident(entry)
         stored = await self._store.put(entry, vector, lease)
         if not stored:
             self._residents.pop(entry.fingerprint)
@@ -140,8 +140,8 @@ class TieredStore:
         the question of an entry; what has not goes, too."""
         swept, now = 0, self._clock.wall()
         for i, name in enumerate(list(self._residents)):
-            found = self._residents.peek(name)
-            if found is not None and (_unheld(found.entry, known) or self.bans.sweep(found.entry, now)):
+            resident = self._residents.peek(name)
+            if resident is not None and (_is_unchecked(resident.entry, known) or self.bans.sweep(resident.entry, now)):
                 self._residents.pop(name)
                 swept += 1
             if i % SWEEP_STEP == SWEEP_STEP - 1:
@@ -160,14 +160,14 @@ class TieredStore:
     async def stats(self) -> StoreStats:
         return await self._store.stats()
 
-    def _keep(self, entry: Entry) -> None:
+    def _add_resident(self, entry: Entry) -> None:
         size = entry.size
-        if size > self._max_bytes // LARGEST_SHARE:
+        if size > self._max_bytes // MAX_ENTRY_FRACTION:
             self._residents.pop(entry.fingerprint)
         else:
             resident = _Resident(entry, self._clock.monotonic(), self.bans.version, size)
             self._residents.put(entry.fingerprint, resident)
 
 
-def _unheld(entry: Entry, known: Callable[[str], bool] | None) -> bool:
+def _is_unchecked(entry: Entry, known: Callable[[str], bool] | None) -> bool:
     return known is not None and entry.question is not None and not known(entry.fingerprint)

@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
-from gateway.adapters.onnx.encoder import TOGETHER, OnnxEncoder
+from gateway.adapters.onnx.encoder import MAX_BATCH, OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.system.clock import SystemClock
 from gateway.cache.threshold_verifier import ThresholdVerifier
@@ -107,5 +107,5 @@ def build_embedder(
         hashing = HashEncoder()
         return hashing, InlineEmbedder(hashing)
     encoder = build_encoder(config, data_dir)
-    at_once = TOGETHER if config.adapter == "onnx" else None
-    return encoder, BatchingEmbedder(encoder, at_once=at_once, timeout_s=config.timeout)
+    batch_limit = MAX_BATCH if config.adapter == "onnx" else None
+    return encoder, BatchingEmbedder(encoder, batch_limit=batch_limit, timeout_s=config.timeout)

@@ -23,7 +23,7 @@ from gateway.cache.bans import (
     SimilarityCondition,
     decode,
     encode,
-    with_found,
+    with_matching,
 )
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.flight import SharedCall
@@ -52,7 +52,7 @@ class PurgeRequest:
     all: bool = False
     backend: str | None = None
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Without texts that users wrote."""
         given = {
             "tags": list(self.tags),
@@ -78,7 +78,7 @@ class PurgeResult:
     recorded: bool = False  # all gateways on the store heed it, also after a restart
     durable: bool = False  # it is known to have reached the store's disk
     samples: list[dict[str, Any]] = field(default_factory=list)
-    late: set[str] = field(default_factory=set)  # close to the question, and only found in the store
+    late_matches: set[str] = field(default_factory=set)  # close to the question, and only found in the store
     notes: list[str] = field(default_factory=list)  # what is likely not as it was meant
 
     def match(self, entries: Iterable[Entry], now: float) -> None:
@@ -166,20 +166,20 @@ class Purge:
         self._telemetry = telemetry
         self._horizon_s = horizon_s
         self._version: bytes | None = None  # of the store's bans, as they were last read
-        self._stored: frozenset[str] = frozenset()  # their ids
-        self._under_way = 0
-        self._told = asyncio.Event()
+        self._stored_ids: frozenset[str] = frozenset()  # their ids
+        self._running = 0
+        self._wake_event = asyncio.Event()
 
     # What is removed here
 
-    async def purge(self, wanted: PurgeRequest, *, dry_run: bool) -> PurgeResult:
+    async def purge(self, request: PurgeRequest, *, dry_run: bool) -> PurgeResult:
         """Raises `GatewayError`: `BadRequest`, `Overloaded` (nothing was done), or `PurgeIncomplete`."""
-        if self._under_way >= MAX_AT_ONCE:
+        if self._running >= MAX_AT_ONCE:
             raise Overloaded(f"{MAX_AT_ONCE} removals are under way, nothing was done: ask again", retry_after_s=1)
-        self._under_way += 1
+        self._running += 1
         outcome = PurgeResult()
         try:
-            conditions = await self._conditions(wanted)
+            conditions = await self._conditions(request)
             if dry_run:
                 await self._count(conditions, outcome)
                 return outcome
@@ -190,24 +190,24 @@ class Purge:
                 raise Overloaded(f"{error}: nothing was done", retry_after_s=1) from None
             raise PurgeIncomplete(outcome, str(error)) from None
         finally:
-            self._under_way -= 1
+            self._running -= 1
         return outcome
 
-    async def _conditions(self, wanted: PurgeRequest) -> BanConditions:
-        before = None if wanted.older_than_s is None else self._clock.wall() - wanted.older_than_s
-        near = None if wanted.like is None else await self._near(wanted.like, wanted.min_similarity)
+    async def _conditions(self, request: PurgeRequest) -> BanConditions:
+        before = None if request.older_than_s is None else self._clock.wall() - request.older_than_s
+        near = None if request.like is None else await self._similarity_condition(request.like, request.min_similarity)
         return BanConditions(
-            frozenset(wanted.tags),
-            wanted.tenant,
-            wanted.route,
-            wanted.model,
+            frozenset(request.tags),
+            request.tenant,
+            request.route,
+            request.model,
             before,
-            wanted.fingerprint,
+            request.fingerprint,
             near,
-            wanted.backend,
+            request.backend,
         )
 
-    async def _near(self, text: str, similarity: float) -> SimilarityCondition:
+    async def _similarity_condition(self, text: str, similarity: float) -> SimilarityCondition:
         space = self._spaces.serving
         try:
             embedding = await space.embedder.embed(text)
@@ -215,18 +215,22 @@ class Purge:
             raise Overloaded(f"{error}: nothing was done", retry_after_s=1) from None
         if embedding.partial:
             raise BadRequest("like: longer than the embedding model reads: nothing was done, expected a shorter text")
-        found = await space.index.near(embedding.vector, similarity)
-        if len(found) > MAX_NEAR:
+        matching = await space.index.near(embedding.vector, similarity)
+        if len(matching) > MAX_NEAR:
             raise BadRequest(
-                f"like: {len(found)} entries are that close, nothing was done: expected at most {MAX_NEAR}, "
+                f"like: {len(matching)} entries are that close, nothing was done: expected at most {MAX_NEAR}, "
                 "by a larger min_similarity, or a tag or a route instead"
             )
-        return SimilarityCondition(embedding.vector, similarity, frozenset(found), space.embedder.fingerprint)
+        return SimilarityCondition(embedding.vector, similarity, frozenset(matching), space.embedder.fingerprint)
 
     async def _count(self, conditions: BanConditions, outcome: PurgeResult) -> None:
         now = self._clock.wall()
         async for page in self._records(conditions):
-            matched = [e for e, placed in page if conditions.hold(e, placed) and not self._bans.cover(e, placed)]
+            matched = [
+                e
+                for e, own_vector in page
+                if conditions.matches(e, own_vector) and not self._bans.covers(e, own_vector)
+            ]
             outcome.match(matched, now)
 
     async def _remove(self, conditions: BanConditions, outcome: PurgeResult) -> None:
@@ -237,8 +241,8 @@ class Purge:
             await self._sweep(ban, outcome)
         finally:
             await recording
-        if outcome.late:
-            self._bans.add(with_found(ban, sorted(outcome.late)[:MAX_NEAR]), ban.at)
+        if outcome.late_matches:
+            self._bans.add(with_matching(ban, sorted(outcome.late_matches)[:MAX_NEAR]), ban.at)
             await self._record(ban.id)
 
     async def _ban(self, conditions: BanConditions) -> Ban:
@@ -247,24 +251,24 @@ class Purge:
             latest = await self._store.latest_expiry()
         except StoreUnavailable:  # the removal holds here all the same
             latest = self._clock.wall() + UNKNOWN_S
-        at, made = self._clock.wall(), self._clock.monotonic()
-        return Ban(uuid.uuid4().hex, at, max(latest, at + self._horizon_s()) + MARGIN_S, conditions, made)
+        at, made_monotonic = self._clock.wall(), self._clock.monotonic()
+        return Ban(uuid.uuid4().hex, at, max(latest, at + self._horizon_s()) + MARGIN_S, conditions, made_monotonic)
 
     async def _enforce(self, ban: Ban) -> None:
         """In this process: in force before anything is waited for."""
         self._bans.add(ban, ban.at)
-        self._changed()
+        self._on_bans_changed()
         near = ban.conditions.near
         if near is not None:
-            await self._spaces.forget(sorted(near.found))
-        await self._front.sweep(None if near is None else self._known(near))
+            await self._spaces.forget(sorted(near.matching))
+        await self._front.sweep(None if near is None else self._checked_predicate(near))
 
-    def _known(self, near: SimilarityCondition) -> Callable[[str], bool]:
+    def _checked_predicate(self, near: SimilarityCondition) -> Callable[[str], bool]:
         """Whether an entry was held against it: what memory alone has, as the store took no answers, is in no index."""
         space = self._spaces.of(near.embedder)
-        return _nothing if space is None else space.index.holds
+        return _never if space is None else space.index.holds
 
-    def _changed(self) -> None:
+    def _on_bans_changed(self) -> None:
         # What is on its way may be meant, which is not known before it has come: newcomers ask anew.
         self._flights.clear()
         self._telemetry.bans.set(value=len(self._bans))
@@ -276,12 +280,12 @@ class Purge:
     async def _record(self, changed: str | None = None) -> bool:
         """Makes the store's bans those in force here."""
         in_force = {ban.id: ban for ban in self._bans.in_force}
-        new = {name: encode(ban) for name, ban in in_force.items() if name == changed or name not in self._stored}
-        dropped = sorted(self._stored - in_force.keys())
+        new = {name: encode(ban) for name, ban in in_force.items() if name == changed or name not in self._stored_ids}
+        dropped = sorted(self._stored_ids - in_force.keys())
         if not new:
             return False
         durable = await self._store.write_bans(new, dropped)
-        self._stored = frozenset(in_force)
+        self._stored_ids = frozenset(in_force)
         self._version = None  # looked at anew: a store that is killed now may come back without them, and as it was
         return durable
 
@@ -289,7 +293,7 @@ class Purge:
         near = ban.conditions.near
         async for page in self._records(ban.conditions):
             now = self._clock.wall()
-            matched = [entry for entry, placed in page if ban.sweeps(entry, placed, now)]
+            matched = [entry for entry, own_vector in page if ban.sweeps(entry, own_vector, now)]
             if not matched:
                 continue
             names = [entry.fingerprint for entry in matched]
@@ -300,21 +304,21 @@ class Purge:
                 self._front.forget(entry.fingerprint)  # read again since, from before a clock was set back
                 self._telemetry.purged.add(entry.route)
             if near is not None:
-                outcome.late |= set(names) - near.found
+                outcome.late_matches |= set(names) - near.matching
 
     # What other gateways remove
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """There is something new."""
-        self._told.set()
+        self._wake_event.set()
 
     async def follow(self) -> None:
         """What the log of changes tells comes at once; where that lags, the version does not."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
-                    await self._told.wait()
-            self._told.clear()
+                    await self._wake_event.wait()
+            self._wake_event.clear()
             try:
                 await self.refresh()
             except Exception:  # whatever it is, the next removal must not be missed for it
@@ -327,7 +331,7 @@ class Purge:
             version = await self._store.version()
             if version != self._version or not self._bans.loaded:
                 await self._load(version)
-            if self._under_way == 0 and any(ban.id not in self._stored for ban in self._bans.in_force):
+            if self._running == 0 and any(ban.id not in self._stored_ids for ban in self._bans.in_force):
                 await self._record()  # the store was away when it was made
         except StoreUnavailable:
             return
@@ -341,26 +345,26 @@ class Purge:
         now = self._clock.wall()
         bans = [decode(data, now) for data in await self._store.bans()]
         new = self._bans.stored(bans, now)
-        self._stored = frozenset(ban.id for ban in bans)
+        self._stored_ids = frozenset(ban.id for ban in bans)
         self._version = version
         if new:
-            self._changed()
+            self._on_bans_changed()
         for ban in new:
             await self._catch_up(ban)
 
     async def _catch_up(self, ban: Ban) -> None:
         """Lets go of what lies here. This index knows answers that the other gateway's does not."""
         near = ban.conditions.near
-        await self._front.sweep(None if near is None else self._known(near))
+        await self._front.sweep(None if near is None else self._checked_predicate(near))
         if near is None:
             return
-        await self._spaces.forget(sorted(near.found))
+        await self._spaces.forget(sorted(near.matching))
         space = self._spaces.of(near.embedder)
         # It means what was found when it was made, and in an index of all gateways that was everything.
         if space is None or space.index.shared:
             return
         close = await space.index.near(near.vector, near.similarity)
-        for name in set(close) - near.found:
+        for name in set(close) - near.matching:
             entry = await self._front.get(name)
             if entry is not None and ban.covers(entry, EmbeddedVector(near.vector, near.embedder)):
                 await self._spaces.forget([name])
@@ -381,20 +385,20 @@ class Purge:
         """Samples of what may be served and meets all that is given, in no order. Raises `StoreUnavailable`."""
         tags = frozenset([tag] if tag else ())
         conditions = BanConditions(tags, tenant, route, model, backend=backend)
-        found: list[dict[str, Any]] = []
+        matching: list[dict[str, Any]] = []
         async with aclosing(self.stored(conditions)) as entries:
             async for entry, _ in entries:
-                found.append(sample_of(entry, self._clock.wall()))
-                if len(found) == limit:
+                matching.append(sample_of(entry, self._clock.wall()))
+                if len(matching) == limit:
                     break
-        return found
+        return matching
 
     async def stored(self, conditions: BanConditions) -> AsyncGenerator[tuple[Entry, EmbeddedVector | None], None]:
         """Every entry that meets them and has not been removed. Raises `StoreUnavailable`."""
         async for page in self._records(conditions):
-            for entry, placed in page:
-                if conditions.hold(entry, placed) and not self._bans.cover(entry, placed):
-                    yield entry, placed
+            for entry, own_vector in page:
+                if conditions.matches(entry, own_vector) and not self._bans.covers(entry, own_vector):
+                    yield entry, own_vector
 
     def _records(self, conditions: BanConditions) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
         """With the vectors that the conditions can be held against."""
@@ -402,5 +406,5 @@ class Purge:
         return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)
 
 
-def _nothing(_: str) -> bool:
+def _never(_: str) -> bool:
     return False

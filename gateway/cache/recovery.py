@@ -36,9 +36,9 @@ class Recovery:
         checkpoints: IndexCheckpoints | None = None,
         learning: StateKeeper | None = None,
         removal: Purge | None = None,
-        tail: StreamConsumer | None = None,
+        consumer: StreamConsumer | None = None,
     ) -> None:
-        """`tail` follows what others on the store change: from the checkpoint's position on where that is possible, or
+        """`consumer` follows what others on the store change: from the checkpoint's position on where that is possible, or
         from before the store is compared with the index."""
         self._store = store
         self._counterexamples = counterexamples
@@ -48,7 +48,7 @@ class Recovery:
         self._checkpoints = checkpoints
         self._learning = learning
         self._removal = removal
-        self._tail = tail
+        self._consumer = consumer
         self.ready = False
         self.complete = asyncio.Event()  # set with `ready`, for who waits
 
@@ -77,12 +77,12 @@ class Recovery:
                 pause = min(2 * pause, RETRY_S)
 
     async def _fill(self) -> None:
-        if self._tail is not None:
-            kept = None if self._checkpoints is None else self._checkpoints.loaded_position
-            if await self._tail.resume(kept):
-                LOG.info("the index goes on where its checkpoint ends", extra={"fields": {"position": kept}})
+        if self._consumer is not None:
+            retained = None if self._checkpoints is None else self._checkpoints.loaded_position
+            if await self._consumer.resume(retained):
+                LOG.info("the index goes on where its checkpoint ends", extra={"fields": {"position": retained}})
                 return
-            await self._tail.from_end()
+            await self._consumer.start_from_end()
         if not self._index.shared:
             await self.reconcile()
 
@@ -95,17 +95,17 @@ class Recovery:
 class ReconcileResult:
     """Vectors that the index had and the store, too; that it lacked; that it had too much."""
 
-    kept: int
+    retained: int
     added: int
     removed: int
 
 
 async def reconcile(
-    store: ResponseStore, index: VectorIndex, clock: Clock, told: Callable[[int], None] = lambda _: None
+    store: ResponseStore, index: VectorIndex, clock: Clock, on_progress: Callable[[int], None] = lambda _: None
 ) -> ReconcileResult:
     """Makes the index hold what the store holds. Only the vectors that the index lacks are read: with a checkpoint
     few, without one all. Until it is done, what the store no longer has is not served either: a lookup reads the
-    record from the store. `told`: how many more entries of the store are done. Raises `StoreUnavailable`."""
+    record from the store. `on_progress`: how many more entries of the store are done. Raises `StoreUnavailable`."""
     listed = dict.fromkeys(await index.fingerprints(), False)
     lacking: list[str] = []
     added = 0
@@ -114,15 +114,15 @@ async def reconcile(
             continue
         if fingerprint in listed:
             listed[fingerprint] = True
-            told(1)
+            on_progress(1)
             continue
         lacking.append(fingerprint)
         if len(lacking) == BATCH:
             added += len(await update(store, index, clock, lacking))
-            told(len(lacking))
+            on_progress(len(lacking))
             lacking = []
     added += len(await update(store, index, clock, lacking))
-    told(len(lacking))
+    on_progress(len(lacking))
     unlisted = [fingerprint for fingerprint, there in listed.items() if not there]
     removed = await _remove(store, index, unlisted)
     return ReconcileResult(len(listed) - removed, added, removed)
@@ -130,16 +130,16 @@ async def reconcile(
 
 async def update(store: ResponseStore, index: VectorIndex, clock: Clock, fingerprints: Sequence[str]) -> set[str]:
     """Adds those of them that the store has -> which. Raises `StoreUnavailable`."""
-    found = [each for each in await store.vectors_of(fingerprints) if each.expires > clock.wall()]
+    found = [item for item in await store.vectors_of(fingerprints) if item.expires > clock.wall()]
     await index.add_all(found)
-    return {each.fingerprint for each in found}
+    return {item.fingerprint for item in found}
 
 
 async def _remove(store: ResponseStore, index: VectorIndex, fingerprints: Sequence[str]) -> int:
     """What the store did not list; asked for once more, as a request may have stored it anew meanwhile."""
     removed = 0
     for i in range(0, len(fingerprints), BATCH):
-        some = fingerprints[i : i + BATCH]
-        stored = {each.fingerprint for each in await store.vectors_of(some)}
-        removed += await index.remove([fingerprint for fingerprint in some if fingerprint not in stored])
+        batch = fingerprints[i : i + BATCH]
+        stored = {item.fingerprint for item in await store.vectors_of(batch)}
+        removed += await index.remove([fingerprint for fingerprint in batch if fingerprint not in stored])
     return removed

@@ -26,7 +26,7 @@ LOG = logging.getLogger("nearhit.replication")
 
 class Replication:
     """`known` and `front` are those that lookups go by; `reread` reads anew what the store has beside entries, and
-    raises `StoreUnavailable`; `removed` is told that there are new removals."""
+    raises `StoreUnavailable`; `on_removal` is told that there are new removals."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Replication:
         *,
         gateway: str,
         reread: Callable[[], Awaitable[None]],
-        removed: Callable[[], None],
+        on_removal: Callable[[], None],
     ) -> None:
         self._spaces = spaces
         self._front = front
@@ -48,46 +48,48 @@ class Replication:
         self._clock = clock
         self._gateway = gateway
         self._reread = reread
-        self._removed = removed
+        self._on_removal = on_removal
         self._rebuilding = Background(1)
-        self._again = False  # changes were missed while the last comparison was under way
-        self.tail = StreamConsumer(log, clock, apply=self._apply, missed=self._missed, told=self._lags)
+        self._needs_rebuild = False  # changes were missed while the last comparison was under way
+        self.consumer = StreamConsumer(log, clock, apply=self._apply, missed=self._on_gap, on_lag=self._record_lag)
 
     @property
     def position(self) -> str | None:
         """Up to where the indexes hold what the store held; None: nowhere, they are being compared."""
-        return None if self._rebuilding else self.tail.position
+        return None if self._rebuilding else self.consumer.position
 
     async def run(self) -> None:
-        """For ever, once `tail` has begun."""
+        """For ever, once `consumer` has begun."""
         try:
-            await self.tail.run()
+            await self.consumer.run()
         finally:
             await self._rebuilding.close()
 
     async def _apply(self, changes: Sequence[StoreChange], now: float) -> None:
         """`now`: by the store's clock. Raises `StoreUnavailable`."""
-        begun = self._clock.monotonic()
+        started = self._clock.monotonic()
         names: dict[str, None] = {}
         for change in changes:
             if change.kind is ChangeKind.VECTORS:
-                names.update(dict.fromkeys(self._to_look_up(change)))
+                names.update(dict.fromkeys(self._names_to_update(change)))
             if change.by != self._gateway:
-                self._heed(change)
+                self._apply_immediate(change)
         await self._update(list(names))
-        took = self._clock.monotonic() - begun
+        elapsed_s = self._clock.monotonic() - started
         for change in changes:
             if change.by != self._gateway:
-                self._metrics.delay_seconds.observe(max(0.0, now - change.at + took))
+                self._metrics.delay_seconds.observe(max(0.0, now - change.at + elapsed_s))
                 self._metrics.changes.add(change.kind or "unknown")
 
-    def _to_look_up(self, change: StoreChange) -> Sequence[str]:
+    def _names_to_update(self, change: StoreChange) -> Sequence[str]:
         """Of what this gateway has put itself the index holds all, unless somebody else came between."""
         if change.by != self._gateway:
             return change.names
-        return [name for name in change.names if not all(space.index.holds(name) for space in self._spaces.followed)]
+        return [
+            name for name in change.names if not all(space.index.holds(name) for space in self._spaces.with_local_index)
+        ]
 
-    def _heed(self, change: StoreChange) -> None:
+    def _apply_immediate(self, change: StoreChange) -> None:
         """What takes no time."""
         if change.kind in (ChangeKind.VECTORS, ChangeKind.RECORDS):
             for name in change.names:
@@ -95,40 +97,40 @@ class Replication:
         elif change.kind is ChangeKind.COUNTEREXAMPLE:
             self._known.add([change.value])
         elif change.kind is ChangeKind.BANS:
-            self._removed()
+            self._on_removal()
 
     async def _update(self, names: Sequence[str]) -> None:
         for i in range(0, len(names), BATCH):
-            some = names[i : i + BATCH]
-            for space in self._spaces.followed:
-                there = await update(space.store, space.index, self._clock, some)
-                await space.index.remove([name for name in some if name not in there])
+            batch = names[i : i + BATCH]
+            for space in self._spaces.with_local_index:
+                stored = await update(space.store, space.index, self._clock, batch)
+                await space.index.remove([name for name in batch if name not in stored])
 
-    def _missed(self) -> None:
+    def _on_gap(self) -> None:
         """What was missed is found by a comparison, beside what goes on."""
         LOG.warning("changes of other gateways are gone before they were read: the index is compared with the store")
-        self._again = bool(self._rebuilding)
-        if not self._again:
+        self._needs_rebuild = bool(self._rebuilding)
+        if not self._needs_rebuild:
             self._rebuilding.start("rebuild", self._rebuild())
 
     async def _rebuild(self) -> None:
-        begun = self._clock.monotonic()
+        started = self._clock.monotonic()
         while True:
-            self._again = False
+            self._needs_rebuild = False
             try:
                 await self._reread()
-                for space in self._spaces.followed:
+                for space in self._spaces.with_local_index:
                     await reconcile(space.store, space.index, self._clock)
             except StoreUnavailable:
                 self._metrics.rebuilds.add("interrupted")
                 await asyncio.sleep(RETRY_S)
                 continue
             self._metrics.rebuilds.add("done")
-            if not self._again:
+            if not self._needs_rebuild:
                 break
-        took = round(self._clock.monotonic() - begun, 3)
-        LOG.info("the index was compared with the store", extra={"fields": {"seconds": took}})
+        elapsed_s = round(self._clock.monotonic() - started, 3)
+        LOG.info("the index was compared with the store", extra={"fields": {"seconds": elapsed_s}})
 
-    def _lags(self, lag: Lag) -> None:
+    def _record_lag(self, lag: Lag) -> None:
         self._metrics.lag_entries.set(value=lag.entries)
         self._metrics.lag_seconds.set(value=lag.seconds)

@@ -26,10 +26,10 @@ from gateway.adapters.redis.store import RedisStore
 from gateway.cache.bans import Bans
 from gateway.cache.cluster_leases import TTL_S as LEASE_TTL_S
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.eviction import OF_INDEX, OF_MEMORY, Evictor
+from gateway.cache.eviction import INDEX_SHARE, MEMORY_SHARE, Evictor
 from gateway.cache.memory_cache import TieredStore
 from gateway.config import Config
-from gateway.config.environment import secret
+from gateway.config.environment import read_secret
 from gateway.config.store import StoreConfig
 from gateway.errors import StartupError
 from gateway.observability.telemetry import Telemetry
@@ -52,7 +52,7 @@ class Stores:
     server: ValkeySupervisor | None
     changes: ChangeLogReader | None  # as `leases`
     journal: ChangeLogWriter | None
-    spoken: GossipStream | None
+    gossip: GossipStream | None
     policies: RedisPolicies | None
     figures: MetricsSnapshots | None
     replies: ReplyQueue
@@ -65,8 +65,8 @@ class Stores:
 
 def access_of(store: StoreConfig, environ: Mapping[str, str]) -> StoreAccess:
     """Raises `StartupError`."""
-    password = secret(environ, store.password_env, "store.password_env")
-    sentinels = secret(environ, store.sentinel_password_env, "store.sentinel_password_env")
+    password = read_secret(environ, store.password_env, "store.password_env")
+    sentinels = read_secret(environ, store.sentinel_password_env, "store.sentinel_password_env")
     tls = store.tls
     if tls is None:
         return StoreAccess(store.username, password, sentinels)
@@ -103,7 +103,7 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     sync = WriteThrough(client) if config.jobs.fsync else None
     jobs, batches = RedisJobs(redis, client, sync), RedisBatches(redis, client, sync)
     changes = ChangeLogReader(client) if shared else None
-    spoken = None if journal is None else GossipStream(redis, client, journal.gateway)
+    gossip = None if journal is None else GossipStream(redis, client, journal.gateway)
     return Stores(
         front=front,
         redis=redis,
@@ -116,33 +116,33 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
         server=server,
         changes=changes,
         journal=journal,
-        spoken=spoken,
+        gossip=gossip,
         policies=RedisPolicies(redis, client) if shared else None,
         figures=None if journal is None else MetricsSnapshots(redis, client, journal.gateway),
         replies=ReplyQueue(redis, client),
     )
 
 
-def evictions_of(config: Config, stores: Stores, spaces: Spaces, telemetry: Telemetry, clock: Clock) -> Evictor:
+def build_evictor(config: Config, stores: Stores, spaces: Spaces, telemetry: Telemetry, clock: Clock) -> Evictor:
     """Within what the configuration says; the index need never evict by itself. Told when an embedded store was
     started again."""
     store = config.store
-    own = int(OF_MEMORY * store.max_memory) if stores.server is not None else None
+    own = int(MEMORY_SHARE * store.max_memory) if stores.server is not None else None
     evictions = Evictor(
         stores.front,
         RedisEntrySizes(stores.redis, clock),
         spaces,
         telemetry,
         clock,
-        max_entries=min(store.max_entries, max(1, int(OF_INDEX * config.index.max_entries))),
+        max_entries=min(store.max_entries, max(1, int(INDEX_SHARE * config.index.max_entries))),
         max_bytes=own if store.max_bytes is None else store.max_bytes,
-        alone=stores.server is not None,
+        is_exclusive=stores.server is not None,
     )
     if stores.server is not None:
-        stores.server.told = partial(_returned, evictions, telemetry)
+        stores.server.told = partial(_on_store_restart, evictions, telemetry)
     return evictions
 
 
-def _returned(evictions: Evictor, telemetry: Telemetry) -> None:
+def _on_store_restart(evictions: Evictor, telemetry: Telemetry) -> None:
     telemetry.store_restarts.add()
-    evictions.returned()
+    evictions.on_server_restart()

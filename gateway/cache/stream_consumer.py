@@ -13,7 +13,7 @@ from gateway.ports import ChangeLog, Clock, EntryPage, StoreChange
 LOG = logging.getLogger("nearhit.replication")
 # Between two readings while changes come: they gather into one, which costs as much as one of them. What it adds to the
 # lag is half of it on average.
-GATHER_S = 0.02
+BATCH_DELAY_S = 0.02
 RETRY_S, FAULT_S = 0.5, 5.0
 
 
@@ -27,7 +27,7 @@ class Lag:
 
 class StreamConsumer:
     """`apply` is given changes in order; where it raises `StoreUnavailable` it is given them again. `missed` is told
-    that some are gone, before what came after them is read. `told` hears how far it is."""
+    that some are gone, before what came after them is read. `on_lag` hears how far it is."""
 
     def __init__(
         self,
@@ -36,28 +36,28 @@ class StreamConsumer:
         *,
         apply: Callable[[Sequence[StoreChange], float], Awaitable[None]],
         missed: Callable[[], None],
-        told: Callable[[Lag], None],
+        on_lag: Callable[[Lag], None],
     ) -> None:
         self._log = log
         self._clock = clock
         self._apply = apply
-        self._missed = missed
-        self._told = told
-        self._begun = asyncio.Event()
-        self._stepping = asyncio.Lock()
-        self._known_at = clock.monotonic()  # when all there was had been applied
-        self._read: int | None = None  # changes of all that were ever made; None: not known yet
+        self._on_gap = missed
+        self._on_lag = on_lag
+        self._started = asyncio.Event()
+        self._step_lock = asyncio.Lock()
+        self._caught_up_at = clock.monotonic()  # when all there was had been applied
+        self._applied_count: int | None = None  # changes of all that were ever made; None: not known yet
         self.position: str | None = None  # all up to here has been applied; None: it has not begun
 
-    async def from_end(self) -> None:
+    async def start_from_end(self) -> None:
         """What there is by now is known by other means. Raises `StoreUnavailable`."""
         self.position = await self._log.end()
-        self._begun.set()
+        self._started.set()
 
-    async def from_oldest(self) -> None:
+    async def start_from_oldest(self) -> None:
         """Behind the oldest change that is still there. Raises `StoreUnavailable`."""
         self.position = await self._log.oldest()
-        self._begun.set()
+        self._started.set()
 
     async def resume(self, position: str | None) -> bool:
         """From there on, if nothing after it is gone: returns at the end of the log. Raises `StoreUnavailable`."""
@@ -69,50 +69,52 @@ class StreamConsumer:
         self.position = position
         while (await self.step()).more:
             pass
-        self._begun.set()
+        self._started.set()
         return True
 
     async def run(self) -> None:
         """Waits for its beginning, and goes on until it is cancelled."""
-        await self._begun.wait()
+        await self._started.wait()
         while True:
             try:
                 page = await self.step()
                 if page.changes or page.missed:
-                    await asyncio.sleep(0 if page.more else GATHER_S)
+                    await asyncio.sleep(0 if page.more else BATCH_DELAY_S)
                 else:
                     await self._log.wait(page.position)
             except StoreUnavailable as error:
                 LOG.debug("the log of changes is not read", extra={"fields": {"error": str(error)}})
-                await self._rest(RETRY_S)
+                await self._back_off(RETRY_S)
             except Exception:  # whatever it is, what comes after it must not be missed in silence
                 LOG.exception("changes could not be applied")
-                await self._rest(FAULT_S)
+                await self._back_off(FAULT_S)
 
-    async def _rest(self, seconds: float) -> None:
-        self._told(Lag(0, self._clock.monotonic() - self._known_at))
+    async def _back_off(self, seconds: float) -> None:
+        self._on_lag(Lag(0, self._clock.monotonic() - self._caught_up_at))
         await asyncio.sleep(seconds)
 
     async def step(self) -> EntryPage:
         """Applies what comes next. Raises `StoreUnavailable`; then it comes again."""
-        async with self._stepping:
+        async with self._step_lock:
             return await self._step()
 
     async def _step(self) -> EntryPage:
         assert self.position is not None
         page = await self._log.read(self.position)
         if page.missed:
-            self._read = None
-            self._missed()
+            self._applied_count = None
+            self._on_gap()
         elif page.changes:
             await self._apply(page.changes, page.now)
         self.position = page.position
         if page.more:
-            left = page.kept if self._read is None else page.added - self._read - len(page.changes)
-            self._read = page.added - left
-            self._told(Lag(left, max(0.0, page.now - page.changes[-1].at)))
+            remaining = (
+                page.kept if self._applied_count is None else page.added - self._applied_count - len(page.changes)
+            )
+            self._applied_count = page.added - remaining
+            self._on_lag(Lag(remaining, max(0.0, page.now - page.changes[-1].at)))
         else:
-            self._read = page.added
-            self._known_at = self._clock.monotonic()
-            self._told(Lag(0, 0.0))
+            self._applied_count = page.added
+            self._caught_up_at = self._clock.monotonic()
+            self._on_lag(Lag(0, 0.0))
         return page

@@ -146,31 +146,33 @@ class LearnedVerifier:
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
         """Those that are not of the question beside itself."""
-        found, equal = features(question, [candidate.question, question])
-        return {name: float(value) for name, value, at in zip(NAMES, found, equal, strict=True) if value != at}
+        values, equal = features(question, [candidate.question, question])
+        return {name: float(value) for name, value, at in zip(NAMES, values, equal, strict=True) if value != at}
 
-    def margins(self, asked: str, stored: Sequence[str], similarities: Sequence[float]) -> list[float]:
+    def margins(self, query: str, stored: Sequence[str], similarities: Sequence[float]) -> list[float]:
         """(k,), at most the similarities."""
-        return self._margins(read(asked), asked, [kept(other) for other in stored], stored, similarities)
+        return self._margins(read(query), query, [kept(other) for other in stored], stored, similarities)
 
     def _margins(
         self,
         mine: QuestionReading,
-        asked: str,
+        query: str,
         readings: Sequence[QuestionReading],
         stored: Sequence[str],
         similarities: Sequence[float],
     ) -> list[float]:
         rows = [word_features(mine, other) for other in readings]
-        wanted, doubts = asked.split(), [1.0] * len(stored)
-        open_ = list[int]()  # to the trees: no rule says it
+        words, doubts = query.split(), [1.0] * len(stored)
+        undecided = list[int]()  # to the trees: no rule says it
         for at, (other, row) in enumerate(zip(stored, rows, strict=True)):
-            if other.split() == wanted:  # equal but for spaces: the same
+            if other.split() == words:  # equal but for spaces: the same
                 doubts[at] = 0.0
-            elif max(len(asked), len(other)) <= LONGEST and not any(_NAMED(row)):
-                open_.append(at)  # longer than what is read and not equal: never
-        if open_:
-            for at, sure in zip(open_, self._weights.words.probability([rows[at] for at in open_]), strict=True):
+            elif max(len(query), len(other)) <= LONGEST and not any(_NAMED(row)):
+                undecided.append(at)  # longer than what is read and not equal: never
+        if undecided:
+            for at, sure in zip(
+                undecided, self._weights.words.probability([rows[at] for at in undecided]), strict=True
+            ):
                 doubts[at] = 1.0 - sure
         weight, power = self._weights.weight, self._weights.power
         # A square is the product: what the library raises to a power of 2 differs in the last bit now and then.
@@ -207,7 +209,7 @@ class CrossEncoder(Protocol):
     def threads(self) -> int:
         """How many may call `score` at once."""
 
-    def score(self, asked: str, stored: Sequence[str]) -> list[float]:
+    def score(self, query: str, stored: Sequence[str]) -> list[float]:
         """One logit for each stored question, in order, and the same whichever of the two is the asked one. Blocks.
         Raises `ModelUnavailable` where it lies elsewhere and gives no answer."""
 
@@ -218,8 +220,8 @@ class TwoStageVerifier:
     def __init__(self, first: LearnedVerifier, cross_encoder: CrossEncoder) -> None:
         self._first = first
         self._cross_encoder = cross_encoder
-        self._waiting = 0
-        self._owner = ThreadPoolExecutor(cross_encoder.threads, thread_name_prefix="nearhit-verifier")
+        self._pending = 0
+        self._executor = ThreadPoolExecutor(cross_encoder.threads, thread_name_prefix="nearhit-verifier")
         self.basis = f"{first.basis}+{cross_encoder.digest[:8]}"
         self.prior: PriorBands = first.prior
         self.floor = first.floor
@@ -228,12 +230,12 @@ class TwoStageVerifier:
         return self._first.opinions(question, candidates)
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
-        if self._waiting >= MAX_WAITING:
+        if self._pending >= MAX_WAITING:
             return None
-        self._waiting += 1
+        self._pending += 1
         try:
             (logit,) = await asyncio.get_running_loop().run_in_executor(
-                self._owner, self._cross_encoder.score, question, [candidate.question]
+                self._executor, self._cross_encoder.score, question, [candidate.question]
             )
         except ModelUnavailable:  # it has said so in the log, once
             return None
@@ -241,7 +243,7 @@ class TwoStageVerifier:
             LOG.error("the cross-encoder failed: %s", type(error).__name__)
             return None
         finally:
-            self._waiting -= 1
+            self._pending -= 1
         doubt = 1.0 / (1.0 + math.exp(min(logit, 500.0)))
         margin = self._first.margin(first)
         softened = candidate.similarity - TREES_SHARE * (candidate.similarity - margin)
@@ -252,4 +254,4 @@ class TwoStageVerifier:
         return self._first.features(question, candidate)
 
     def close(self) -> None:
-        self._owner.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)

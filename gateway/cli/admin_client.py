@@ -14,18 +14,18 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 
-from gateway.cli.output import tell
-from gateway.config.environment import secret
+from gateway.cli.output import print_result
+from gateway.config.environment import read_secret
 from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import GatewayError
 
 T = TypeVar("T")
 CONNECT_S = 5.0
-BETWEEN_S = 0.1  # two looks for a gateway that is still starting
+POLL_S = 0.1  # two looks for a gateway that is still starting
 # A removal looks through the whole store before it answers: a million entries take minutes.
-ANSWER_S = 900.0
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
+TIMEOUT_S = 900.0
+WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
 
 
 class CommandFailed(GatewayError):
@@ -46,7 +46,7 @@ class AdminAddress:
     wait_s: float = 0.0
 
 
-def place_of(arguments: argparse.Namespace) -> AdminAddress:
+def admin_address(arguments: argparse.Namespace) -> AdminAddress:
     """From the configuration; without one, where `nearhit serve --upstream` listens. --admin and --token-env go before
     what it says. Raises `ConfigInvalid` or `StartupError`."""
     ports, data = Address("127.0.0.1", 9090), Address("127.0.0.1", 8080)
@@ -55,69 +55,69 @@ def place_of(arguments: argparse.Namespace) -> AdminAddress:
         settings = load_config(arguments.config, os.environ)
         ports, data = settings.server.admin, settings.server.listen
         variable = variable or settings.auth.admin_token_env
-    token = secret(os.environ, variable, "--token-env" if arguments.token_env else "auth.admin_token_env")
+    token = read_secret(os.environ, variable, "--token-env" if arguments.token_env else "auth.admin_token_env")
     admin = (arguments.admin or url_of(ports)).rstrip("/")
     return AdminAddress(admin, url_of(data), token, getattr(arguments, "wait", 0.0))
 
 
 def url_of(address: Address) -> str:
     """Of a port on this machine, by an address that it can be reached at."""
-    return f"http://{Address(EVERYWHERE.get(address.host, address.host), address.port)}"
+    return f"http://{Address(WILDCARD_HOSTS.get(address.host, address.host), address.port)}"
 
 
 class AdminClient:
     """Every method raises `CommandFailed`."""
 
-    def __init__(self, place: AdminAddress, session: aiohttp.ClientSession) -> None:
-        self._place = place
+    def __init__(self, address: AdminAddress, session: aiohttp.ClientSession) -> None:
+        self._address = address
         self._session = session
-        self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
+        self._headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
 
-    async def awaited(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Returns when somebody answers there, or has not for `AdminAddress.wait_s`: who asks next says so."""
         with suppress(TimeoutError, aiohttp.ClientError):
-            async with asyncio.timeout(self._place.wait_s):
+            async with asyncio.timeout(self._address.wait_s):
                 while True:
-                    if await self._answers():
+                    if await self._is_ready():
                         return
-                    await asyncio.sleep(BETWEEN_S)
+                    await asyncio.sleep(POLL_S)
 
-    async def _answers(self) -> bool:
+    async def _is_ready(self) -> bool:
         try:
-            async with self._session.get(self._place.admin):
+            async with self._session.get(self._address.admin):
                 return True
         except aiohttp.ClientConnectorError:
             return False
 
     async def get(self, path: str) -> dict[str, Any]:
-        async with self._asked("GET", path) as response:
-            return await _object(response, self._place.admin)
+        async with self._request("GET", path) as response:
+            return await _read_object(response, self._address.admin)
 
     async def post(self, path: str, body: Any) -> dict[str, Any]:
         """`body`: an object, or an iterator of bytes."""
         data = body if isinstance(body, AsyncIterator) else orjson.dumps(body)
-        async with self._asked("POST", path, data=data) as response:
-            return await _object(response, self._place.admin)
+        async with self._request("POST", path, data=data) as response:
+            return await _read_object(response, self._address.admin)
 
     async def submit(self, path: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
         """Bytes as they are -> the status and the object, whatever the status."""
-        async with self._asked("POST", path, data=BytesIO(content), more=headers) as response:
-            return response.status, await _read(response, self._place.admin)
+        async with self._request("POST", path, data=BytesIO(content), extra_headers=headers) as response:
+            return response.status, await _read_json(response, self._address.admin)
 
     async def lines(self, path: str) -> AsyncIterator[bytes]:
         """The pieces of an answer that is a stream. One that breaks raises like any other failure."""
-        async with self._asked("GET", path) as response:
+        async with self._request("GET", path) as response:
             if response.status != 200:
-                await _object(response, self._place.admin)
+                await _read_object(response, self._address.admin)
             async for chunk in response.content.iter_chunked(2**16):
                 yield chunk
 
     @asynccontextmanager
-    async def _asked(
-        self, method: str, path: str, more: Mapping[str, str] | None = None, **given: Any
+    async def _request(
+        self, method: str, path: str, extra_headers: Mapping[str, str] | None = None, **given: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        admin = self._place.admin
-        headers = {**self._headers, **(more or {})}
+        admin = self._address.admin
+        headers = {**self._headers, **(extra_headers or {})}
         try:
             async with self._session.request(method, admin + path, headers=headers, **given) as response:
                 yield response
@@ -132,36 +132,36 @@ class AdminClient:
 
 
 @asynccontextmanager
-async def connected(place: AdminAddress) -> AsyncIterator[AdminClient]:
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
+async def connect(address: AdminAddress) -> AsyncIterator[AdminClient]:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        client = AdminClient(place, session)
-        if place.wait_s:
-            await client.awaited()
+        client = AdminClient(address, session)
+        if address.wait_s:
+            await client.wait_until_ready()
         yield client
 
 
-def ask_gateway(arguments: argparse.Namespace, ask: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
-    """What `ask` makes of the gateway that the arguments name. Raises what it and `place_of` raise."""
+def call_gateway(arguments: argparse.Namespace, call: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
+    """What `call` makes of the gateway that the arguments name. Raises what it and `admin_address` raise."""
 
     async def work() -> T:
-        async with connected(place_of(arguments)) as admin:
-            return await ask(admin)
+        async with connect(admin_address(arguments)) as admin:
+            return await call(admin)
 
     return asyncio.run(work())
 
 
-def show_answer(
+def print_response(
     arguments: argparse.Namespace,
-    ask: Callable[[AdminClient], Coroutine[Any, Any, dict[str, Any]]],
+    call: Callable[[AdminClient], Coroutine[Any, Any, dict[str, Any]]],
     text: Callable[[dict[str, Any]], str],
 ) -> int:
     """Prints what the gateway says, as JSON or as `text` has it."""
-    said = ask_gateway(arguments, ask)
-    return tell(arguments, said, text(said))
+    said = call_gateway(arguments, call)
+    return print_result(arguments, said, text(said))
 
 
-async def _read(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
+async def _read_json(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
     try:
         value = orjson.loads(await response.read())
     except orjson.JSONDecodeError:
@@ -181,8 +181,8 @@ async def _read(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
     return value
 
 
-async def _object(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
-    value = await _read(response, admin)
+async def _read_object(response: aiohttp.ClientResponse, admin: str) -> dict[str, Any]:
+    value = await _read_json(response, admin)
     if response.status != 200:
         done = {key: item for key, item in value.items() if key in ("matched", "removed", "imported", "refused")}
         had = f" (done so far: {', '.join(f'{item} {key}' for key, item in done.items())})" if done else ""

@@ -8,11 +8,11 @@ from urllib.parse import urlencode
 
 import orjson
 
-from gateway.cli.admin_client import show_answer
+from gateway.cli.admin_client import print_response
 from gateway.cli.output import time_text
 from gateway.cli.parser import Command
 
-SHOWN_APART = frozenset({"at", "who", "role", "by", "peer", "did", "status", "outcome"})
+FORMATTED_FIELDS = frozenset({"at", "who", "role", "by", "peer", "did", "status", "outcome"})
 
 
 def register(command: Command) -> None:
@@ -29,18 +29,18 @@ def register(command: Command) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     query = urlencode({"limit": arguments.limit, "source": arguments.source})
-    return show_answer(arguments, lambda admin: admin.get(f"/admin/audit?{query}"), audit_text)
+    return print_response(arguments, lambda admin: admin.get(f"/admin/audit?{query}"), audit_text)
 
 
-def audit_text(said: dict[str, Any]) -> str:
-    if not said["entries"]:
+def audit_text(reply: dict[str, Any]) -> str:
+    if not reply["entries"]:
         return "nothing was done yet"
-    return "\n".join(map(_line, said["entries"]))
+    return "\n".join(map(_format_entry, reply["entries"]))
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _format_entry(entry: dict[str, Any]) -> str:
     who = f"{entry.get('who') or 'nobody known'} ({entry['by']})" if entry.get("by") else "nobody known"
-    more = {name: value for name, value in entry.items() if name not in SHOWN_APART}
+    more = {name: value for name, value in entry.items() if name not in FORMATTED_FIELDS}
     line = (
         f"{time_text(entry.get('at', 0.0))}  {who:<24}  {entry.get('peer', ''):<15}  {entry.get('outcome', ''):<7}  "
         f"{entry.get('did', '')}  {orjson.dumps(more).decode() if more else ''}"

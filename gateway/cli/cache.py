@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, ask_gateway, connected, place_of
-from gateway.cli.output import FAULT, GOOD, printable, several, tell, warn
-from gateway.cli.parser import Command, checked, whole
-from gateway.cli.progress import Advance, counted, waiting
+from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, admin_address, call_gateway, connect
+from gateway.cli.output import FAULT, GOOD, pluralise, print_result, print_warning, printable
+from gateway.cli.parser import Command, integer_between, parser_type
+from gateway.cli.progress import Advance, progress_bar, spinner
 from gateway.cli.warming import WarmingPlan, WarmingSummary, count_prompts, parse_rate, warm
-from gateway.config.environment import secret
+from gateway.config.environment import read_secret
 
 CONDITIONS = ("tag", "tenant", "route", "model", "backend", "older_than", "fingerprint", "like", "min_similarity")
-OF_BEFORE = "the store does not answer: what is said of it is of before"
-NONE_YET = "the store does not answer: nothing is known of it"
+STORE_STALE = "the store does not answer: what is said of it is of before"
+STORE_UNKNOWN = "the store does not answer: nothing is known of it"
 
 
 def register(command: Command) -> None:
@@ -63,8 +63,10 @@ def register(command: Command) -> None:
     )  # fmt: skip
     warmed.add_argument("file", metavar="PROMPTS.jsonl", type=Path, help="a line: a JSON string, or a body")
     warmed.add_argument("--url", help="of the data port; default: server.listen")
-    warmed.add_argument("--rate", type=checked(parse_rate), default=5.0, metavar="5/s", help="begun; default: 5/s")
-    warmed.add_argument("--concurrency", type=whole(1, 9999), default=8, metavar="N", help="default: %(default)s")
+    warmed.add_argument("--rate", type=parser_type(parse_rate), default=5.0, metavar="5/s", help="begun; default: 5/s")
+    warmed.add_argument(
+        "--concurrency", type=integer_between(1, 9999), default=8, metavar="N", help="default: %(default)s"
+    )
     warmed.add_argument("--model", default="default", help="for lines that name none; default: %(default)s")
     warmed.add_argument("--api-key-env", metavar="VARIABLE", help="where the key is that the gateway is shown")
 
@@ -92,9 +94,9 @@ def run_stats(arguments: argparse.Namespace) -> int:
             **{name: cache[name] for name in ("entries", "bytes", "store_answers")},
             **{name: report[name] for name in ("hit_rate", "verdicts", "unrouted", "tokens_saved", "dollars_saved")},
         }
-        return tell(arguments, figures, stats_text(figures))
+        return print_result(arguments, figures, stats_text(figures))
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
 def run_purge(arguments: argparse.Namespace) -> int:
@@ -109,11 +111,11 @@ def run_purge(arguments: argparse.Namespace) -> int:
             raise CommandFailed("nothing was removed")
 
     async def ask(admin: AdminClient) -> int:
-        with waiting("looking through the store", quiet=arguments.json):
+        with spinner("looking through the store", quiet=arguments.json):
             outcome = await admin.post("/admin/cache/purge", body)
-        return tell(arguments, outcome, purge_text(outcome, dry_run=arguments.dry_run))
+        return print_result(arguments, outcome, purge_text(outcome, dry_run=arguments.dry_run))
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
 def run_export(arguments: argparse.Namespace) -> int:
@@ -122,18 +124,18 @@ def run_export(arguments: argparse.Namespace) -> int:
 
     async def ask(admin: AdminClient) -> int:
         if arguments.out is None:
-            await _written(admin.lines(path), sys.stdout.buffer.write)
+            await _write_pieces(admin.lines(path), sys.stdout.buffer.write)
             sys.stdout.flush()
             return GOOD
-        with counted("exporting", None, "entries", quiet=arguments.json) as done:
-            count = await _to_file(_told(admin.lines(path), done), arguments.out)
+        with progress_bar("exporting", None, "entries", quiet=arguments.json) as done:
+            count = await _write_file(_report_progress(admin.lines(path), done), arguments.out)
         said = {"entries": count, "file": str(arguments.out)}
-        return tell(arguments, said, f"{several(count, 'entry', 'entries')} in {arguments.out}")
+        return print_result(arguments, said, f"{pluralise(count, 'entry', 'entries')} in {arguments.out}")
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
-async def _written(pieces: AsyncIterator[bytes], write: Callable[[bytes], Any]) -> int:
+async def _write_pieces(pieces: AsyncIterator[bytes], write: Callable[[bytes], Any]) -> int:
     """-> lines."""
     count = 0
     async for piece in pieces:
@@ -142,47 +144,47 @@ async def _written(pieces: AsyncIterator[bytes], write: Callable[[bytes], Any]) 
     return count
 
 
-async def _told(pieces: AsyncIterator[bytes], done: Advance) -> AsyncIterator[bytes]:
+async def _report_progress(pieces: AsyncIterator[bytes], done: Advance) -> AsyncIterator[bytes]:
     async for piece in pieces:
         yield piece
         done(piece.count(b"\n"))
 
 
-async def _to_file(pieces: AsyncIterator[bytes], out: Path) -> int:
+async def _write_file(pieces: AsyncIterator[bytes], out: Path) -> int:
     """Beside it first: what broke off is no export."""
-    beside = out.with_name(out.name + ".part")
+    temporary = out.with_name(out.name + ".part")
     try:
         # Prompts and answers: nobody else's to read.
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            count = await _written(pieces, file.write)
-        beside.replace(out)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            count = await _write_pieces(pieces, file.write)
+        temporary.replace(out)
     except OSError as error:
         raise CommandFailed(f"{out}: cannot be written ({error.strerror})") from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return count
 
 
 def run_import(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         size = arguments.file.stat().st_size
-        with counted("importing", size, "B", quiet=arguments.json) as sent:
-            done = await admin.post("/admin/cache/import", _pieces(arguments.file, sent))
+        with progress_bar("importing", size, "B", quiet=arguments.json) as sent:
+            done = await admin.post("/admin/cache/import", _read_pieces(arguments.file, sent))
         for fault in () if arguments.json else done["faults"]:
-            warn(f"{arguments.file}:{fault['line']}: {fault['error']}")
+            print_warning(f"{arguments.file}:{fault['line']}: {fault['error']}")
         text = (
             f"{done['imported']} imported, {done['unchanged']} were there already, {done['refused']} refused, "
             f"{done['embedded']} embedded anew"
         )
-        tell(arguments, done, text)
+        print_result(arguments, done, text)
         return FAULT if done["refused"] else GOOD
 
     if not arguments.file.is_file():
         raise CommandFailed(f"{arguments.file}: there is no such file, expected one that `nearhit cache export` wrote")
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
-async def _pieces(file: Path, sent: Advance) -> AsyncIterator[bytes]:
+async def _read_pieces(file: Path, sent: Advance) -> AsyncIterator[bytes]:
     """The gateway takes a piece when it is done with the ones before it."""
     with file.open("rb") as opened:
         while piece := opened.read(2**16):
@@ -192,8 +194,8 @@ async def _pieces(file: Path, sent: Advance) -> AsyncIterator[bytes]:
 
 def run_warm(arguments: argparse.Namespace) -> int:
     async def send() -> int:
-        place = place_of(arguments)
-        key = secret(os.environ, arguments.api_key_env, "--api-key-env")
+        place = admin_address(arguments)
+        key = read_secret(os.environ, arguments.api_key_env, "--api-key-env")
         plan = WarmingPlan(
             file=arguments.file,
             url=(arguments.url or place.data).rstrip("/"),
@@ -203,11 +205,11 @@ def run_warm(arguments: argparse.Namespace) -> int:
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         total = count_prompts(plan)
-        async with connected(place):
+        async with connect(place):
             pass  # where --wait is given, until somebody answers
-        with counted("warming", total, "prompts", quiet=arguments.json) as done:
+        with progress_bar("warming", total, "prompts", quiet=arguments.json) as done:
             summary = await warm(plan, total, done)
-        tell(arguments, asdict(summary), warm_text(summary))
+        print_result(arguments, asdict(summary), warm_text(summary))
         return FAULT if summary.failed else GOOD
 
     return asyncio.run(send())
@@ -254,7 +256,7 @@ def stats_text(figures: dict[str, Any]) -> str:
         for kind, count in sorted(figures["entries"].items())
     ]
     if not figures["store_answers"]:
-        lines.append(OF_BEFORE if "store" in figures["entries"] else NONE_YET)
+        lines.append(STORE_STALE if "store" in figures["entries"] else STORE_UNKNOWN)
     verdicts = ", ".join(f"{name} {count:.0f}" for name, count in figures["verdicts"].items())
     refused = f"; {figures['unrouted']:.0f} of the misses met no route, and do not count" if figures["unrouted"] else ""
     lines.append(f"hit rate  {hit_rate} ({verdicts}{refused})")

@@ -8,11 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 
 from gateway.cli.admin_client import WrongUsage
-from gateway.cli.output import tell
+from gateway.cli.output import print_result
 from gateway.cli.parser import Command, build
 from gateway.tools.capacity.costs import load_costs, load_prices
 from gateway.tools.capacity.demand import Demand, Impossible
-from gateway.tools.capacity.plan import fleet_of
+from gateway.tools.capacity.plan import plan_fleet
 from gateway.tools.capacity.report import as_json, as_text
 
 
@@ -67,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     costs = load_costs(arguments.costs)
     prices, currency = load_prices(arguments.prices)
     try:
-        fleet = fleet_of(build(Demand, arguments, own_models=arguments.models == "own"), costs)
+        fleet = plan_fleet(build(Demand, arguments, own_models=arguments.models == "own"), costs)
     except Impossible as error:
         raise WrongUsage(str(error)) from None
     said = as_json(fleet, costs, prices, currency)
-    return tell(arguments, said, as_text(fleet, costs, prices, currency))
+    return print_result(arguments, said, as_text(fleet, costs, prices, currency))

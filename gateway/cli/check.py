@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gateway.admin.policy_manager import PolicyManager, staged_folder
-from gateway.admin.policy_tests import disappointments
-from gateway.cli.admin_client import AdminClient, ask_gateway
-from gateway.cli.output import FAULT, GOOD, several, tell
+from gateway.admin.policy_manager import PolicyManager, check_folder
+from gateway.admin.policy_tests import failed_expectations
+from gateway.cli.admin_client import AdminClient, call_gateway
+from gateway.cli.output import FAULT, GOOD, pluralise, print_result
 from gateway.cli.parser import Command
 from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.load import load_config
@@ -35,22 +35,22 @@ def register(command: Command) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    result = check(arguments.paths, arguments.config, os.environ, disappointments)
+    result = check(arguments.paths, arguments.config, os.environ, failed_expectations)
     if arguments.admin is not None:
-        result = result.warned(ask_gateway(arguments, warnings_of))
-    tell(arguments, result.as_json(), _text(result))
+        result = result.with_warnings(call_gateway(arguments, fetch_warnings))
+    print_result(arguments, result.as_json(), _format_result(result))
     return FAULT if result.faults else GOOD
 
 
-async def warnings_of(admin: AdminClient) -> list[ConfigError]:
+async def fetch_warnings(admin: AdminClient) -> list[ConfigError]:
     """What only the gateway there can warn of. Raises `CommandFailed`."""
     found = await admin.get("/admin/policy")
     return [ConfigError(f["file"], f["line"], (), f["message"]) for f in found.get("unmet_budgets", ())]
 
 
-def _text(result: CheckResult) -> str:
+def _format_result(result: CheckResult) -> str:
     lines = [*map(str, result.faults), *(f"warning: {warning}" for warning in result.warnings)]
-    return "\n".join(lines if result.faults else [*lines, f"{several(len(result.files), 'file')}, no faults"])
+    return "\n".join(lines if result.faults else [*lines, f"{pluralise(len(result.files), 'file')}, no faults"])
 
 
 async def validate(config_path: Path, name: str, content: bytes) -> dict[str, Any]:
@@ -58,7 +58,7 @@ async def validate(config_path: Path, name: str, content: bytes) -> dict[str, An
     `ConfigInvalid`."""
     config = load_config(config_path, os.environ)
     try:
-        current = staged_folder(config.policies, config)
+        current = check_folder(config.policies, config)
     except ConfigInvalid:  # the file may be what puts that right
         current = Policy((), "none")
     life = PolicyManager(config, config.policies, current, lambda *_: None, time.time)

@@ -6,7 +6,7 @@ import argparse
 
 import shtab
 
-from gateway.cli.output import tell
+from gateway.cli.output import print_result
 from gateway.cli.parser import Command, build_parser
 
 SHELLS = ("bash", "zsh", "fish")
@@ -31,4 +31,4 @@ def run(arguments: argparse.Namespace) -> int:
             if action.dest in PATHS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it
     script: str = shtab.complete(parser, shell=arguments.shell)
-    return tell(arguments, {"shell": arguments.shell, "script": script}, script)
+    return print_result(arguments, {"shell": arguments.shell, "script": script}, script)

@@ -9,9 +9,9 @@ from pathlib import Path
 import uvloop
 
 from gateway.cli.demo_traffic import demo
-from gateway.cli.output import GOOD, tell
+from gateway.cli.output import GOOD, print_result
 from gateway.cli.parser import Command
-from gateway.cli.progress import steps
+from gateway.cli.progress import step_reporter
 from gateway.tools.demo.triton_environment import default_environment, ensure_triton
 
 
@@ -30,8 +30,8 @@ def register(command: Command) -> None:
 def run(arguments: argparse.Namespace) -> int:
     env = arguments.triton_env or default_environment()
     if arguments.prepare:
-        with steps(quiet=arguments.json) as step:
+        with step_reporter(quiet=arguments.json) as step:
             ensure_triton(env, step)
-        return tell(arguments, {"triton": str(env)}, f"Triton is in {env}")
+        return print_result(arguments, {"triton": str(env)}, f"Triton is in {env}")
     uvloop.run(demo(arguments.config, env, os.environ, as_json=arguments.json))
     return GOOD

@@ -14,10 +14,10 @@ import aiohttp
 import orjson
 
 from gateway.adapters.onnx.model_files import default_model_dir
-from gateway.admin.policy_manager import staged_folder
+from gateway.admin.policy_manager import check_folder
 from gateway.app import Gateway, running
-from gateway.cli.serve import following, settled
-from gateway.cli.signals import until_signalled
+from gateway.cli.serve import follow_policy, freeze_startup
+from gateway.cli.signals import wait_for_signal
 from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartupError
@@ -28,7 +28,7 @@ from gateway.tools.demo.build import start_demo_models
 # Triton's own ports, beside the gRPC one that config.yaml names.
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 
-HARD_ONE = (
+HARD_QUESTION = (
     "Explain step by step why a follower of a coalesced request reads at its own speed, compare that with a plain "
     "cache, and analyse what happens when the leader's client leaves."
 )
@@ -38,8 +38,8 @@ SAMPLE = (
     ("the same again", "What is a verdict?"),
     ("in other words", "what's a verdict"),
     ("another one", "What is single-flight?"),
-    ("a hard one", HARD_ONE),
-    ("the hard one again", HARD_ONE),
+    ("a hard one", HARD_QUESTION),
+    ("the hard one again", HARD_QUESTION),
     ("alike, but not the same", "What is not a verdict?"),
     ("a short question", "Who may share an answer?"),
     ("in other words", "Who can share an answer?"),
@@ -59,7 +59,7 @@ class PlayedRequest:
 async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], *, as_json: bool = False) -> None:
     """Stays until it is told to stop; whatever it started ends with it. Raises with one sentence what stands in the
     way: a port that is taken, a missing library, a failed download."""
-    json_logging.set_up("warning")
+    json_logging.configure_logging("warning")
     config = load_config(config_path, environ)
     allow_files(config)
     for key, address in (("server.listen", config.server.listen), ("server.admin", config.server.admin)):
@@ -72,17 +72,21 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], 
         grpc_port=GRPC_PORT,
         http_port=HTTP_PORT,
         metrics_port=METRICS_PORT,
-        progress=note if as_json else say,
+        progress=print_note if as_json else print_line,
     )
     try:
-        policy = staged_folder(config.policies, config)
-        async with running(config, policy, environ, policies=config.policies) as gateway, following(gateway):
-            with settled(gateway):
-                played = await play(gateway)
-                say(orjson.dumps({"played": [asdict(row) for row in played]}).decode() if as_json else table(played))
+        policy = check_folder(config.policies, config)
+        async with running(config, policy, environ, policies=config.policies) as gateway, follow_policy(gateway):
+            with freeze_startup(gateway):
+                played = await send_sample(gateway)
+                print_line(
+                    orjson.dumps({"played": [asdict(row) for row in played]}).decode()
+                    if as_json
+                    else format_table(played)
+                )
                 if not as_json:
-                    say(farewell(gateway))
-                await until_signalled()
+                    print_line(summary_text(gateway))
+                await wait_for_signal()
     finally:
         await triton.stop()
 
@@ -97,27 +101,27 @@ def require_free(key: str, address: Address) -> None:
             raise StartupError(f"cannot listen on {address} ({key}): {error.strerror}") from None
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
-async def play(gateway: Gateway) -> list[PlayedRequest]:
+async def send_sample(gateway: Gateway) -> list[PlayedRequest]:
     """The sample, one request after the other."""
     host, port = gateway.data_address
     url = f"http://{host}:{port}/v1/chat/completions"
     # A tenant of its own each time: nobody has asked for it yet, so that the sample shows the same on every run.
     headers = {"Authorization": f"Bearer demo-{os.urandom(8).hex()}"}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), headers=headers) as session:
-        return [await _ask(session, url, label, question) for label, question in SAMPLE]
+        return [await _send(session, url, label, question) for label, question in SAMPLE]
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, label: str, question: str) -> PlayedRequest:
+async def _send(session: aiohttp.ClientSession, url: str, label: str, question: str) -> PlayedRequest:
     body = {"model": "demo", "messages": [{"role": "user", "content": question}]}
     started = time.perf_counter()
     async with session.post(url, json=body) as response:
@@ -136,7 +140,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, label: str, question: s
     )
 
 
-def table(rows: list[PlayedRequest]) -> str:
+def format_table(rows: list[PlayedRequest]) -> str:
     """For a terminal: what was served from where."""
     lines = ["", f"{'':<24} {'served from':<12} {'similarity':>10} {'complexity':>10} {'ms':>8}  question"]
     for row in rows:
@@ -147,7 +151,7 @@ def table(rows: list[PlayedRequest]) -> str:
     return "\n".join(lines)
 
 
-def farewell(gateway: Gateway) -> str:
+def summary_text(gateway: Gateway) -> str:
     data, admin = ("http://{}:{}".format(*address) for address in (gateway.data_address, gateway.admin_address))
     return f"""
 Ask it yourself:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gateway.adapters.onnx.model_files import default_model_dir
 from gateway.cli.admin_client import CommandFailed, WrongUsage
-from gateway.cli.output import tell
-from gateway.cli.parser import Command, build, number, whole
-from gateway.cli.progress import bar_console, steps
+from gateway.cli.output import print_result
+from gateway.cli.parser import Command, build, integer_between, number_between
+from gateway.cli.progress import bar_console, step_reporter
 from gateway.tools.distillation.data import DataInvalid
 from gateway.tools.distillation.options import DistillOptions, OutputDir, TrainingOptions, TuningOptions
 from gateway.tools.distillation.repository import NAME
@@ -18,8 +18,8 @@ from gateway.tools.embedding_model.environment import FetchFailed
 from gateway.tools.embedding_model.fetch import build_environment
 
 BUILD_ENV = Path(".venv-build")
-SHARE = number(0.0, 1.0, below=True)
-COUNT = whole(1, 10_000)
+SHARE = number_between(0.0, 1.0, below=True)
+COUNT = integer_between(1, 10_000)
 
 
 def register(command: Command) -> None:
@@ -44,16 +44,16 @@ def register(command: Command) -> None:
     add("--large", action="store_true", help="train a large classifier (all-MiniLM) on the labels first; it teaches")
     add("--agreement", metavar="X", type=SHARE, default=0.95, help="where it is sure; 0: it always answers")
     add("--alpha", metavar="X", type=SHARE, default=0.3, help="share of the labels in the loss; default: %(default)s")
-    add("--temperature", metavar="T", type=number(1e-6, 1e6), default=2.0, help="default: %(default)s")
+    add("--temperature", metavar="T", type=number_between(1e-6, 1e6), default=2.0, help="default: %(default)s")
     add("--epochs", metavar="N", type=COUNT, default=8, help="default: %(default)s")
     add(
-        "--teacher-epochs", metavar="N", type=whole(0, 10_000), default=4,
+        "--teacher-epochs", metavar="N", type=integer_between(0, 10_000), default=4,
         help="of --large: its layers in training, 0: its head alone; default: %(default)s",
     )  # fmt: skip
     add(
         "--teacher-frozen",
         metavar="N",
-        type=whole(0, 10_000),
+        type=integer_between(0, 10_000),
         default=2,
         help="layers from below that stay; default: %(default)s",
     )
@@ -71,10 +71,12 @@ def register(command: Command) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     console = bar_console()
-    with steps(quiet=arguments.json, console=console) as step:
+    with step_reporter(quiet=arguments.json, console=console) as step:
         if arguments.prepare:
             build_environment(arguments.build_env.absolute(), step)
-            return tell(arguments, {"build_env": str(arguments.build_env)}, f"torch is in {arguments.build_env}")
+            return print_result(
+                arguments, {"build_env": str(arguments.build_env)}, f"torch is in {arguments.build_env}"
+            )
         if arguments.data is None:
             raise WrongUsage("nothing to learn from: expected DATA, a .csv or .jsonl file")
         if NAME.fullmatch(arguments.name) is None:
@@ -82,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--name {arguments.name!r} is no model's name: expected letters, digits, '_', '.' and '-'"
             )
         try:
-            made = distil(wish_of(arguments), step)
+            made = distil(distill_options(arguments), step)
         except DataInvalid as fault:
             raise CommandFailed(str(fault)) from None
         except FetchFailed as fault:
@@ -92,18 +94,18 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{fault}: `nearhit distill --prepare --build-env {arguments.build_env}` makes it"
             ) from None
     said = {"entry": str(made.entry), "large": None if made.large is None else str(made.large)}
-    return tell(
+    return print_result(
         arguments, said | {"report": made.report, "policy": made.policy}, f"{made.text}\nthe model is in {made.entry}"
     )
 
 
-def place_of(arguments: argparse.Namespace) -> OutputDir:
+def output_dir(arguments: argparse.Namespace) -> OutputDir:
     work = arguments.work or Path("build/distill") / arguments.name
     models = arguments.model_dir or default_model_dir()
     return build(OutputDir, arguments, work=work, models=models, quiet=arguments.json)
 
 
-def wish_of(arguments: argparse.Namespace) -> DistillOptions:
+def distill_options(arguments: argparse.Namespace) -> DistillOptions:
     if arguments.tensorrt and arguments.precision == "int8":
         raise WrongUsage("TensorRT has no use for an int8 graph of onnxruntime: expected --precision fp16 or fp32")
     if arguments.teacher_frozen > 5:
@@ -111,7 +113,7 @@ def wish_of(arguments: argparse.Namespace) -> DistillOptions:
     return build(
         DistillOptions,
         arguments,
-        place=place_of(arguments),
+        output=output_dir(arguments),
         training=build(TrainingOptions, arguments),
         tuning=build(TuningOptions, arguments, epochs=arguments.teacher_epochs, frozen=arguments.teacher_frozen),
     )

@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 
 from gateway.adapters.system.clock import SystemClock
-from gateway.admin.explain_pair import PairRequest, checked, explain_by, explain_offline
-from gateway.admin.explanation import PATH, Explanation, explanation_of, request_of
+from gateway.admin.explain_pair import PairRequest, explain_offline, explain_via_gateway, validate_pair
+from gateway.admin.explanation import PATH, Explanation, build_explanation, parse_request
 from gateway.cache.model_factory import build_embedder
-from gateway.cli.admin_client import AdminAddress, CommandFailed, WrongUsage, connected, place_of
-from gateway.cli.output import FAULT, GOOD, tell, warn
+from gateway.cli.admin_client import AdminAddress, CommandFailed, WrongUsage, admin_address, connect
+from gateway.cli.output import FAULT, GOOD, print_result, print_warning
 from gateway.cli.parser import Command
 from gateway.config import Config
 from gateway.config.load import load_config
@@ -69,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.admin is None:
         explanation = asyncio.run(explain(arguments.request, arguments.config, os.environ))
     else:
-        explanation = asyncio.run(explain_by_gateway(place_of(arguments), arguments.request))
+        explanation = asyncio.run(explain_by_gateway(admin_address(arguments), arguments.request))
     shown = explanation.steps_as_text() if arguments.steps else explanation.as_text()
-    tell(arguments, explanation.as_json(), shown)
+    print_result(arguments, explanation.as_json(), shown)
     if arguments.expect in (None, explanation.backend, explanation.tier):
         return GOOD
-    warn(f"nearhit: expected {arguments.expect}, chosen is {explanation.backend}")
+    print_warning(f"nearhit: expected {arguments.expect}, chosen is {explanation.backend}")
     return FAULT
 
 
@@ -83,13 +83,13 @@ def _run_pair(arguments: argparse.Namespace) -> int:
         raise WrongUsage(
             "expected REQUEST.json [--expect BACKEND] [--steps], or --stored PROMPT --asked PROMPT [--route NAME]"
         )
-    pair = checked(PairRequest(arguments.stored, arguments.asked, arguments.route))
+    pair = validate_pair(PairRequest(arguments.stored, arguments.asked, arguments.route))
     if arguments.admin is None:
         found = asyncio.run(explain_offline(pair, arguments.config, os.environ))
     else:
-        place = place_of(arguments)
-        found = asyncio.run(explain_by(place.admin, place.token, pair))
-    return tell(arguments, found.as_json(), found.as_text())
+        place = admin_address(arguments)
+        found = asyncio.run(explain_via_gateway(place.admin, place.token, pair))
+    return print_result(arguments, found.as_json(), found.as_text())
 
 
 async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> Explanation:
@@ -97,15 +97,15 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
     config = load_config(config_path, environ)
     policy = load_policy(config.policies, config)
     value, clock = read_request(path), SystemClock()
-    _, call = request_of(value, clock, str(path))
-    embedding, complexity = await _embedded(config, call)
+    _, call = parse_request(value, clock, str(path))
+    embedding, complexity = await _embed_question(config, call)
     # Anew: that the model was loaded here is nothing that a request's budget is spent on.
-    request, call = request_of(value, clock, str(path))
+    request, call = parse_request(value, clock, str(path))
     route = policy.match(request.path, call.model, request.tenant, request.headers)
     apply_route(request, call, route)
     request.embedding = embedding
     decision = await _decide(config, environ, route, request, complexity)
-    return explanation_of(request, call, route, decision, None, steps_of(route, Deployment.of(config)))
+    return build_explanation(request, call, route, decision, None, steps_of(route, Deployment.of(config)))
 
 
 def read_request(path: Path) -> Any:
@@ -121,7 +121,7 @@ def read_request(path: Path) -> Any:
 async def explain_by_gateway(place: AdminAddress, path: Path) -> Explanation:
     """By the gateway whose admin port is there: with the latencies that it predicts. Raises `BadRequest` and
     `CommandFailed`."""
-    async with connected(place) as admin:
+    async with connect(place) as admin:
         found = await admin.post(PATH, read_request(path))
     try:
         return Explanation(**found)
@@ -129,7 +129,7 @@ async def explain_by_gateway(place: AdminAddress, path: Path) -> Explanation:
         raise CommandFailed(f"{place.admin} answers otherwise than this version expects: {error}") from None
 
 
-async def _embedded(config: Config, call: Call) -> tuple[Embedding | None, ComplexityModel]:
+async def _embed_question(config: Config, call: Call) -> tuple[Embedding | None, ComplexityModel]:
     _, embedder = build_embedder(config.embedder)
     complexity = build_complexity(embedder.fingerprint)
     try:

@@ -11,21 +11,21 @@ from contextlib import AsyncExitStack
 
 from gateway.adapters.system.clock import SystemClock
 from gateway.cache.index_checkpoints import FILE
-from gateway.cache.index_factory import filled, open_index
+from gateway.cache.index_factory import count_filled, open_index
 from gateway.cache.model_factory import build_embedder
 from gateway.cache.recovery import RETRY_S, ReconcileResult, reconcile
 from gateway.cache.stores import open_stores
-from gateway.cli.output import FAULT, tell
+from gateway.cli.output import FAULT, print_result
 from gateway.cli.parser import Command
-from gateway.cli.progress import Advance, counted
+from gateway.cli.progress import Advance, progress_bar
 from gateway.config import Config
-from gateway.config.fields import lite_file
+from gateway.config.fields import milvus_lite_path
 from gateway.config.load import load_config
 from gateway.errors import StartupError, StoreUnavailable
 from gateway.listening import DataDirLock
 from gateway.ports import ResponseStore, VectorIndex
 
-ATTEMPTS = 5  # in a row without any progress
+MAX_STALLED_ATTEMPTS = 5  # in a row without any progress
 
 
 def register(command: Command) -> None:
@@ -47,7 +47,7 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     """Raises `ConfigInvalid` or `StartupError`."""
     config, begun = load_config(arguments.config, os.environ), time.perf_counter()
     compared, size = asyncio.run(_migrate(config, os.environ, quiet=arguments.json))
-    expected = compared.kept + compared.added
+    expected = compared.retained + compared.added
     figures = {
         "index": config.index.adapter,
         "in_store": expected,
@@ -61,15 +61,15 @@ def run_migrate(arguments: argparse.Namespace) -> int:
         f"{compared.added} added, {compared.removed} removed in {figures['seconds']} s"
     )
     if size == expected:
-        return tell(arguments, figures, text)
-    tell(arguments, figures, text + "; what gateways stored meanwhile differs, else run it again")
+        return print_result(arguments, figures, text)
+    print_result(arguments, figures, text + "; what gateways stored meanwhile differs, else run it again")
     return FAULT
 
 
 async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -> tuple[ReconcileResult, int]:
     clock = SystemClock()
     async with AsyncExitStack() as life:
-        if _of_one_process(config):
+        if _needs_exclusive_access(config):
             lock = DataDirLock(config.data_dir)
             life.callback(lock.release)
         encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder, config.data_dir)
@@ -83,21 +83,21 @@ async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -
             total = (await stores.redis.stats()).entries
         except StoreUnavailable as error:
             raise StartupError(f"the store cannot be read, nothing was migrated: {error}") from None
-        with counted(f"into {config.index.adapter}", total, "entries", quiet=quiet) as advance:
-            compared = await _compared(stores.redis, index, clock, advance)
-        size = await filled(index)
+        with progress_bar(f"into {config.index.adapter}", total, "entries", quiet=quiet) as advance:
+            compared = await _reconcile(stores.redis, index, clock, advance)
+        size = await count_filled(index)
         if checkpoints is not None:
             checkpoints.complete = True
             await checkpoints.save()
         return compared, size
 
 
-def _of_one_process(config: Config) -> bool:
+def _needs_exclusive_access(config: Config) -> bool:
     """Whether store or index cannot be used beside a gateway that runs."""
-    return config.store.url == "embedded" or config.index.adapter == "faiss" or lite_file(config.index.url or "")
+    return config.store.url == "embedded" or config.index.adapter == "faiss" or milvus_lite_path(config.index.url or "")
 
 
-async def _compared(store: ResponseStore, index: VectorIndex, clock: SystemClock, advance: Advance) -> ReconcileResult:
+async def _reconcile(store: ResponseStore, index: VectorIndex, clock: SystemClock, advance: Advance) -> ReconcileResult:
     """What is there already is not written again, so that each attempt goes on where the last one ended."""
     furthest = failures = 0
     while True:
@@ -114,7 +114,7 @@ async def _compared(store: ResponseStore, index: VectorIndex, clock: SystemClock
             compared = await reconcile(store, index, clock, told)
         except StoreUnavailable as error:
             failures = failures + 1 if furthest == before else 0
-            if failures == ATTEMPTS:
+            if failures == MAX_STALLED_ATTEMPTS:
                 why = f"stopped after {furthest} entries: {error}; run it again, it goes on there"
                 raise StartupError(why) from None
             await asyncio.sleep(RETRY_S)

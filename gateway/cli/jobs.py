@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.admin_client import WrongUsage, show_answer
+from gateway.cli.admin_client import WrongUsage, print_response
 from gateway.cli.output import time_text
 from gateway.cli.parser import Command, Run
 
@@ -23,35 +23,35 @@ def register(command: Command) -> None:
     text = "Say how a job stands, without its request and its answer."
     add("show", text, run_show, JOB).add_argument("job", metavar="ID")
     for name, text in (("retry", "Have dead jobs tried again."), ("drop", "Forget dead jobs.")):
-        each = add(name, text, run_each(name), JOB, "--all")
+        each = add(name, text, run_action(name), JOB, "--all")
         each.add_argument("job", metavar="ID", nargs="?")
         each.add_argument("--all", action="store_true", help="all dead ones, at most 1000 at once")
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     query = urlencode({"state": arguments.state, "top": arguments.top})
-    return show_answer(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
+    return print_response(arguments, lambda admin: admin.get(f"/admin/jobs?{query}"), list_text)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    return show_answer(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
+    return print_response(arguments, lambda admin: admin.get(f"/admin/jobs/{quote(arguments.job, safe='')}"), show_text)
 
 
-def run_each(name: str) -> Run:
+def run_action(name: str) -> Run:
     def run(arguments: argparse.Namespace) -> int:
         if arguments.all == (arguments.job is not None):
             raise WrongUsage("expected the id of a dead job, or --all")
         body = {"all": True} if arguments.all else {"job": arguments.job}
         done = "tried again" if name == "retry" else "forgotten"
-        return show_answer(
-            arguments, lambda admin: admin.post(f"/admin/jobs/{name}", body), lambda said: f"{said['jobs']} {done}"
+        return print_response(
+            arguments, lambda admin: admin.post(f"/admin/jobs/{name}", body), lambda reply: f"{reply['jobs']} {done}"
         )
 
     return run
 
 
-def list_text(said: dict[str, Any]) -> str:
-    counts = said["counts"]
+def list_text(reply: dict[str, Any]) -> str:
+    counts = reply["counts"]
     head = (
         f"{counts['queued']} queued, {counts['running']} running, {counts['dead']} dead, "
         f"{counts['webhooks']} webhooks to be told; the oldest waits for {counts['oldest_s']:.0f} s"
@@ -59,12 +59,12 @@ def list_text(said: dict[str, Any]) -> str:
     rows = [
         f"{one['id']}  {one['status']:<9}  {time_text(one['created_at'])}  {one['attempts']:>3}  {one['tenant']:<12}  "
         f"{one.get('error', '')}".rstrip()
-        for one in said["jobs"]
+        for one in reply["jobs"]
     ]
     return "\n".join([head, *rows])
 
 
-def show_text(said: dict[str, Any]) -> str:
+def show_text(reply: dict[str, Any]) -> str:
     times = ("created_at", "started_at", "finished_at")
-    shown = {name: time_text(value) if name in times and value else value for name, value in said.items()}
+    shown = {name: time_text(value) if name in times and value else value for name, value in reply.items()}
     return "\n".join(f"{name:<16}{value}" for name, value in shown.items() if value is not None)

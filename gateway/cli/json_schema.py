@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cli.output import say
+from gateway.cli.output import print_line
 from gateway.cli.parser import Command
 from gateway.config import Config
 from gateway.config.policy.schema import PolicyFile
@@ -31,32 +31,32 @@ def register(command: Command) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     schema = policy_schema() if arguments.kind == "policy" else config_schema()
-    return say(orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode())
+    return print_line(orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode())
 
 
 def policy_schema() -> dict[str, Any]:
     """Of a file of `policies/`."""
-    return _published("nearhit: a policy file", _cleaned(PolicyFile.model_json_schema()))
+    return _with_header("nearhit: a policy file", _strip_internal(PolicyFile.model_json_schema()))
 
 
 def config_schema() -> dict[str, Any]:
     """Of `config.yaml`, where any value may come from a variable."""
-    schema = _with_variables(_cleaned(Config.model_json_schema()))
-    return _published("nearhit: config.yaml", schema)
+    schema = _with_variables(_strip_internal(Config.model_json_schema()))
+    return _with_header("nearhit: config.yaml", schema)
 
 
-def _published(title: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def _with_header(title: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": title, **schema}
 
 
-def _cleaned(value: Any, *, named: bool = False) -> Any:
+def _strip_internal(value: Any, *, named: bool = False) -> Any:
     """Without what the program knows and no editor should show: titles made of names, defaults in seconds and bytes."""
     if isinstance(value, list):
-        return [_cleaned(item) for item in value]
+        return [_strip_internal(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: _cleaned(item, named=not named and key in _NAMED)
+        key: _strip_internal(item, named=not named and key in _NAMED)
         for key, item in value.items()
         if named or key not in ("title", "default")
     }

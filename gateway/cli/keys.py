@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from gateway.cli.admin_client import AdminClient, WrongUsage, ask_gateway, show_answer
-from gateway.cli.output import tell, time_text, warn
+from gateway.cli.admin_client import AdminClient, WrongUsage, call_gateway, print_response
+from gateway.cli.output import print_result, print_warning, time_text
 from gateway.cli.parser import Command
 
-ONCE = "this is the only time that its text is shown: "
+SHOWN_ONCE = "this is the only time that its text is shown: "
 COSTS = ("cost_per_day", "cost_per_month")
 
 
@@ -66,17 +66,17 @@ def _add_terms(command: argparse.ArgumentParser, *, default: str, ends: str) -> 
 
 def run_create(arguments: argparse.Namespace) -> int:
     body = {"name": arguments.name, "tenant": arguments.tenant, "role": arguments.role, **_terms(arguments)}
-    return _made(arguments, "/admin/keys", body)
+    return _create(arguments, "/admin/keys", body)
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     given = {"state": arguments.state, "tenant": arguments.tenant}
     query = urlencode({name: value for name, value in given.items() if value is not None})
-    return show_answer(arguments, lambda admin: admin.get(f"/admin/keys?{query}"), list_text)
+    return print_response(arguments, lambda admin: admin.get(f"/admin/keys?{query}"), list_text)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    return show_answer(arguments, lambda admin: admin.get(_path(arguments)), show_text)
+    return print_response(arguments, lambda admin: admin.get(_path(arguments)), show_text)
 
 
 def run_change(arguments: argparse.Namespace) -> int:
@@ -89,40 +89,38 @@ def run_change(arguments: argparse.Namespace) -> int:
         body["limits"] = []
     if not body:
         raise WrongUsage("nothing is to change: expected an option such as --models or --expires")
-    return _posted(arguments, "", body, show_text)
+    return _post(arguments, "", body, show_text)
 
 
 def run_expire(arguments: argparse.Namespace) -> int:
-    return _posted(arguments, "", {"expires": arguments.expires}, show_text)
+    return _post(arguments, "", {"expires": arguments.expires}, show_text)
 
 
 def run_rotate(arguments: argparse.Namespace) -> int:
-    return _made(arguments, f"{_path(arguments)}/rotate", {"overlap": arguments.overlap})
+    return _create(arguments, f"{_path(arguments)}/rotate", {"overlap": arguments.overlap})
 
 
 def run_revoke(arguments: argparse.Namespace) -> int:
-    def text(said: dict[str, Any]) -> str:
-        unknown = "" if said["durable"] else "; the store does not say that this has reached its disk"
-        return f"{said['id']} ({said['name']}) is revoked: within a second on every gateway of the store{unknown}"
+    def text(reply: dict[str, Any]) -> str:
+        unknown = "" if reply["durable"] else "; the store does not say that this has reached its disk"
+        return f"{reply['id']} ({reply['name']}) is revoked: within a second on every gateway of the store{unknown}"
 
-    return _posted(arguments, "/revoke", {}, text)
+    return _post(arguments, "/revoke", {}, text)
 
 
-def _made(arguments: argparse.Namespace, path: str, body: dict[str, Any]) -> int:
+def _create(arguments: argparse.Namespace, path: str, body: dict[str, Any]) -> int:
     """The text alone on standard output, so that a variable can take it; what is to be said of it on the other one."""
-    said = ask_gateway(arguments, lambda admin: admin.post(path, body))
+    reply = call_gateway(arguments, lambda admin: admin.post(path, body))
     if not arguments.json:
-        warn(about_text(said))
-    return tell(arguments, said, said["key"])
+        print_warning(warning_text(reply))
+    return print_result(arguments, reply, reply["key"])
 
 
-def _posted(
-    arguments: argparse.Namespace, what: str, body: dict[str, Any], text: Callable[[dict[str, Any]], str]
-) -> int:
+def _post(arguments: argparse.Namespace, what: str, body: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> int:
     async def post(admin: AdminClient) -> dict[str, Any]:
         return await admin.post(_path(arguments) + what, body)
 
-    return show_answer(arguments, post, text)
+    return print_response(arguments, post, text)
 
 
 def _path(arguments: argparse.Namespace) -> str:
@@ -141,29 +139,34 @@ def _terms(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in terms.items() if value is not None}
 
 
-def about_text(said: dict[str, Any]) -> str:
-    warning = f"\nwarning: {said['warning']}" if "warning" in said else ""
-    return f"{ONCE}{said['id']}, {_of(said)}{warning}"
+def warning_text(reply: dict[str, Any]) -> str:
+    warning = f"\nwarning: {reply['warning']}" if "warning" in reply else ""
+    return f"{SHOWN_ONCE}{reply['id']}, {_owner_text(reply)}{warning}"
 
 
-def list_text(said: dict[str, Any]) -> str:
-    if not said["keys"]:
+def list_text(reply: dict[str, Any]) -> str:
+    if not reply["keys"]:
         return "there are none"
     rows = [
         f"{key['id']}  {key['name']:<20}  {key['tenant']:<16}  {key['role']:<7}  {key['state']:<7}  "
-        f"...{key['secrets'][-1]['hint']}  {_ends(key)}"
-        for key in said["keys"]
+        f"...{key['secrets'][-1]['hint']}  {_expiry_text(key)}"
+        for key in reply["keys"]
     ]
     return "\n".join(rows)
 
 
-def show_text(said: dict[str, Any]) -> str:
-    lines = [f"{said['id']}  {_of(said)}, {said['state']}", f"made             {time_text(said['created'])}"]
-    lines[-1] += f" by {said['created_by']}"
-    lines.append(f"ends             {_ends(said)}")
-    lines.append(f"models           {', '.join(said['models']) or 'all'}")
-    lines += [f"limits           {_rule_text(rule)}" for rule in said["limits"]] or ["limits           none of its own"]
-    for secret in said["secrets"]:
+def show_text(reply: dict[str, Any]) -> str:
+    lines = [
+        f"{reply['id']}  {_owner_text(reply)}, {reply['state']}",
+        f"made             {time_text(reply['created'])}",
+    ]
+    lines[-1] += f" by {reply['created_by']}"
+    lines.append(f"ends             {_expiry_text(reply)}")
+    lines.append(f"models           {', '.join(reply['models']) or 'all'}")
+    lines += [f"limits           {_rule_text(rule)}" for rule in reply["limits"]] or [
+        "limits           none of its own"
+    ]
+    for secret in reply["secrets"]:
         ends = "" if secret["ends"] is None else f", good until {time_text(secret['ends'])}"
         lines.append(f"text             ...{secret['hint']} of {time_text(secret['created'])}{ends}")
     return "\n".join(lines)
@@ -180,11 +183,11 @@ def _rule_text(rule: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _of(said: dict[str, Any]) -> str:
-    return f"{said['name']} of tenant {said['tenant']}, role {said['role']}"
+def _owner_text(reply: dict[str, Any]) -> str:
+    return f"{reply['name']} of tenant {reply['tenant']}, role {reply['role']}"
 
 
-def _ends(said: dict[str, Any]) -> str:
-    if said["revoked"] is not None:
-        return f"revoked {time_text(said['revoked'])}"
-    return "never" if said["expires"] is None else time_text(said["expires"])
+def _expiry_text(reply: dict[str, Any]) -> str:
+    if reply["revoked"] is not None:
+        return f"revoked {time_text(reply['revoked'])}"
+    return "never" if reply["expires"] is None else time_text(reply["expires"])

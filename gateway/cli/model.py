@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gateway.adapters.onnx.model_files import default_model_dir
 from gateway.cache.verifiers import WEIGHTS
-from gateway.cli.output import tell
+from gateway.cli.output import print_result
 from gateway.cli.parser import Command
-from gateway.cli.progress import steps
+from gateway.cli.progress import step_reporter
 from gateway.tools.embedding_model.fetch import fetch
 from gateway.tools.embedding_model.triton_repository import write_repository
 
@@ -41,16 +41,16 @@ def register(command: Command) -> None:
 
 
 def run_fetch(arguments: argparse.Namespace) -> int:
-    with steps(quiet=arguments.json) as step:
+    with step_reporter(quiet=arguments.json) as step:
         directory = fetch(arguments.model_dir or default_model_dir(), step, arguments.build_env)
-    return tell(arguments, {"model": str(directory)}, f"the model is in {directory}")
+    return print_result(arguments, {"model": str(directory)}, f"the model is in {directory}")
 
 
 def run_triton(arguments: argparse.Namespace) -> int:
     models = arguments.model_dir or default_model_dir()
-    with steps(quiet=arguments.json) as step:
+    with step_reporter(quiet=arguments.json) as step:
         written = write_repository(
             arguments.repository, WEIGHTS, models, cpu=arguments.cpu, progress=step, keep_env=arguments.build_env
         )
     said = "\n".join(f"{name}: {folder}" for name, folder in written.items())
-    return tell(arguments, {name: str(folder) for name, folder in written.items()}, said)
+    return print_result(arguments, {name: str(folder) for name, folder in written.items()}, said)

@@ -13,17 +13,17 @@ import orjson
 GOOD, FAULT, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
 
 
-def tell(arguments: argparse.Namespace, value: Mapping[str, Any], text: str) -> int:
+def print_result(arguments: argparse.Namespace, value: Mapping[str, Any], text: str) -> int:
     """Prints the one with --json, and else the other. -> the exit code of what is good."""
-    return say(orjson.dumps(value).decode() if arguments.json else text)
+    return print_line(orjson.dumps(value).decode() if arguments.json else text)
 
 
-def say(text: str) -> int:
+def print_line(text: str) -> int:
     sys.stdout.write(text + "\n")
     return GOOD
 
 
-def warn(text: str) -> None:
+def print_warning(text: str) -> None:
     """A line on standard error, at once."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
@@ -34,9 +34,9 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
-def several(count: int, one: str, more: str = "") -> str:
+def pluralise(count: int, singular: str, plural: str = "") -> str:
     """`1 file`, `2 files`."""
-    return f"{count} {one if count == 1 else more or one + 's'}"
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 
 def time_text(seconds: float) -> str:

@@ -17,7 +17,7 @@ from textwrap import fill
 from typing import Any, TypeVar
 
 from gateway.cli.output import USAGE
-from gateway.config.errors import closest
+from gateway.config.errors import closest_match
 from gateway.config.units import parse_address, parse_duration
 
 T = TypeVar("T")
@@ -139,24 +139,24 @@ class Command(argparse.ArgumentParser):
         """Refuses what it does not know itself: argparse has the outermost parser do that, which knows no options."""
         given: list[str] = list(sys.argv[1:] if args is None else args)
         if self.commands and given and given[0] not in self.commands:
-            self._refuse_first(given[0])
+            self._reject_unknown_command(given[0])
         known, rest = super().parse_known_args(given, namespace)
         if rest:
             option = rest[0].partition("=")[0]
             options = [option for action in self._actions for option in action.option_strings if len(option) > 2]
             if option.startswith("-"):
-                self._refuse(f"unknown option {option}", option, options)
-            self._refuse(f"unexpected argument {rest[0]!r}", "", ())
+                self._reject(f"unknown option {option}", option, options)
+            self._reject(f"unexpected argument {rest[0]!r}", "", ())
         return known, rest
 
-    def _refuse_first(self, word: str) -> None:
+    def _reject_unknown_command(self, word: str) -> None:
         if not word.startswith("-"):
-            self._refuse(f"there is no command {word!r}", word, self.commands)
+            self._reject(f"there is no command {word!r}", word, self.commands)
         if word not in ("-h", "--help", "--version"):
             self.error(f"options go after the command, and {word} stands before it")
 
-    def _refuse(self, text: str, word: str, known: Iterable[str]) -> None:
-        meant = closest(word, known)
+    def _reject(self, text: str, word: str, known: Iterable[str]) -> None:
+        meant = closest_match(word, known)
         hint = f", did you mean {meant}?" if meant else ";"
         self.error(f"{text}{hint} `{self.prog} --help` lists what there is")
 
@@ -180,7 +180,7 @@ def build_parser(argv: Sequence[str] | None = None) -> Command:
     return parser
 
 
-def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+def parser_type(parse: Callable[[str], T]) -> Callable[[str], T]:
     """For argparse, which leaves out what a `ValueError` says."""
 
     def convert(text: str) -> T:
@@ -192,32 +192,32 @@ def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
     return convert
 
 
-address = checked(parse_address)  # HOST:PORT
-duration = checked(parse_duration)  # seconds
+address = parser_type(parse_address)  # HOST:PORT
+duration = parser_type(parse_duration)  # seconds
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
+def integer_between(minimum: int, maximum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
-            raise ValueError(f"expected a whole number from {least} to {most}, got {text!r}")
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and minimum <= int(text) <= maximum):
+            raise ValueError(f"expected a whole number from {minimum} to {maximum}, got {text!r}")
         return int(text)
 
-    return checked(parse)
+    return parser_type(parse)
 
 
-def number(least: float, most: float, *, below: bool = False) -> Callable[[str], float]:
-    """`below`: `most` itself is none."""
+def number_between(minimum: float, maximum: float, *, below: bool = False) -> Callable[[str], float]:
+    """`below`: `maximum` itself is none."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not least <= value <= most or (below and value == most):
-            raise ValueError(f"expected a number from {least:g} to {'below ' * below}{most:g}, got {text!r}")
+        if not minimum <= value <= maximum or (below and value == maximum):
+            raise ValueError(f"expected a number from {minimum:g} to {'below ' * below}{maximum:g}, got {text!r}")
         return value
 
-    return checked(parse)
+    return parser_type(parse)
 
 
 def build(kind: type[T], arguments: argparse.Namespace, **given: Any) -> T:

@@ -15,10 +15,10 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, ask_gateway
-from gateway.cli.output import FAULT, GOOD, say, tell, time_text, warn
+from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, call_gateway
+from gateway.cli.output import FAULT, GOOD, print_line, print_result, print_warning, time_text
 from gateway.cli.parser import Command
-from gateway.config.policy.history import AUTHOR, COMMENT, difference
+from gateway.config.policy.history import AUTHOR, COMMENT, unified_diff
 from gateway.config.policy.load import LAST_FILE
 
 
@@ -62,28 +62,28 @@ def run_show(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         found = await admin.get("/admin/policy")
         for fault in () if arguments.json else found["faults"]:
-            warn(f"not in force: {fault}")
+            print_warning(f"not in force: {fault}")
         for warning in () if arguments.json else found["warnings"]:
-            warn(f"warning: {warning}")
+            print_warning(f"warning: {warning}")
         files = (f"# {file['name']}, policy {found['hash']}\n{file['content']}" for file in found["files"])
-        return tell(arguments, found, "\n".join(files))
+        return print_result(arguments, found, "\n".join(files))
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
 def run_validate(arguments: argparse.Namespace) -> int:
     content, name = _content(arguments.file), _name(arguments)
     if arguments.offline:
         offline = import_module("gateway.cli.check")  # 0.7 s that who asks a gateway need not wait
-        return _said_of(arguments, 200, asyncio.run(offline.validate(arguments.config, name, content)))
+        return _print_outcome(arguments, 200, asyncio.run(offline.validate(arguments.config, name, content)))
 
     async def ask(admin: AdminClient) -> int:
         path = f"/admin/policy/validate?{urlencode({'file': name})}"
-        status, said = await admin.submit(path, content, {})
-        await _hint(arguments, admin, status)
-        return _said_of(arguments, status, said)
+        status, reply = await admin.submit(path, content, {})
+        await _hint_other_files(arguments, admin, status)
+        return _print_outcome(arguments, status, reply)
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
 def run_apply(arguments: argparse.Namespace) -> int:
@@ -91,20 +91,20 @@ def run_apply(arguments: argparse.Namespace) -> int:
 
     async def ask(admin: AdminClient) -> int:
         path = f"/admin/policy?{urlencode({'file': _name(arguments)})}"
-        status, said = await admin.submit(path, content, _headers(arguments))
-        await _hint(arguments, admin, status)
-        return _said_of(arguments, status, said)
+        status, reply = await admin.submit(path, content, _headers(arguments))
+        await _hint_other_files(arguments, admin, status)
+        return _print_outcome(arguments, status, reply)
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
-async def _hint(arguments: argparse.Namespace, admin: AdminClient, status: int) -> None:
+async def _hint_other_files(arguments: argparse.Namespace, admin: AdminClient, status: int) -> None:
     """Where a file with faults would have been one more beside those in force: that may not have been meant."""
     if status != 422 or arguments.name is not None or arguments.json:
         return
     names = [file["name"] for file in (await admin.get("/admin/policy"))["files"]]
     if names and _name(arguments) not in names:
-        warn(
+        print_warning(
             f"{_name(arguments)} would be a file of its own beside {', '.join(names)}: --as {names[-1]} would make it "
             "the new content of that one"
         )
@@ -115,18 +115,18 @@ def run_rollback(arguments: argparse.Namespace) -> int:
     body = {} if key is None else {"version": int(key)} if key.isdigit() and len(key) < 10 else {"hash": key}
 
     async def ask(admin: AdminClient) -> int:
-        status, said = await admin.submit("/admin/policy/rollback", orjson.dumps(body), _headers(arguments))
-        return _said_of(arguments, status, said)
+        status, reply = await admin.submit("/admin/policy/rollback", orjson.dumps(body), _headers(arguments))
+        return _print_outcome(arguments, status, reply)
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
 def run_history(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         found = await admin.get(f"/admin/policy/history?{urlencode({'limit': arguments.limit})}")
-        return tell(arguments, found, "\n".join(map(_line, found["versions"])) or "no version is kept")
+        return print_result(arguments, found, "\n".join(map(_line, found["versions"])) or "no version is kept")
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
 def _line(version: Mapping[str, Any]) -> str:
@@ -142,34 +142,34 @@ def run_diff(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         keys = arguments.versions or [str((await admin.get("/admin/policy/history?limit=1"))["versions"][0]["version"])]
         found = [await admin.get(f"/admin/policy/history/{quote(key, safe='')}") for key in keys]
-        diff = found[0]["diff"] if len(found) == 1 else difference(found[0]["files"], found[1]["files"])
-        return tell(arguments, {"diff": diff}, diff.rstrip("\n"))
+        diff = found[0]["diff"] if len(found) == 1 else unified_diff(found[0]["files"], found[1]["files"])
+        return print_result(arguments, {"diff": diff}, diff.rstrip("\n"))
 
-    return ask_gateway(arguments, ask)
+    return call_gateway(arguments, ask)
 
 
-def _said_of(arguments: argparse.Namespace, status: int, said: Mapping[str, Any]) -> int:
+def _print_outcome(arguments: argparse.Namespace, status: int, reply: Mapping[str, Any]) -> int:
     """What came of a file, or every fault of it."""
     if arguments.json:
-        say(orjson.dumps(said).decode())
+        print_line(orjson.dumps(reply).decode())
     elif status == 422:
-        for fault in said["faults"]:
-            say(f"{fault['file']}:{fault['line']}: {fault['path']}: {fault['message']}")
+        for fault in reply["faults"]:
+            print_line(f"{fault['file']}:{fault['line']}: {fault['path']}: {fault['message']}")
     elif status != 200:
-        raise CommandFailed(str(said.get("error", "no reason is given")))
+        raise CommandFailed(str(reply.get("error", "no reason is given")))
     else:
-        for warning in said["warnings"]:
-            say(f"warning: {warning['file']}:{warning['line']}: {warning['path']}: {warning['message']}")
-        say(said["diff"].rstrip("\n") + f"\n{_outcome(said)}" if said["diff"] else _outcome(said))
+        for warning in reply["warnings"]:
+            print_line(f"warning: {warning['file']}:{warning['line']}: {warning['path']}: {warning['message']}")
+        print_line(reply["diff"].rstrip("\n") + f"\n{_outcome(reply)}" if reply["diff"] else _outcome(reply))
     return GOOD if status == 200 else FAULT
 
 
-def _outcome(said: Mapping[str, Any]) -> str:
-    if said.get("applied"):
-        return f"policy {said['hash']} is in force, after {said['previous']}"
-    if said["hash"] == said["previous"]:
-        return f"nothing changes: policy {said['hash']} is in force"
-    return f"no faults: this would be policy {said['hash']}, after {said['previous']}"
+def _outcome(reply: Mapping[str, Any]) -> str:
+    if reply.get("applied"):
+        return f"policy {reply['hash']} is in force, after {reply['previous']}"
+    if reply["hash"] == reply["previous"]:
+        return f"nothing changes: policy {reply['hash']} is in force"
+    return f"no faults: this would be policy {reply['hash']}, after {reply['previous']}"
 
 
 def _headers(arguments: argparse.Namespace) -> dict[str, str]:

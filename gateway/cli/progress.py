@@ -19,9 +19,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from gateway.cli.output import warn
+from gateway.cli.output import print_warning
 
-LINES_EVERY_S = 5.0
+LINE_INTERVAL_S = 5.0
 REFRESHES_PER_S = 4.0
 TEXT = TextColumn("{task.description}", markup=False)
 Advance = Callable[[int], None]
@@ -33,15 +33,19 @@ def bar_console() -> Console:
     return Console(file=sys.stderr)
 
 
-def _drawn(console: Console, *columns: ProgressColumn, passing: bool = False) -> Progress:
-    """`passing`: nothing stays when it is over. Results go to standard output, past the bar."""
+def _progress(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:
+    """`transient`: nothing stays when it is over. Results go to standard output, past the bar."""
     return Progress(
-        *(TEXT, *columns), console=console, transient=passing, redirect_stdout=False, refresh_per_second=REFRESHES_PER_S
+        *(TEXT, *columns),
+        console=console,
+        transient=transient,
+        redirect_stdout=False,
+        refresh_per_second=REFRESHES_PER_S,
     )
 
 
 @contextmanager
-def counted(
+def progress_bar(
     what: str, total: int | None, unit: str, *, quiet: bool, console: Console | None = None
 ) -> Iterator[Advance]:
     """-> what is told how many more are done. `total` None: nobody knows. `unit`: "B" for bytes, else a word."""
@@ -50,35 +54,35 @@ def counted(
         yield lambda _: None
     elif console.is_interactive:
         done = (DownloadColumn(binary_units=True),) if unit == "B" else (MofNCompleteColumn(), TextColumn(unit))
-        with _drawn(console, BarColumn(), *done, TimeRemainingColumn()) as progress:
+        with _progress(console, BarColumn(), *done, TimeRemainingColumn()) as progress:
             task = progress.add_task(what, total=total)
             yield lambda more: progress.advance(task, more)
     else:
-        yield _lines(what, total, unit)
+        yield _line_reporter(what, total, unit)
 
 
-def _lines(what: str, total: int | None, unit: str, now: Callable[[], float] = time.monotonic) -> Advance:
-    """A line every `LINES_EVERY_S`; work that is shorter has none."""
+def _line_reporter(what: str, total: int | None, unit: str, now: Callable[[], float] = time.monotonic) -> Advance:
+    """A line every `LINE_INTERVAL_S`; work that is shorter has none."""
     done, at = 0, now()
 
     def advance(more: int) -> None:
         nonlocal done, at
         done += more
-        if now() - at >= LINES_EVERY_S:
+        if now() - at >= LINE_INTERVAL_S:
             at = now()
-            warn(f"{what}: {done}{'' if total is None else f'/{total}'} {unit}")
+            print_warning(f"{what}: {done}{'' if total is None else f'/{total}'} {unit}")
 
     return advance
 
 
 @contextmanager
-def steps(*, quiet: bool, console: Console | None = None) -> Iterator[Step]:
+def step_reporter(*, quiet: bool, console: Console | None = None) -> Iterator[Step]:
     """-> what is told what is done next. On a terminal the step under way shows for how long it has been."""
     console = console or bar_console()
     if quiet:
         yield lambda _: None
     elif console.is_interactive:
-        with _drawn(console, TimeElapsedColumn()) as progress:
+        with _progress(console, TimeElapsedColumn()) as progress:
 
             def begin(text: str) -> None:
                 # One line alone is drawn again and again: what a child process writes meanwhile stays.
@@ -89,16 +93,16 @@ def steps(*, quiet: bool, console: Console | None = None) -> Iterator[Step]:
 
             yield begin
     else:
-        yield warn
+        yield print_warning
 
 
 @contextmanager
-def waiting(what: str, *, quiet: bool) -> Iterator[None]:
+def spinner(what: str, *, quiet: bool) -> Iterator[None]:
     """While something goes on of which nobody says how far it is: on a terminal, for how long it has been."""
     console = bar_console()
     if quiet or not console.is_interactive:
         yield
         return
-    with _drawn(console, TimeElapsedColumn(), passing=True) as progress:
+    with _progress(console, TimeElapsedColumn(), transient=True) as progress:
         progress.add_task(what, total=None)
         yield

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.adapters.system.memory import GarbageCollection, collected_briefly
-from gateway.admin.policy_manager import resume, staged_folder
+from gateway.adapters.system.memory import GarbageCollection, collecting
+from gateway.admin.policy_manager import check_folder, recover_pending_change
 from gateway.app import Gateway, running
-from gateway.cli.output import GOOD, warn
+from gateway.cli.output import GOOD, print_warning
 from gateway.cli.parser import Command, add_addresses, with_addresses
-from gateway.cli.signals import on_hangup, told_to_stop
-from gateway.cli.workers import supervising
+from gateway.cli.signals import on_hangup, stop_event
+from gateway.cli.workers import run_supervisor
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.policy.single_backend import upstream_config
 from gateway.listening import allow_files
 from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
-from gateway.tasks import begun, cancelled
+from gateway.tasks import cancelled, start_task
 from gateway.worker import WorkerEnvironment
 
 
@@ -56,52 +56,57 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def serve(path: Path, environ: Mapping[str, str], log_level: str) -> None:
     """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
-    json_logging.set_up(log_level)
-    config, hired = load_config(path, environ), WorkerEnvironment.of(environ)
+    json_logging.configure_logging(log_level)
+    config, worker_environment = load_config(path, environ), WorkerEnvironment.of(environ)
     allow_files(config)
-    if hired is not None:
-        config = hired.applied(config)
+    if worker_environment is not None:
+        config = worker_environment.apply_to(config)
     elif config.server.workers > 1:
-        staged_folder(config.policies, config)  # its faults are told once, and not by each worker
+        check_folder(config.policies, config)  # its faults are told once, and not by each worker
         arguments = ["serve", "--config", str(path), "--log-level", log_level]
         await supervise(config, environ, arguments)
         return
-    resume(config, time.time)
-    policy = staged_folder(config.policies, config)
+    recover_pending_change(config, time.time)
+    policy = check_folder(config.policies, config)
     log = access_log(log_level)
     async with (
-        running(config, policy, environ, access_log=log, policies=config.policies, hired=hired) as gateway,
-        following(gateway),
+        running(
+            config, policy, environ, access_log=log, policies=config.policies, worker_environment=worker_environment
+        ) as gateway,
+        follow_policy(gateway),
     ):
         # Before anybody is told that it serves: who is may stop it at once.
-        with settled(gateway), told_to_stop(patiently=hired is not None) as stop:
-            if hired is None:
+        with freeze_startup(gateway), stop_event(tolerate_repeats=worker_environment is not None) as stop:
+            if worker_environment is None:
                 announce(config.server.scheme, gateway.data_address, gateway.admin_address)
             else:
-                hired.say("ready")
-                gateway.parts.background.start("warm", warm(gateway, hired))
+                worker_environment.notify_supervisor("ready")
+                gateway.parts.background.start("warm", warm(gateway, worker_environment))
             await stop.wait()
         logging.getLogger("nearhit").info("stopping")
 
 
-async def warm(gateway: Gateway, hired: WorkerEnvironment) -> None:
+async def warm(gateway: Gateway, worker_environment: WorkerEnvironment) -> None:
     """Tells the supervisor once the index is complete."""
     await gateway.recovery.complete.wait()
-    hired.say("warm")
+    worker_environment.notify_supervisor("warm")
 
 
 async def supervise(config: Config, environ: Mapping[str, str], arguments: list[str]) -> None:
     """Workers serve, and hand over to others on SIGHUP."""
-    async with supervising(config, arguments, environ) as supervisor, on_hangup(supervisor.hand_over, cancel=True):
-        with told_to_stop() as stop:
+    async with (
+        run_supervisor(config, arguments, environ) as supervisor,
+        on_hangup(supervisor.restart_workers, cancel=True),
+    ):
+        with stop_event() as stop:
             announce(config.server.scheme, supervisor.data_address, supervisor.admin_address)
             await stop.wait()
 
 
 @asynccontextmanager
-async def following(gateway: Gateway) -> AsyncIterator[None]:
+async def follow_policy(gateway: Gateway) -> AsyncIterator[None]:
     """Keeps the gateway's policy that of the files, as they change and on SIGHUP."""
-    watcher = begun(gateway.policies.watch())
+    watcher = start_task(gateway.policies.watch())
     try:
         async with on_hangup(gateway.policies.reload):
             yield
@@ -111,11 +116,11 @@ async def following(gateway: Gateway) -> AsyncIterator[None]:
 
 async def serve_upstream(url: str, environ: Mapping[str, str], log_level: str) -> None:
     """Serves one endpoint, with both caches on and no file at all."""
-    json_logging.set_up(log_level)
+    json_logging.configure_logging(log_level)
     config, policy = upstream_config(url, environ)
     allow_files(config)
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
-        with settled(gateway), told_to_stop() as stop:
+        with freeze_startup(gateway), stop_event() as stop:
             announce(config.server.scheme, gateway.data_address, gateway.admin_address)
             await stop.wait()
         logging.getLogger("nearhit").info("stopping")
@@ -127,13 +132,13 @@ def access_log(level: str) -> AccessLog | None:
 
 
 @contextmanager
-def settled(gateway: Gateway) -> Iterator[None]:
+def freeze_startup(gateway: Gateway) -> Iterator[None]:
     """What start-up has made stays, and took long: neither the collector nor the watch of the loop looks at it."""
-    with collected_briefly(GarbageCollection()):
-        gateway.parts.loop_watch.forgive()
+    with collecting(GarbageCollection()):
+        gateway.parts.loop_monitor.reset()
         yield
 
 
 def announce(scheme: str, data: tuple[str, int], admin: tuple[str, int]) -> None:
     """One line for people, when both ports are open: scripts wait for it."""
-    warn(f"nearhit serves {scheme}://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}")
+    print_warning(f"nearhit serves {scheme}://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}")

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 from gateway.adapters.onnx.model_files import ModelMissing
-from gateway.admin.policy_manager import staged, staged_folder
+from gateway.admin.policy_manager import check_folder, check_policy
 from gateway.cache.model_factory import build_encoder
-from gateway.cli.output import tell
+from gateway.cli.output import print_result
 from gateway.cli.parser import Command
-from gateway.cli.progress import waiting
+from gateway.cli.progress import spinner
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.load import load_config
@@ -20,7 +20,7 @@ from gateway.config.policy.load import read_texts
 from gateway.config.policy.model import Policy
 from gateway.errors import StartupError
 from gateway.tools.simulation.report import as_text
-from gateway.tools.simulation.worker_process import done, job_of
+from gateway.tools.simulation.worker_process import build_job, run_job
 
 
 def register(command: Command) -> None:
@@ -40,21 +40,21 @@ def register(command: Command) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Raises `ConfigInvalid` or `TrafficUnreadable`."""
     config = load_config(arguments.config, os.environ)
-    present, new = staged_folder(config.policies, config), _policy(arguments.policy, config)
-    job = job_of(config, present, new, arguments.traffic, time.time(), _embedder(config))
-    with waiting("replaying", quiet=arguments.json):
-        said = done(job).as_json()
-    return tell(arguments, said, as_text(said))
+    present, new = check_folder(config.policies, config), _policy(arguments.policy, config)
+    job = build_job(config, present, new, arguments.traffic, time.time(), _embedder(config))
+    with spinner("replaying", quiet=arguments.json):
+        said = run_job(job).as_json()
+    return print_result(arguments, said, as_text(said))
 
 
 def _policy(path: Path, config: Config) -> Policy:
     """A whole policy, of one file or of a folder."""
     if path.is_dir():
-        return staged_folder(path, config)
+        return check_folder(path, config)
     texts, faults = read_texts([path])
     if faults:
         raise ConfigInvalid(faults)
-    return staged(texts, config)
+    return check_policy(texts, config)
 
 
 def _embedder(config: Config) -> str | None:

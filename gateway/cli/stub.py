@@ -15,15 +15,15 @@ import orjson
 import uvloop
 from aiohttp import web
 
-from gateway.cli.output import GOOD, warn
+from gateway.cli.output import GOOD, print_warning
 from gateway.cli.parser import Command, address, duration
-from gateway.cli.signals import until_signalled
+from gateway.cli.signals import wait_for_signal
 from gateway.config.units import Address
 from gateway.errors import StartupError
 
 LISTEN = Address("127.0.0.1", 9001)
 MAX_BODY = 10 * 2**20
-SHOWN = 200  # characters of the question that an answer repeats
+MAX_ECHO_CHARS = 200  # characters of the question that an answer repeats
 
 
 def register(command: Command) -> None:
@@ -59,7 +59,7 @@ async def serve(listen: Address, delay_s: float) -> None:
         [
             web.get("/v1/models", _models),
             web.post("/v1/chat/completions", _Chat(delay_s).answer),
-            web.route("*", "/{path:.*}", _absent),
+            web.route("*", "/{path:.*}", _not_found),
         ]
     )
     runner = web.AppRunner(application, access_log=None)
@@ -71,8 +71,8 @@ async def serve(listen: Address, delay_s: float) -> None:
         except OSError as error:
             raise StartupError(f"cannot listen on {listen} (--listen): {error.strerror}") from None
         host, port = runner.addresses[0][:2]
-        warn(f"nearhit stub serves http://{Address(host, port)}/v1, and no model")
-        await until_signalled()
+        print_warning(f"nearhit stub serves http://{Address(host, port)}/v1, and no model")
+        await wait_for_signal()
     finally:
         await runner.cleanup()
 
@@ -81,8 +81,8 @@ async def _models(_: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "stub", "object": "model", "owned_by": "nearhit"}]})
 
 
-async def _absent(request: web.Request) -> web.Response:
-    said = f"the stub answers POST /v1/chat/completions and GET /v1/models, not {request.method} {request.path[:SHOWN]}"
+async def _not_found(request: web.Request) -> web.Response:
+    said = f"the stub answers POST /v1/chat/completions and GET /v1/models, not {request.method} {request.path[:MAX_ECHO_CHARS]}"
     return web.json_response({"error": _error(said, code="not_found")}, status=404)
 
 
@@ -93,7 +93,7 @@ def _error(message: str, code: str | None = None) -> dict[str, str | None]:
 class _Chat:
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
-        self._asked = 0
+        self._requests = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -101,18 +101,18 @@ class _Chat:
             question = question_of(body)
         except (orjson.JSONDecodeError, ValueError):
             return web.json_response({"error": _error("expected JSON with model and messages")}, status=400)
-        self._asked += 1
+        self._requests += 1
         await asyncio.sleep(self._delay_s)
         model = str(body.get("model", "stub"))
-        text = f"{model} would answer here; this is a stub. You asked: {question[:SHOWN]}"
-        about = {"id": f"chatcmpl-stub-{self._asked}", "created": int(time.time()), "model": model}
+        text = f"{model} would answer here; this is a stub. You asked: {question[:MAX_ECHO_CHARS]}"
+        about = {"id": f"chatcmpl-stub-{self._requests}", "created": int(time.time()), "model": model}
         usage = _usage(body["messages"], text)
         if not body.get("stream"):
             message = {"role": "assistant", "content": text}
             choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
             return web.json_response({**about, "object": "chat.completion", "choices": [choice], "usage": usage})
         wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        return await _streamed(request, about, text, usage if wants_usage else None)
+        return await _stream(request, about, text, usage if wants_usage else None)
 
 
 def question_of(body: Any) -> str:
@@ -132,7 +132,7 @@ def _usage(messages: Sequence[Any], text: str) -> dict[str, int]:
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
 
-async def _streamed(
+async def _stream(
     request: web.Request, about: Mapping[str, Any], text: str, usage: Mapping[str, int] | None
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -16,15 +16,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.admin_client import AdminClient, CommandFailed, ask_gateway, connected, place_of
-from gateway.cli.output import GOOD, printable, several, tell
-from gateway.cli.parser import Command, number
-from gateway.cli.signals import told_to_stop
+from gateway.cli.admin_client import AdminClient, CommandFailed, admin_address, call_gateway, connect
+from gateway.cli.output import GOOD, pluralise, print_result, printable
+from gateway.cli.parser import Command, number_between
+from gateway.cli.signals import stop_event
 from gateway.cli.top_figures import OfRoute, Report, TopFigures, figures
 
-STRETCH_S = 10.0  # that rates and latencies are about: shorter ones jump, longer ones hide what has just begun
-MOST_REPORTS = 128
-ANSWER_S = 10.0
+WINDOW_S = 10.0  # that rates and latencies are about: shorter ones jump, longer ones hide what has just begun
+MAX_REPORTS = 128
+TIMEOUT_S = 10.0
 NAME = 21  # columns of a name; longer ones are cut
 HEAD, BAD = "bold", "red"
 
@@ -41,15 +41,15 @@ def register(command: Command) -> None:
     )
     command.add_argument("--once", action="store_true", help="print once, from the gateway's start on, and end")
     text = "from 0.1 to 60; default: 1"
-    command.add_argument("--refresh", type=number(0.1, 60.0), default=1.0, metavar="SECONDS", help=text)
+    command.add_argument("--refresh", type=number_between(0.1, 60.0), default=1.0, metavar="SECONDS", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.once:
         asyncio.run(_watch(arguments))
         return GOOD
-    found = figures(ask_gateway(arguments, _report), None)
-    return tell(arguments, found.as_json(), _text(Console(), page(found)))
+    found = figures(call_gateway(arguments, _report), None)
+    return print_result(arguments, found.as_json(), _text(Console(), page(found)))
 
 
 async def _watch(arguments: argparse.Namespace) -> None:
@@ -65,30 +65,30 @@ async def _watch(arguments: argparse.Namespace) -> None:
                 screen.update(Fitted(shown), refresh=True)
             elif isinstance(found, TopFigures) or not arguments.json:
                 value = found.as_json() if isinstance(found, TopFigures) else {}
-                tell(arguments, value, _text(console, shown) + "\n")
+                print_result(arguments, value, _text(console, shown) + "\n")
                 sys.stdout.flush()
     finally:
         screen.stop()
 
 
 class TopWindow:
-    """The reports of the last `STRETCH_S`, of which the oldest is what the newest is compared with."""
+    """The reports of the last `WINDOW_S`, of which the oldest is what the newest is compared with."""
 
     def __init__(self) -> None:
-        self._reports: deque[Report] = deque(maxlen=MOST_REPORTS)
+        self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
 
     def add(self, report: Report) -> TopFigures:
         self._reports.append(report)
-        while len(self._reports) > 2 and report["now"] - self._reports[1]["now"] >= STRETCH_S:
+        while len(self._reports) > 2 and report["now"] - self._reports[1]["now"] >= WINDOW_S:
             self._reports.popleft()
         return figures(report, self._reports[0] if len(self._reports) > 1 else None)
 
 
 async def _follow(arguments: argparse.Namespace) -> AsyncIterator[TopFigures | CommandFailed]:
     """Until a signal. A gateway that is not there is an error at first, and later an interruption."""
-    window, place = TopWindow(), place_of(arguments)
-    with told_to_stop() as stop:
-        async with connected(place) as admin:
+    window, place = TopWindow(), admin_address(arguments)
+    with stop_event() as stop:
+        async with connect(place) as admin:
             yield window.add(await _report(admin))
             while True:
                 with suppress(TimeoutError):
@@ -104,10 +104,10 @@ async def _follow(arguments: argparse.Namespace) -> AsyncIterator[TopFigures | C
 async def _report(admin: AdminClient) -> Report:
     """Raises `CommandFailed`."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return await admin.get("/admin/stats")
     except TimeoutError:
-        raise CommandFailed(f"the gateway has not answered within {ANSWER_S:g} s") from None
+        raise CommandFailed(f"the gateway has not answered within {TIMEOUT_S:g} s") from None
 
 
 def _size() -> ConsoleDimensions:
@@ -150,7 +150,7 @@ def page(found: TopFigures) -> Group:
             f"{found.requests_per_s:.1f} requests/s   hit rate {_percent(found.hit_rate)}   shed {found.shed:.0f}   "
             f"saved in all: {found.tokens_saved:,.0f} tokens, ${found.dollars_saved:,.2f}"
         ),
-        *_trouble(found),
+        *_problems(found),
         Text(),
         _verdicts(found),
         Text(),
@@ -196,15 +196,15 @@ def _table(name: str, **numbers: int) -> Table:
     return table
 
 
-def _trouble(found: TopFigures) -> Iterator[Text]:
+def _problems(found: TopFigures) -> Iterator[Text]:
     if found.store_breaker != "closed":
         yield _line("the store has failed and is left alone for a moment: see `nearhit doctor`", BAD)
     if found.policy_faults:
-        faults = several(found.policy_faults, "fault")
+        faults = pluralise(found.policy_faults, "fault")
         yield _line(f"the last policy was refused, with {faults}: see `nearhit check`", BAD)
     if some := {cause: count for cause, count in found.stalls.items() if count}:
         causes = ", ".join(f"{cause} {count:.0f}" for cause, count in some.items())
-        stood = several(round(sum(some.values())), "time")
+        stood = pluralise(round(sum(some.values())), "time")
         yield _line(f"the event loop stood still {stood}, 20 ms or more ({causes})", BAD)
     if not found.index_ready:
         yield _line("the index is still being read: not every question is found by similarity")

@@ -73,16 +73,16 @@ class TopFigures:
         return asdict(self)
 
 
-def _whose(report: Report) -> tuple[float, int]:
+def _gateway_identity(report: Report) -> tuple[float, int]:
     return report["started"], report.get("gateways", 1)
 
 
 def figures(now: Report, before: Report | None) -> TopFigures:
     """`before`: an earlier report; None, or one of other gateways or of an earlier start: since the start."""
-    if before is not None and (_whose(before) != _whose(now) or before["now"] >= now["now"]):
+    if before is not None and (_gateway_identity(before) != _gateway_identity(now) or before["now"] >= now["now"]):
         before = None
     seconds = max(1e-3, now["now"] - (now["started"] if before is None else before["now"]))
-    counts = {str(v): _since(now, before, "verdicts", str(v)) for v in Verdict}
+    counts = {str(v): _count_since(now, before, "verdicts", str(v)) for v in Verdict}
     requests = sum(counts.values())
     unrouted = max(0.0, now["unrouted"] - (0.0 if before is None else before["unrouted"]))
     asked = requests - counts[Verdict.BYPASS] - unrouted  # what was never looked up says nothing of the cache
@@ -115,7 +115,7 @@ def _stalls(report: Report | None) -> Mapping[str, float]:
     return found
 
 
-def _since(now: Report, before: Report | None, key: str, verdict: str) -> float:
+def _count_since(now: Report, before: Report | None, key: str, verdict: str) -> float:
     value: float = now[key][verdict] - (0.0 if before is None else before[key][verdict])
     return max(0.0, value)
 

@@ -17,7 +17,7 @@ from gateway.cli.progress import Advance
 
 MAX_LINE = 10 * 2**20
 MAX_FAULTS = 10
-CONNECT_S, ANSWER_S = 5.0, 900.0
+CONNECT_S, TIMEOUT_S = 5.0, 900.0
 _RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(?:/(s|m|h))?", re.ASCII)
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -44,7 +44,7 @@ class WarmingSummary:
 
     def count(self, status: int, cache_status: str) -> None:
         if status != 200:
-            self.fail(f"status {status}")
+            self.record_failure(f"status {status}")
         elif "; hit" in cache_status:
             self.hits += 1
         elif "; stored" in cache_status:
@@ -52,7 +52,7 @@ class WarmingSummary:
         else:
             self.not_stored += 1
 
-    def fail(self, reason: str) -> None:
+    def record_failure(self, reason: str) -> None:
         self.failed += 1
         self.first_failure = self.first_failure or reason
 
@@ -71,7 +71,7 @@ def count_prompts(plan: WarmingPlan) -> int:
     count, faults = 0, []
     for number, line in _lines(plan.file):
         try:
-            _request_of(line, plan.model)
+            _parse_line(line, plan.model)
             count += 1
         except ValueError as error:
             faults.append(f"{plan.file}:{number}: {error}")
@@ -87,7 +87,7 @@ async def warm(plan: WarmingPlan, total: int, progress: Advance) -> WarmingSumma
     summary = WarmingSummary()
     places = asyncio.Semaphore(plan.concurrency)
     begun = time.monotonic()
-    timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S, sock_connect=CONNECT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
 
         async def send(path: str, body: bytes) -> None:
@@ -100,16 +100,16 @@ async def warm(plan: WarmingPlan, total: int, progress: Advance) -> WarmingSumma
         for i, (_, line) in enumerate(_lines(plan.file)):
             await asyncio.sleep(max(0.0, begun + i / plan.rate - time.monotonic()))
             await places.acquire()
-            path, body = _request_of(line, plan.model)
+            path, body = _parse_line(line, plan.model)
             tasks.create_task(send(path, body))
-    if summary.failed == total > 0 and summary.first_failure == UNREACHABLE:
+    if summary.failed == total > 0 and summary.first_failure == NO_LISTENER:
         raise CommandFailed(
             f"no gateway answers at {plan.url}: expected one that runs, with its data port there (--url)"
         )
     return summary
 
 
-UNREACHABLE = "nobody listens"
+NO_LISTENER = "nobody listens"
 
 
 async def _send(
@@ -122,9 +122,9 @@ async def _send(
                 pass  # to its end: a stream is stored when it is complete
             summary.count(response.status, response.headers.get("Cache-Status", ""))
     except aiohttp.ClientConnectorError:
-        summary.fail(UNREACHABLE)
+        summary.record_failure(NO_LISTENER)
     except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
-        summary.fail(type(error).__name__)
+        summary.record_failure(type(error).__name__)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
@@ -141,7 +141,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
         raise CommandFailed(f"{file}: cannot be read ({error.strerror}): expected a file of prompts") from None
 
 
-def _request_of(line: bytes, model: str) -> tuple[str, bytes]:
+def _parse_line(line: bytes, model: str) -> tuple[str, bytes]:
     """Path and body. Raises `ValueError`."""
     expected = "expected a JSON string, or a body with messages or a prompt"
     try:

@@ -26,25 +26,25 @@ from typing import Any
 
 from gateway.adapters.redis.embedded_valkey import ValkeySupervisor
 from gateway.adapters.system.child_process import death_signal_prefix
-from gateway.cli.output import FAULT, GOOD, tell
+from gateway.cli.output import FAULT, GOOD, print_result
 from gateway.cli.parser import Command
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartupError
-from gateway.fleet_metrics import OwnMetrics, figures_folder, fold
+from gateway.fleet_metrics import OwnMetrics, compact, figures_folder
 from gateway.listening import DataDirLock, listening
-from gateway.observability.aggregation import packed
+from gateway.observability.aggregation import pack_metrics
 from gateway.observability.telemetry import Telemetry
-from gateway.tasks import Backoff, held
+from gateway.tasks import Backoff, spawn
 from gateway.worker import VARIABLE, WorkerEnvironment
 
 LOG = logging.getLogger("nearhit.workers")
 BACKLOG = 1024
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that has ended is started again, doubled each time
 STEADY_S = 60.0  # a worker that has lived for so long has not failed at its start
-START_S = 120.0  # for a worker to listen: a model that is loaded from a slow disk
-WARM_S = 60.0  # in a hand-over, for its index to be complete, before the old one ends all the same
+START_TIMEOUT_S = 120.0  # for a worker to listen: a model that is loaded from a slow disk
+WARM_TIMEOUT_S = 60.0  # in a hand-over, for its index to be complete, before the old one ends all the same
 TIMEOUT_S, POLL_S = 600.0, 0.1  # of a hand-over that `nearhit restart` waits for
 GRACE_S = 15.0  # beyond the drain, before a worker is killed
 
@@ -55,15 +55,15 @@ class Worker:
     def __init__(self, number: int, process: asyncio.subprocess.Process, told: asyncio.StreamReader) -> None:
         self.number = number
         self.process = process
-        self._told = told
-        self.begun = time.monotonic()
+        self._status_pipe = told
+        self.started_at = time.monotonic()
 
-    async def says(self, word: str, within_s: float) -> bool:
+    async def wait_for_status(self, status: str, within_s: float) -> bool:
         """Whether it does, before it ends and in time."""
         try:
             async with asyncio.timeout(within_s):
-                while line := await self._told.readline():
-                    if line.decode().strip() == word:
+                while line := await self._status_pipe.readline():
+                    if line.decode().strip() == status:
                         return True
         except TimeoutError:
             pass
@@ -71,9 +71,9 @@ class Worker:
 
     async def fault(self) -> str | None:
         """Why it cannot take another's place; None once it can."""
-        if not await self.says("ready", START_S):
+        if not await self.wait_for_status("ready", START_TIMEOUT_S):
             return "a new worker has not come to listen"
-        if not await self.says("warm", WARM_S) and self._told.at_eof():
+        if not await self.wait_for_status("warm", WARM_TIMEOUT_S) and self._status_pipe.at_eof():
             return "a new worker has ended before it was warm"
         return None
 
@@ -103,7 +103,7 @@ class SupervisorPaths:
     data: tuple[socket.socket, ...]  # one a worker
     admin: socket.socket
 
-    def hired(self, number: int, told: int) -> WorkerEnvironment:
+    def worker_environment(self, number: int, told: int) -> WorkerEnvironment:
         admin = self.admin.fileno() if number == 0 else None
         return WorkerEnvironment(number, len(self.data), self.data[number].fileno(), admin, told, self.store)
 
@@ -113,45 +113,45 @@ class SupervisorPaths:
 
 
 class Supervisor:
-    def __init__(self, ground: SupervisorPaths) -> None:
-        self._ground = ground
+    def __init__(self, paths: SupervisorPaths) -> None:
+        self._paths = paths
         self._workers: dict[int, Worker] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
-        self._handing_over = asyncio.Lock()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._draining: set[asyncio.Task[None]] = set()
+        self._restart_lock = asyncio.Lock()
+        self._supervise_tasks: list[asyncio.Task[None]] = []
         self.stopping = False
         self.generation = 1
 
     @property
     def data_address(self) -> tuple[str, int]:
-        address: tuple[str, int] = self._ground.data[0].getsockname()[:2]
+        address: tuple[str, int] = self._paths.data[0].getsockname()[:2]
         return address
 
     @property
     def admin_address(self) -> tuple[str, int]:
-        address: tuple[str, int] = self._ground.admin.getsockname()[:2]
+        address: tuple[str, int] = self._paths.admin.getsockname()[:2]
         return address
 
     async def start(self) -> None:
         """All of them, at once. Raises `StartupError` where one does not come to listen."""
-        workers = [await self._spawn(number) for number in range(len(self._ground.data))]
+        workers = [await self._spawn(number) for number in range(len(self._paths.data))]
         self._workers = {worker.number: worker for worker in workers}
-        ready = await asyncio.gather(*(worker.says("ready", START_S) for worker in workers))
+        ready = await asyncio.gather(*(worker.wait_for_status("ready", START_TIMEOUT_S) for worker in workers))
         if not all(ready):
             await self.stop()
             raise StartupError("a worker has not come to listen; what it said of it is above")
-        self._keepers = [asyncio.create_task(self._keep(number)) for number in self._workers]
-        self._note()
+        self._supervise_tasks = [asyncio.create_task(self._supervise(number)) for number in self._workers]
+        self._write_status()
 
-    async def hand_over(self) -> None:
+    async def restart_workers(self) -> None:
         """To new processes, one after the other. Where one does not come to listen, the old ones that are left stay."""
-        async with self._handing_over:
+        async with self._restart_lock:
             LOG.info("handing over to new workers")
             left = sorted(self._workers)
             while left and await self._replace(left[0]):
                 left.pop(0)
             self.generation, failed = self.generation + 1, len(left)
-            self._note(failed)
+            self._write_status(failed)
             LOG.info("handed over", extra={"fields": {"generation": self.generation, "failed": failed}})
 
     async def _replace(self, number: int) -> bool:
@@ -170,27 +170,27 @@ class Supervisor:
                 LOG.error(f"{fault}, the old one stays", extra={"fields": {"worker": number}})
             return fault is None
         finally:  # also where the supervisor is to stop: it may have requests by now
-            held(self._leaving, ends.end(self._ground.grace_s))
+            spawn(self._draining, ends.end(self._paths.grace_s))
 
-    async def _keep(self, number: int) -> None:
+    async def _supervise(self, number: int) -> None:
         """Starts it again whenever it ends by itself."""
         pauses = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, STEADY_S)
         while not self.stopping:
             worker = self._workers[number]
             code = await worker.process.wait()
-            await self._fold()
+            await self._fold_metrics()
             if self.stopping or self._workers[number] is not worker:  # told to, or another one has its place
                 continue
-            delay_s = pauses.after(time.monotonic() - worker.begun)
+            delay_s = pauses.next_delay(time.monotonic() - worker.started_at)
             fields = {"worker": number, "pid": worker.process.pid, "code": code, "again_in_s": delay_s}
             LOG.error("a worker has ended by itself", extra={"fields": fields})
             while True:
                 await asyncio.sleep(delay_s)
-                if self.stopping or self._workers[number] is not worker or await self._again(number, worker):
+                if self.stopping or self._workers[number] is not worker or await self._respawn(number, worker):
                     break
-                delay_s = pauses.after(0.0)
+                delay_s = pauses.next_delay(0.0)
 
-    async def _again(self, number: int, worker: Worker) -> bool:
+    async def _respawn(self, number: int, worker: Worker) -> bool:
         """Whether another one could be started in its place. What a machine has too little of now it may have later."""
         try:
             another = await self._spawn(number)
@@ -203,32 +203,32 @@ class Supervisor:
             await another.end(GRACE_S)
         return True
 
-    async def _fold(self) -> None:
+    async def _fold_metrics(self) -> None:
         try:
-            await asyncio.to_thread(fold, figures_folder(self._ground.config.data_dir))
+            await asyncio.to_thread(compact, figures_folder(self._paths.config.data_dir))
         except OSError as error:
             LOG.warning("figures of former workers are left", extra={"fields": {"error": str(error)}})
 
     async def stop(self) -> None:
         """Lets them drain, all at once."""
         self.stopping = True
-        for keeper in self._keepers:
+        for keeper in self._supervise_tasks:
             keeper.cancel()
-        ends = [worker.end(self._ground.grace_s) for worker in self._workers.values()]
-        await asyncio.gather(*ends, *self._leaving, *self._keepers, return_exceptions=True)
+        ends = [worker.end(self._paths.grace_s) for worker in self._workers.values()]
+        await asyncio.gather(*ends, *self._draining, *self._supervise_tasks, return_exceptions=True)
 
     async def _spawn(self, number: int) -> Worker:
-        ground = self._ground
+        paths = self._paths
         reading, writing = os.pipe()
-        hired = ground.hired(number, writing)
+        worker_environment = paths.worker_environment(number, writing)
         try:
             process = await asyncio.create_subprocess_exec(
                 *death_signal_prefix(signal.SIGTERM),
-                *ground.command,
+                *paths.command,
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**ground.environ, VARIABLE: hired.in_words()},
+                env={**paths.environ, VARIABLE: worker_environment.to_json()},
                 start_new_session=True,
-                pass_fds=[fd for fd in (hired.data, hired.admin, writing) if fd is not None],
+                pass_fds=[fd for fd in (worker_environment.data, worker_environment.admin, writing) if fd is not None],
             )
         except BaseException:
             os.close(reading)
@@ -241,17 +241,17 @@ class Supervisor:
         )
         return Worker(number, process, told)
 
-    def _note(self, failed: int = 0) -> None:
+    def _write_status(self, failed: int = 0) -> None:
         """For `nearhit restart` to find."""
         note = {"pid": os.getpid(), "generation": self.generation, "failed": failed}
-        path = note_of(self._ground.config.data_dir)
+        path = status_file(self._paths.config.data_dir)
         beside = path.with_suffix(".new")
         beside.write_text(json.dumps(note))
         beside.replace(path)
 
 
 @asynccontextmanager
-async def supervising(config: Config, arguments: list[str], environ: Mapping[str, str]) -> AsyncIterator[Supervisor]:
+async def run_supervisor(config: Config, arguments: list[str], environ: Mapping[str, str]) -> AsyncIterator[Supervisor]:
     """Workers that listen, until the end of the block. `arguments`: of the command line, for them to have the same.
     Raises `StartupError` or `ChildFailed`."""
     async with AsyncExitStack() as stack:
@@ -260,20 +260,20 @@ async def supervising(config: Config, arguments: list[str], environ: Mapping[str
         except StartupError as error:
             raise StartupError(f"{error}; nearhit restart makes one with workers start them anew") from None
         stack.callback(lock.release)
-        stack.callback(lambda: note_of(config.data_dir).unlink(missing_ok=True))
+        stack.callback(lambda: status_file(config.data_dir).unlink(missing_ok=True))
         figures = figures_folder(config.data_dir)
         shutil.rmtree(figures, ignore_errors=True)
         figures.mkdir(parents=True)
         at = config.server
-        data = await listening(_bound(stack, at.listen, at.workers), "server.listen", at.listen)
-        (admin,) = await listening(_bound(stack, at.admin, 1), "server.admin", at.admin)
+        data = await listening(_bind(stack, at.listen, at.workers), "server.listen", at.listen)
+        (admin,) = await listening(_bind(stack, at.admin, 1), "server.admin", at.admin)
         store = config.store.url
         if store == "embedded":
             server = await ValkeySupervisor.start(
                 config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
             )
             stack.push_async_callback(server.stop)
-            server.told = partial(_restarted, Telemetry(), OwnMetrics(figures))
+            server.told = partial(_on_store_restart, Telemetry(), OwnMetrics(figures))
             store = server.url
         command = (sys.executable, "-m", "gateway", *arguments)
         supervisor = Supervisor(SupervisorPaths(command, environ, config, store, data, admin))
@@ -282,13 +282,13 @@ async def supervising(config: Config, arguments: list[str], environ: Mapping[str
         yield supervisor
 
 
-def _restarted(own: Telemetry, figures: OwnMetrics) -> None:
+def _on_store_restart(own: Telemetry, figures: OwnMetrics) -> None:
     """Counts it where the worker with the admin port looks: `own` are the figures of this process."""
     own.store_restarts.add()
-    figures.write(packed(own))
+    figures.write(pack_metrics(own))
 
 
-async def _bound(stack: AsyncExitStack, address: Address, count: int) -> tuple[socket.socket, ...]:
+async def _bind(stack: AsyncExitStack, address: Address, count: int) -> tuple[socket.socket, ...]:
     """`count` sockets that listen at one address. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -305,7 +305,7 @@ async def _bound(stack: AsyncExitStack, address: Address, count: int) -> tuple[s
     return tuple(bound)
 
 
-def note_of(data_dir: Path) -> Path:
+def status_file(data_dir: Path) -> Path:
     """Where a supervisor says that it runs. JSON: its pid, how often it has handed over, and how many workers could
     not be replaced the last time."""
     return data_dir / "supervisor.json"
@@ -329,25 +329,25 @@ def run(arguments: argparse.Namespace) -> int:
     done = restart(load_config(arguments.config, os.environ).data_dir)
     failed = int(done["failed"])
     text = f"a new worker did not come to listen, {failed} old ones stay: see the gateway's log"
-    tell(arguments, done, text if failed else "handed over to new workers")
+    print_result(arguments, done, text if failed else "handed over to new workers")
     return FAULT if failed else GOOD
 
 
 def restart(data_dir: Path) -> Mapping[str, Any]:
     """Tells the supervisor, and waits until it has handed over."""
-    before = _noted(data_dir)
+    before = _read_status(data_dir)
     os.kill(before["pid"], signal.SIGHUP)
-    begun = time.monotonic()
-    while time.monotonic() - begun < TIMEOUT_S:
-        now = _noted(data_dir)
+    started_at = time.monotonic()
+    while time.monotonic() - started_at < TIMEOUT_S:
+        now = _read_status(data_dir)
         if now["generation"] > before["generation"]:
             return now
         time.sleep(POLL_S)
     raise StartupError(f"the gateway has not handed over within {TIMEOUT_S:g} s: see its log")
 
 
-def _noted(data_dir: Path) -> dict[str, Any]:
-    path = note_of(data_dir)
+def _read_status(data_dir: Path) -> dict[str, Any]:
+    path = status_file(data_dir)
     try:
         note: dict[str, Any] = json.loads(path.read_text())
         os.kill(note["pid"], 0)

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from gateway.config.errors import closest, show
-from gateway.config.fields import EnvironmentName, Folder, GrpcUrl, HttpUrl, Text, grpc_url, http_url, switched
+from gateway.config.errors import closest_match, format_value
+from gateway.config.fields import EnvironmentName, Folder, GrpcUrl, HttpUrl, Text, grpc_url, http_url, optional_section
 from gateway.config.schema_types import ScalarForm
 from gateway.config.units import POSITIVE_SHARE, PositiveDuration, Share, Switch, parse_positive_share
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
@@ -16,7 +16,7 @@ from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 # The addresses of a backend, and how calls are shared among them.
 MAX_UPSTREAMS = 256
 
-MOST_HEDGED = 0.2  # of the calls: beyond it the upstreams have no time left for the calls themselves
+MAX_HEDGE_BUDGET = 0.2  # of the calls: beyond it the upstreams have no time left for the calls themselves
 
 _PERCENTILE = ScalarForm(r"p([5-9]\d(?:\.\d)?)", "a percentile from p50 to p99.9 such as p95")
 
@@ -52,8 +52,8 @@ def _quantile(value: object) -> float:
 
 def _hedge_budget(value: object) -> float:
     share = parse_positive_share(value)
-    if share > MOST_HEDGED:
-        raise ValueError(f"expected a share of at most {MOST_HEDGED:.0%}, got {show(value)}")
+    if share > MAX_HEDGE_BUDGET:
+        raise ValueError(f"expected a share of at most {MAX_HEDGE_BUDGET:.0%}, got {format_value(value)}")
     return share
 
 
@@ -87,7 +87,9 @@ def _models(value: object) -> object:
     if isinstance(value, dict):
         for glob, name in value.items():
             if not isinstance(glob, str) or not isinstance(name, str) or not glob or not name:
-                raise ValueError(f"expected globs with the name of a model each, got {show(glob)}: {show(name)}")
+                raise ValueError(
+                    f"expected globs with the name of a model each, got {format_value(glob)}: {format_value(name)}"
+                )
     return value
 
 
@@ -113,13 +115,13 @@ Sticky = Annotated[
 ]
 """What is kept on one upstream, where its KV cache lies."""
 
-_hedge = switched(Hedge, "{after: p95, budget: 5%}")
+_hedge = optional_section(Hedge, "{after: p95, budget: 5%}")
 
 HedgeOrOff = Annotated[Hedge | None, BeforeValidator(_hedge, json_schema_input_type=Hedge | str | bool | None)]
 """None: a call goes to one upstream at a time."""
 
 
-def address_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem]:
+def url_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem]:
     """`url` or `upstreams`, no address twice, and another one where calls are to be hedged."""
     upstreams = given.get("upstreams")
     alone = isinstance(upstreams, list | tuple) and len(upstreams) == 1
@@ -138,7 +140,7 @@ def address_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem
             continue
         if url.rstrip("/") in seen:
             yield Problem(
-                "upstreams", f"{show(url)} is there twice, expected each address once; 'weight' gives it more"
+                "upstreams", f"{format_value(url)} is there twice, expected each address once; 'weight' gives it more"
             )
         seen.add(url.rstrip("/"))
 
@@ -195,7 +197,7 @@ class OpenAIBackendConfig(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from address_problems(given, "https://api.openai.com/v1")
+        yield from url_problems(given, "https://api.openai.com/v1")
         if given.get("batch") is not None and given.get("adapter") != "kserve":
             yield Problem("batch", "puts calls of tensors together, expected adapter: kserve or triton beside it")
 
@@ -227,7 +229,7 @@ class TritonBackendConfig(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from address_problems(given, "grpc://127.0.0.1:8001")
+        yield from url_problems(given, "grpc://127.0.0.1:8001")
 
     @property
     def addresses(self) -> tuple[GrpcUpstream, ...]:
@@ -235,7 +237,7 @@ class TritonBackendConfig(Section):
         return self.upstreams or (GrpcUpstream(url=self.url or ""),)
 
 
-def _writes_none(task: object) -> object:
+def _reject_generate(task: object) -> object:
     if task == "generate":
         raise ValueError(
             "the gateway writes no text itself, expected one of: embed, classify, tensors; run the language model in "
@@ -251,7 +253,9 @@ class OnnxBackendConfig(Section):
     adapter: Literal["onnx"]
     path: Folder = Field(examples=["models/small"])
     task: Annotated[
-        Literal["embed", "classify", "tensors"], one_of("embed", "classify", "tensors"), BeforeValidator(_writes_none)
+        Literal["embed", "classify", "tensors"],
+        one_of("embed", "classify", "tensors"),
+        BeforeValidator(_reject_generate),
     ] = Field(examples=["embed"])
     model: Text | None = None  # the name that lists of models have for it; None: the folder's
     threads: Annotated[int, Field(ge=1, le=256)] = 1  # of one pass
@@ -271,26 +275,28 @@ class _Adapter(Section):
 
 BackendSection = OpenAIBackendConfig | TritonBackendConfig | OnnxBackendConfig
 
-_OTHERS: Mapping[object, type[TritonBackendConfig | OnnxBackendConfig]] = {
+_SECTION_TYPES: Mapping[object, type[TritonBackendConfig | OnnxBackendConfig]] = {
     "triton": TritonBackendConfig,
     "onnx": OnnxBackendConfig,
 }
 
 
-def section_of(adapter: object) -> type[BackendSection]:
+def backend_section_type(adapter: object) -> type[BackendSection]:
     """What the backends of an adapter are read with."""
-    return _OTHERS.get(adapter, OpenAIBackendConfig) if isinstance(adapter, str) else OpenAIBackendConfig
+    return _SECTION_TYPES.get(adapter, OpenAIBackendConfig) if isinstance(adapter, str) else OpenAIBackendConfig
 
 
-def _by_adapter(value: Any) -> BackendSection:
+def _parse_backend(value: Any) -> BackendSection:
     """Chooses by `adapter` before anything else is looked at: one wrong key is one fault, not one a class."""
     if isinstance(value, BackendSection):
         return value
     if isinstance(value, dict):
-        named = "adapter" if "adapter" in value else next((key for key in value if closest(key, ("adapter",))), "")
+        named = (
+            "adapter" if "adapter" in value else next((key for key in value if closest_match(key, ("adapter",))), "")
+        )
         chosen = _Adapter.model_validate({key: value[key] for key in (named,) if key in value})
-        return section_of(chosen.adapter).model_validate(value)
+        return backend_section_type(chosen.adapter).model_validate(value)
     return OpenAIBackendConfig.model_validate(value)  # says that a mapping is expected
 
 
-BackendConfig = Annotated[BackendSection, PlainValidator(_by_adapter, json_schema_input_type=BackendSection)]
+BackendConfig = Annotated[BackendSection, PlainValidator(_parse_backend, json_schema_input_type=BackendSection)]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_origin
 
-from gateway.config.backends import section_of
-from gateway.config.errors import ConfigError, KeyPath, closest
+from gateway.config.backends import backend_section_type
+from gateway.config.errors import ConfigError, KeyPath, closest_match
 from gateway.config.schema import Config
 from gateway.config.validation import Section
 from gateway.config.yaml_values import ScalarInvalid, resolve_scalar
@@ -28,14 +28,14 @@ class EnvironmentOverrides:
     faults: tuple[ConfigError, ...]
 
 
-def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> EnvironmentOverrides:
+def apply_environment(document: Mapping[str, Any], environ: Mapping[str, str]) -> EnvironmentOverrides:
     """Puts every setting of the environment into a copy of the document.
 
     Only names with `__` are settings, and those of `data_dir` and `policies`: Kubernetes sets NEARHIT_PORT and
     NEARHIT_SERVICE_HOST by itself for a service of this name, and a secret may well be in NEARHIT_ADMIN_TOKEN.
     """
     value = copy.deepcopy(dict(document))
-    known = dict(_settings(value))
+    known = dict(_setting_paths(value))
     origins: dict[KeyPath, str] = {}
     faults: list[ConfigError] = []
     for name in sorted(environ):
@@ -43,13 +43,13 @@ def override(document: Mapping[str, Any], environ: Mapping[str, str]) -> Environ
             continue
         path = known.get(name)
         if path is None:
-            guess = closest(name, known)
+            guess = closest_match(name, known)
             hint = f", did you mean {guess}?" if guess else ","
             message = f"unknown setting{hint} expected NEARHIT_SECTION__KEY with keys of config.yaml"
             faults.append(environment_fault(name, message))
             continue
         try:
-            if _put(value, path, resolve_scalar(environ[name])):
+            if _set_value(value, path, resolve_scalar(environ[name])):
                 origins[path] = name
         except ScalarInvalid as invalid:
             faults.append(environment_fault(name, str(invalid)))
@@ -61,7 +61,7 @@ def environment_fault(name: str, message: str) -> ConfigError:
     return ConfigError("environment", 0, (name,), message)
 
 
-def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
+def read_secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
     if variable is None:
         return None
     value = environ.get(variable, "")
@@ -70,27 +70,27 @@ def secret(environ: Mapping[str, str], variable: str | None, where: str) -> str 
     return value
 
 
-def _settings(document: Mapping[str, Any]) -> Iterator[tuple[str, KeyPath]]:
-    paths = [path for path in _scalars(Config) if len(path) > 1 or path[0] in _TOP_LEVEL]
+def _setting_paths(document: Mapping[str, Any]) -> Iterator[tuple[str, KeyPath]]:
+    paths = [path for path in _scalar_paths(Config) if len(path) > 1 or path[0] in _TOP_LEVEL]
     backends = document.get("backends")
     for name, backend in backends.items() if isinstance(backends, dict) else ():
-        kind = section_of(backend.get("adapter") if isinstance(backend, dict) else None)
-        paths += [("backends", name, *path) for path in _scalars(kind)]
+        kind = backend_section_type(backend.get("adapter") if isinstance(backend, dict) else None)
+        paths += [("backends", name, *path) for path in _scalar_paths(kind)]
     for path in paths:
         yield _PREFIX + "__".join(re.sub(r"[^A-Z0-9]", "_", str(part).upper()) for part in path), path
 
 
-def _scalars(section: type[Section]) -> Iterator[KeyPath]:
+def _scalar_paths(section: type[Section]) -> Iterator[KeyPath]:
     """The paths of every key that takes a scalar."""
     for key, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            yield from ((key, *rest) for rest in _scalars(kind))
+            yield from ((key, *rest) for rest in _scalar_paths(kind))
         elif get_origin(kind) is not Mapping:
             yield (key,)
 
 
-def _put(document: dict[str, Any], path: KeyPath, value: object) -> bool:
+def _set_value(document: dict[str, Any], path: KeyPath, value: object) -> bool:
     """Sets the value; False where the file has something else than a mapping on the way, which is a fault there."""
     place: Any = document
     for part in path[:-1]:

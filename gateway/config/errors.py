@@ -12,7 +12,7 @@ KeyPath = tuple[str | int, ...]
 """The keys and list positions that lead to a value: `("routes", 0, "cache")`."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_SHOWN = 60  # characters of a wrong value that a sentence repeats
+_MAX_VALUE_CHARS = 60  # characters of a wrong value that a sentence repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class ConfigInvalid(Exception):
     """A configuration that cannot be used; carries every fault that was found, in reading order."""
 
     def __init__(self, faults: Iterable[ConfigError]) -> None:
-        self.faults = in_order(faults)
+        self.faults = sort_errors(faults)
         super().__init__("\n".join(map(str, self.faults)))
 
 
-def in_order(faults: Iterable[ConfigError]) -> tuple[ConfigError, ...]:
+def sort_errors(faults: Iterable[ConfigError]) -> tuple[ConfigError, ...]:
     """The faults by file and line, each once."""
     return tuple(sorted(set(faults), key=lambda f: (f.file, f.line, render_path(f.path), f.message)))
 
@@ -59,7 +59,7 @@ def render_path(path: KeyPath) -> str:
     return out or "(document)"
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """A wrong value as a sentence names it: text in quotes and shortened, YAML words for the rest."""
     match value:
         case None:
@@ -67,7 +67,7 @@ def show(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "...")
+            return repr(value if len(value) <= _MAX_VALUE_CHARS else value[:_MAX_VALUE_CHARS] + "...")
         case int() if abs(value) >= 10**18:  # a longer one says nothing more, and may not even be printable
             return "a huge number"
         case int() | float():
@@ -80,16 +80,16 @@ def show(value: object) -> str:
             return f"a {type(value).__name__}"
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
+def closest_match(word: str, known: Iterable[str]) -> str | None:
     """The known word that `word` was probably meant to be."""
     by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word[:_SHOWN].lower(), by_lower, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word[:_MAX_VALUE_CHARS].lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
-def unknown(what: str, word: str, known: Iterable[str]) -> str:
+def unknown_name(what: str, word: str, known: Iterable[str]) -> str:
     """`unknown key, did you mean 'semantic'? expected one of: exact, semantic`."""
     names = list(known)
-    guess = closest(word, names)
+    guess = closest_match(word, names)
     hint = f", did you mean {guess!r}?" if guess else ","
     return f"unknown {what}{hint} expected {'one of: ' if len(names) != 1 else ''}{', '.join(names)}"

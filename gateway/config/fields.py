@@ -9,23 +9,23 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gateway.config.errors import show
+from gateway.config.errors import format_value
 from gateway.config.schema_types import ScalarForm
-from gateway.config.store_url import target_of
+from gateway.config.store_url import parse_store_url
 from gateway.config.validation import Problem, Section
 
 
 # URLs that a configuration may hold. Each parser returns the URL without the slash at its end, or raises
 # `ValueError` with the whole sentence.
-def http_url(value: object, example: str = "https://api.openai.com/v1", beside: str = "api_key_env") -> str:
-    """An endpoint's base URL. Credentials in it would reach logs, so they are refused and not repeated: `beside` is the
+def http_url(value: object, example: str = "https://api.openai.com/v1", extra: str = "api_key_env") -> str:
+    """An endpoint's base URL. Credentials in it would reach logs, so they are refused and not repeated: `extra` is the
     key that they belong to."""
     expected = f"expected a URL such as {example}"
-    url = _split(value)
+    url = _split_url(value)
     if url is not None and "@" in url.netloc:
-        raise ValueError(f"credentials in a URL end up in logs, {expected} with {beside} beside it")
+        raise ValueError(f"credentials in a URL end up in logs, {expected} with {extra} beside it")
     if url is None or url.scheme not in ("http", "https") or url.query or url.fragment:
-        raise ValueError(f"{expected}, got {show(value)}")
+        raise ValueError(f"{expected}, got {format_value(value)}")
     return url.geturl().rstrip("/")
 
 
@@ -36,33 +36,33 @@ def receiver_url(value: object) -> str:
 
 def grpc_url(value: object) -> str:
     """The address of a Triton server."""
-    url = _split(value)
+    url = _split_url(value)
     if url is not None and url.scheme in ("grpc", "grpcs") and url.port and "@" not in url.netloc:
         rest = url.path.strip("/") or url.query or url.fragment
         if not rest:
             return url.geturl().rstrip("/")
-    raise ValueError(f"expected grpc://HOST:PORT or grpcs://HOST:PORT, got {show(value)}")
+    raise ValueError(f"expected grpc://HOST:PORT or grpcs://HOST:PORT, got {format_value(value)}")
 
 
 def store_url(value: object) -> str:
     """`embedded`, or where an outside store is (`gateway.config.store`)."""
-    target_of(value)
+    parse_store_url(value)
     return str(value)
 
 
-def lite_file(url: str) -> bool:
+def milvus_lite_path(url: str) -> bool:
     """Whether an index' URL names a file of Milvus Lite, and no server."""
     return url.endswith(".db") and "://" not in url
 
 
 def index_url(value: object) -> str:
     """A Milvus server, or the name of a Milvus Lite file."""
-    if isinstance(value, str) and value.isprintable() and lite_file(value):
+    if isinstance(value, str) and value.isprintable() and milvus_lite_path(value):
         return value
     return http_url(value, "http://127.0.0.1:19530 or a file such as milvus.db", "token_env")
 
 
-def _split(value: object) -> SplitResult | None:
+def _split_url(value: object) -> SplitResult | None:
     """The parts of a URL with a host; None for what is no such URL."""
     # urlsplit drops line breaks silently: what was checked would not be what is used.
     if not isinstance(value, str) or not value.isascii() or not value.isprintable() or " " in value:
@@ -118,7 +118,7 @@ _KEY_HASH = ScalarForm(r"[0-9a-fA-F]{64}", "the SHA-256 of an API key as 64 hex 
 def parse_name(value: object) -> str:
     """A name that is safe in a log, a label, a header and a key."""
     if isinstance(value, bool | int | float):
-        raise ValueError(f"expected {_NAME.expected}, got {show(value)}; put it in quotes")
+        raise ValueError(f"expected {_NAME.expected}, got {format_value(value)}; put it in quotes")
     return _NAME.read(value)[0]
 
 
@@ -137,7 +137,7 @@ def _path(value: object, kind: str) -> Path:
         return value
     if isinstance(value, str) and value and value.isprintable():
         return Path(value)
-    raise ValueError(f"expected the path of {kind}, got {show(value)}")
+    raise ValueError(f"expected the path of {kind}, got {format_value(value)}")
 
 
 def parse_environment_name(value: object) -> str:
@@ -147,7 +147,7 @@ def parse_environment_name(value: object) -> str:
     raise ValueError(f"expected {_ENVIRONMENT_NAME.expected}")
 
 
-def switched(section: type[Section], example: str) -> Callable[[object], object]:
+def optional_section(section: type[Section], example: str) -> Callable[[object], object]:
     """The parser of `off`, which is None, `on`, which is the section as it is by default, or its mapping.
 
     YAML 1.1 reads bare `on` and `off` as booleans; in quotes they stay text."""
@@ -159,12 +159,12 @@ def switched(section: type[Section], example: str) -> Callable[[object], object]
             return section()
         if isinstance(value, dict | section):
             return value
-        raise ValueError(f"expected off, on or {example}, got {show(value)}")
+        raise ValueError(f"expected off, on or {example}, got {format_value(value)}")
 
     return parse
 
 
-def beside_triton(given: Mapping[str, Any], keys: Sequence[str]) -> Iterator[Problem]:
+def triton_problems(given: Mapping[str, Any], keys: Sequence[str]) -> Iterator[Problem]:
     """Of a section whose `adapter` may be `triton`: that wants a `url`, and `keys` are for it alone."""
     if given.get("adapter") == "triton":
         if given.get("url") is None:
@@ -191,7 +191,7 @@ def parse_version(value: object) -> int:
     """The only version of the file formats so far."""
     if isinstance(value, int) and not isinstance(value, bool) and value == 1:
         return 1
-    raise ValueError(f"expected 1, the only version there is, got {show(value)}")
+    raise ValueError(f"expected 1, the only version there is, got {format_value(value)}")
 
 
 IndexDevice = Annotated[str, BeforeValidator(parse_device), WithJsonSchema(_DEVICE.schema)]

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gateway.config.backends import BackendSection, OnnxBackendConfig, OpenAIBackendConfig
-from gateway.config.environment import environment_fault, override
-from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, in_order
+from gateway.config.environment import apply_environment, environment_fault
+from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, sort_errors
 from gateway.config.schema import Config, EmbeddingModel, ServerConfig
 from gateway.config.store import StoreConfig
-from gateway.config.validation import complaints
+from gateway.config.validation import error_messages
 from gateway.config.yaml_loader import load_yaml, read_file
 
 DEFAULT_PATH = Path("config.yaml")
@@ -56,10 +56,10 @@ def read_config(path: Path, environ: Mapping[str, str]) -> ConfigReader:
     def fault_at(place: KeyPath, message: str) -> ConfigError | None:
         return None if place in source.unreadable else source.fault(place, message)
 
-    return build(source.value, source.faults, fault_at, path.parent, environ)
+    return build_config(source.value, source.faults, fault_at, path.parent, environ)
 
 
-def build(
+def build_config(
     document: Mapping[str, Any],
     faults: tuple[ConfigError, ...],
     fault_at: Callable[[KeyPath, str], ConfigError | None],
@@ -67,7 +67,7 @@ def build(
     environ: Mapping[str, str],
 ) -> ConfigReader:
     """The configuration of a document. `fault_at` says where a path of it is, or None where that is known faulty."""
-    overridden = override(document, environ)
+    overridden = apply_environment(document, environ)
     found, warnings = [*faults, *overridden.faults], list[ConfigError]()
 
     def report(path: KeyPath, message: str, among: list[ConfigError] = found) -> None:
@@ -80,22 +80,22 @@ def build(
     try:
         config = Config.model_validate(overridden.value)
     except ValidationError as invalid:
-        for path, message in complaints(invalid):
+        for path, message in error_messages(invalid):
             report(path, message)
     else:
-        for path, name in secrets_of(config):
+        for path, name in secret_variables(config):
             if not environ.get(name):
                 absent.append(name)
                 report(path, f"the environment variable {name} is not set, expected the secret in it")
-        for path, message in _models(config, folder):
+        for path, message in _missing_model_files(config, folder):
             report(path, message)
-        if config.embedder.migrates_from_itself:
+        if config.embedder.migrates_to_same_model:
             message = "names the model in use, expected the one before it, or none"
             report(("embedder", "migrate_from"), message, warnings)
     backends, policies = overridden.value.get("backends"), overridden.value.get("policies")
     return ConfigReader(
-        None if found or config is None else _resolved(config, folder),
-        in_order(found),
+        None if found or config is None else _resolve_paths(config, folder),
+        sort_errors(found),
         frozenset(backends if isinstance(backends, dict) else ()),
         folder / (policies if isinstance(policies, str) and policies.isprintable() else "policies"),
         tuple(warnings),
@@ -103,7 +103,7 @@ def build(
     )
 
 
-def secrets_of(config: Config) -> Iterator[tuple[KeyPath, str]]:
+def secret_variables(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Where it names an environment variable for a secret, and which."""
     if config.auth.admin_token_env:
         yield ("auth", "admin_token_env"), config.auth.admin_token_env
@@ -124,7 +124,7 @@ def secrets_of(config: Config) -> Iterator[tuple[KeyPath, str]]:
                     yield ("backends", name, "upstreams", i, "api_key_env"), upstream.api_key_env
 
 
-def _models(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:
+def _missing_model_files(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:
     """Of backends that run in the gateway itself: the files without which it cannot start."""
     for name, backend in config.backends.items():
         if isinstance(backend, OnnxBackendConfig):
@@ -135,25 +135,25 @@ def _models(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:
                 yield ("backends", name, "path"), message
 
 
-def _resolved(config: Config, folder: Path) -> Config:
+def _resolve_paths(config: Config, folder: Path) -> Config:
     """Paths from the file's folder. What child processes and models use is absolute: they have folders of their own;
     `policies` stays as short as it was written, since every fault there repeats it."""
-    embedder = _with_model_dir(config.embedder, folder)
+    embedder = _resolve_model_dir(config.embedder, folder)
     if embedder.migrate_from is not None:
-        embedder = embedder.model_copy(update={"migrate_from": _with_model_dir(embedder.migrate_from, folder)})
+        embedder = embedder.model_copy(update={"migrate_from": _resolve_model_dir(embedder.migrate_from, folder)})
     return config.model_copy(
         update={
-            "server": _with_tls(config.server, folder),
-            "store": _with_store_tls(config.store, folder),
+            "server": _resolve_tls(config.server, folder),
+            "store": _resolve_store_tls(config.store, folder),
             "data_dir": (folder / config.data_dir).absolute(),
             "policies": folder / config.policies,
             "embedder": embedder,
-            "backends": {name: _with_path(backend, folder) for name, backend in config.backends.items()},
+            "backends": {name: _resolve_backend(backend, folder) for name, backend in config.backends.items()},
         }
     )
 
 
-def _with_tls(server: ServerConfig, folder: Path) -> ServerConfig:
+def _resolve_tls(server: ServerConfig, folder: Path) -> ServerConfig:
     tls = server.tls
     if tls is None:
         return server
@@ -162,20 +162,20 @@ def _with_tls(server: ServerConfig, folder: Path) -> ServerConfig:
     return server.model_copy(update={"tls": tls.model_copy(update=found)})
 
 
-def _with_store_tls(store: StoreConfig, folder: Path) -> StoreConfig:
+def _resolve_store_tls(store: StoreConfig, folder: Path) -> StoreConfig:
     if store.tls is None:
         return store
     found = {name: folder / file for name, file in store.tls if file is not None}
     return store.model_copy(update={"tls": store.tls.model_copy(update=found)})
 
 
-def _with_path(backend: BackendSection, folder: Path) -> BackendSection:
+def _resolve_backend(backend: BackendSection, folder: Path) -> BackendSection:
     if not isinstance(backend, OnnxBackendConfig):
         return backend
     return backend.model_copy(update={"path": (folder / backend.path).absolute()})
 
 
-def _with_model_dir(model: Model, folder: Path) -> Model:
+def _resolve_model_dir(model: Model, folder: Path) -> Model:
     if model.model_dir is None:
         return model
     return model.model_copy(update={"model_dir": (folder / model.model_dir).absolute()})

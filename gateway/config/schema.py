@@ -22,9 +22,9 @@ from gateway.config.fields import (
     ReceiverUrl,
     Text,
     Version,
-    beside_triton,
-    lite_file,
-    switched,
+    milvus_lite_path,
+    optional_section,
+    triton_problems,
 )
 from gateway.config.store import StoreConfig
 from gateway.config.units import (
@@ -129,10 +129,10 @@ class CrossEncoderConfig(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        return beside_triton(given, ("url", "model", "timeout"))
+        return triton_problems(given, ("url", "model", "timeout"))
 
 
-_cross_encoder = switched(CrossEncoderConfig, "{adapter: triton, url: grpc://127.0.0.1:8001}")
+_cross_encoder = optional_section(CrossEncoderConfig, "{adapter: triton, url: grpc://127.0.0.1:8001}")
 
 
 class VerifierConfig(Section):
@@ -222,7 +222,7 @@ class EmbeddingModel(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        return beside_triton(given, ("url", "tokenizer"))
+        return triton_problems(given, ("url", "tokenizer"))
 
 
 class EmbedderConfig(EmbeddingModel):
@@ -231,7 +231,7 @@ class EmbedderConfig(EmbeddingModel):
     migrate_from: EmbeddingModel | None = None  # lookups go by it until then
 
     @property
-    def migrates_from_itself(self) -> bool:
+    def migrates_to_same_model(self) -> bool:
         """As far as the configuration tells; the gateway compares the models' fingerprints."""
         former = self.migrate_from
         if former is None or former.adapter != self.adapter:
@@ -290,8 +290,8 @@ class Config(Section):
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         server, auth = given.get("server"), given.get("auth")
-        yield from _of_one_process(server, given.get("index"))
-        yield from _of_one_port(server)
+        yield from _single_process_problems(server, given.get("index"))
+        yield from _port_conflicts(server)
         if not isinstance(server, dict) or (
             isinstance(auth, dict) and (auth.get("admin_token_env") or auth.get("oidc"))
         ):
@@ -308,7 +308,7 @@ class Config(Section):
             )
 
 
-def _of_one_port(server: object) -> Iterator[Problem]:
+def _port_conflicts(server: object) -> Iterator[Problem]:
     """Two listeners of one address: the second would find the port taken, by the gateway itself."""
     named = server if isinstance(server, dict) else {}
     had: dict[Address, str] = {}
@@ -322,8 +322,8 @@ def _of_one_port(server: object) -> Iterator[Problem]:
         had.setdefault(address, name)
 
 
-def _of_one_process(server: object, index: object) -> Iterator[Problem]:
+def _single_process_problems(server: object, index: object) -> Iterator[Problem]:
     url = index.get("url") if isinstance(index, dict) else None
     workers = server.get("workers") if isinstance(server, dict) else None
-    if isinstance(url, str) and lite_file(url) and isinstance(workers, int) and workers > 1:
+    if isinstance(url, str) and milvus_lite_path(url) and isinstance(workers, int) and workers > 1:
         yield Problem("index", f"one process may open {url}, expected server.workers: 1, or a Milvus server in url")

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from gateway.config.errors import show
+from gateway.config.errors import format_value
 
 Schema = dict[str, Any]
 
@@ -29,7 +29,7 @@ class Shorthand:
         return self.of(handler(core))
 
 
-def or_written(*others: Schema) -> Shorthand:
+def or_schemas(*others: Schema) -> Shorthand:
     """One of the others in the place of the type; null is then none of it."""
 
     def of(inner: Schema) -> Schema:
@@ -54,7 +54,7 @@ class ScalarForm:
         """The parts of a text of this form. Raises `ValueError`."""
         match = self.match(value)
         if match is None:
-            raise ValueError(f"expected {self.expected}, got {show(value)}")
+            raise ValueError(f"expected {self.expected}, got {format_value(value)}")
         return match
 
     def match(self, value: object) -> re.Match[str] | None:

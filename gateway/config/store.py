@@ -8,14 +8,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, File, StoreUrl, Text
-from gateway.config.store_url import StoreKind, StoreTarget, target_of
+from gateway.config.store_url import StoreKind, StoreTarget, parse_store_url
 from gateway.config.units import PositiveDuration, Size
 from gateway.config.validation import Problem, Section
 
 # Where answers are kept.
-OUTSIDE = ("username", "password_env", "sentinel_password_env", "tls")
+SERVER_ONLY_KEYS = ("username", "password_env", "sentinel_password_env", "tls")
 
-SECURED = "expected rediss://, redis+sentinel:// or redis+cluster:// in store.url"
+TLS_EXPECTED = "expected rediss://, redis+sentinel:// or redis+cluster:// in store.url"
 
 
 class StoreTls(Section):
@@ -50,21 +50,21 @@ class StoreConfig(Section):
 
     @property
     def target(self) -> StoreTarget:
-        return target_of(self.url)
+        return parse_store_url(self.url)
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         try:
-            target = target_of(given.get("url", "embedded"))
+            target = parse_store_url(given.get("url", "embedded"))
         except ValueError:
             return  # the field itself reports it
-        named = [key for key in OUTSIDE if given.get(key) is not None]
+        named = [key for key in SERVER_ONLY_KEYS if given.get(key) is not None]
         if target.kind is StoreKind.EMBEDDED:
             for key in named:
                 yield Problem(key, "is for an outside store, expected its address in store.url")
             return
         if "tls" in named and target.scheme == "redis":
-            yield Problem("tls", f"is not for redis://, {SECURED}")
+            yield Problem("tls", f"is not for redis://, {TLS_EXPECTED}")
         if "sentinel_password_env" in named and target.kind is not StoreKind.SENTINEL:
             yield Problem("sentinel_password_env", "is for sentinels, expected redis+sentinel:// in store.url")
         for key, said in (("username", target.username), ("password_env", target.password)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gateway.config.errors import show
+from gateway.config.errors import format_value
 
 # What `store.url` names: one server, those that sentinels watch over, or a cluster.
 EXPECTED = (
@@ -52,17 +52,17 @@ class StoreTarget:
         return f"{self.scheme}://{','.join(f'{host}:{port}' for host, port in self.addresses)}{tail}"
 
 
-def target_of(value: object) -> StoreTarget:
+def parse_store_url(value: object) -> StoreTarget:
     """Raises `ValueError` with the whole sentence. A URL may hold a password, so no sentence repeats it."""
     if value == "embedded":
         return StoreTarget(StoreKind.EMBEDDED)
     if not isinstance(value, str):
-        raise ValueError(f"{EXPECTED}, got {show(value)}")
+        raise ValueError(f"{EXPECTED}, got {format_value(value)}")
     # urlsplit drops line breaks silently: what was checked would not be what is used.
     if not value.isascii() or not value.isprintable() or " " in value:
         raise ValueError(f"{EXPECTED}, got something else")
     try:
-        return _target(urlsplit(value))
+        return _parse_target(urlsplit(value))
     except _Unsaid:
         raise ValueError(f"{EXPECTED}, got something else") from None
 
@@ -71,22 +71,22 @@ class _Unsaid(ValueError):
     """It is no such URL."""
 
 
-def _target(url: SplitResult) -> StoreTarget:
+def _parse_target(url: SplitResult) -> StoreTarget:
     kind = SCHEMES.get(url.scheme)
     if kind is None:
         raise _Unsaid
     credentials, _, hosts = url.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
     default = SENTINEL_PORT if kind is StoreKind.SENTINEL else SERVER_PORT
-    addresses = tuple(_address(written, default) for written in hosts.split(","))
+    addresses = tuple(_parse_address(address_text, default) for address_text in hosts.split(","))
     if kind is StoreKind.SERVER and len(addresses) > 1:
         raise ValueError("names several servers, expected one, or redis+cluster:// or redis+sentinel:// before them")
-    service, database = _path(kind, url)
+    service, database = _parse_path(kind, url)
     said = (unquote(username) or None, unquote(password) or None)
     return StoreTarget(kind, url.scheme, addresses, *said, service, database)
 
 
-def _path(kind: StoreKind, url: SplitResult) -> tuple[str, int]:
+def _parse_path(kind: StoreKind, url: SplitResult) -> tuple[str, int]:
     parts = [unquote(part) for part in url.path.strip("/").split("/") if part]
     if kind is StoreKind.SERVER:  # the client reads it, with what follows it
         return "", 0
@@ -101,9 +101,9 @@ def _path(kind: StoreKind, url: SplitResult) -> tuple[str, int]:
     return parts[0], int((parts[1:] or ["0"])[0])
 
 
-def _address(written: str, default: int) -> tuple[str, int]:
+def _parse_address(address_text: str, default: int) -> tuple[str, int]:
     try:
-        parts = urlsplit(f"//{written}")
+        parts = urlsplit(f"//{address_text}")
         host, port = parts.hostname, parts.port
     except ValueError:  # a port out of range, an unclosed bracket
         raise _Unsaid from None

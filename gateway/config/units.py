@@ -11,18 +11,18 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, ByteSize, PlainValidator, WithJsonSchema
 
-from gateway.config.errors import show
+from gateway.config.errors import format_value
 from gateway.config.schema_types import OFF, SWITCH, ScalarForm, any_of
 
 _DURATION = ScalarForm(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", "a duration such as 250ms, 30s, 5m, 24h or 7d")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LONGEST_S = 3650 * 86400.0  # sums with wall clocks stay exact, and nobody means more than ten years
+_MAX_DURATION_S = 3650 * 86400.0  # sums with wall clocks stay exact, and nobody means more than ten years
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%", re.ASCII)
 _PERCENT = ScalarForm(r"(100(\.0{1,9})?|0?\d{1,2}(\.\d{1,9})?)%", "a share such as 1%")  # in [0, 1], for editors
 
 _SIZE = ScalarForm(r"(\d{1,15})(B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)", "a size such as 64MiB, 1GB or a number of bytes")
-_LARGEST_BYTES = 2**50
+_MAX_BYTES = 2**50
 
 _RATE = ScalarForm(r"(\d{1,6}(?:\.\d{1,6})?)/s", "a rate such as 50/s")
 
@@ -52,8 +52,8 @@ def parse_duration(value: object) -> float:
         return 0.0
     match = _DURATION.read(value)
     seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds > _LONGEST_S:
-        raise ValueError(f"expected a duration of at most 3650d, got {show(value)}")
+    if seconds > _MAX_DURATION_S:
+        raise ValueError(f"expected a duration of at most 3650d, got {format_value(value)}")
     return seconds
 
 
@@ -61,7 +61,7 @@ def parse_positive_duration(value: object) -> float:
     """Seconds in (0, 10 years]."""
     seconds = parse_duration(value)
     if seconds <= 0:
-        raise ValueError(f"expected a duration longer than 0s, got {show(value)}")
+        raise ValueError(f"expected a duration longer than 0s, got {format_value(value)}")
     return seconds
 
 
@@ -72,7 +72,7 @@ def parse_duration_or_off(value: object) -> float | None:
     try:
         return parse_positive_duration(value)
     except ValueError:
-        raise ValueError(f"expected off or a duration such as 5m, got {show(value)}") from None
+        raise ValueError(f"expected off or a duration such as 5m, got {format_value(value)}") from None
 
 
 def parse_share(value: object) -> float:
@@ -83,9 +83,9 @@ def parse_share(value: object) -> float:
         share = float(value)
     else:
         doubt = ", which may mean 1% or all" if value == 1 and not isinstance(value, bool) else ""
-        raise ValueError(f"expected a share such as 1% or 0.01, got {show(value)}{doubt}")
+        raise ValueError(f"expected a share such as 1% or 0.01, got {format_value(value)}{doubt}")
     if not 0 <= share <= 1:
-        raise ValueError(f"expected a share between 0% and 100%, got {show(value)}")
+        raise ValueError(f"expected a share between 0% and 100%, got {format_value(value)}")
     return share
 
 
@@ -93,7 +93,7 @@ def parse_positive_share(value: object) -> float:
     """A part of a whole, in (0, 1]."""
     share = parse_share(value)
     if share <= 0:
-        raise ValueError(f"expected a share above 0% and up to 100%, got {show(value)}")
+        raise ValueError(f"expected a share above 0% and up to 100%, got {format_value(value)}")
     return share
 
 
@@ -104,8 +104,8 @@ def parse_size(value: object) -> int:
     else:
         match = _SIZE.read(value)
         size = int(match[1]) * int(ByteSize.byte_sizes[match[2].lower()])
-    if not 1 <= size <= _LARGEST_BYTES:
-        raise ValueError(f"expected a size between 1B and 1024TiB, got {show(value)}")
+    if not 1 <= size <= _MAX_BYTES:
+        raise ValueError(f"expected a size between 1B and 1024TiB, got {format_value(value)}")
     return size
 
 
@@ -113,7 +113,7 @@ def parse_rate(value: object) -> float:
     """A second, in [0.1, 100000]."""
     rate = float(_RATE.read(value)[1])
     if not 0.1 <= rate <= 100_000:
-        raise ValueError(f"expected a rate between 0.1/s and 100000/s, got {show(value)}")
+        raise ValueError(f"expected a rate between 0.1/s and 100000/s, got {format_value(value)}")
     return rate
 
 
@@ -123,7 +123,7 @@ def parse_address(value: object) -> Address:
         return value
     match = _ADDRESS.read(value)
     if int(match[2]) > 65535:
-        raise ValueError(f"expected {_ADDRESS.expected}, got {show(value)}")
+        raise ValueError(f"expected {_ADDRESS.expected}, got {format_value(value)}")
     return Address(match[1].strip("[]"), int(match[2]))
 
 
@@ -133,22 +133,24 @@ def parse_switch(value: object) -> bool:
         return value == "on"
     if isinstance(value, bool):
         return value
-    raise ValueError(f"expected on or off, got {show(value)}")
+    raise ValueError(f"expected on or off, got {format_value(value)}")
 
 
-_LONGER = ScalarForm("(?=.*[1-9])" + _DURATION.pattern, _DURATION.expected).schema
-_SOME = ScalarForm("(?=.*[1-9])" + _PERCENT.pattern, _PERCENT.expected).schema
+_POSITIVE_DURATION = ScalarForm("(?=.*[1-9])" + _DURATION.pattern, _DURATION.expected).schema
+_POSITIVE_PERCENT = ScalarForm("(?=.*[1-9])" + _PERCENT.pattern, _PERCENT.expected).schema
 SHARE = any_of(_PERCENT.schema, {"type": "number", "minimum": 0, "maximum": 1})
-POSITIVE_SHARE = any_of(_SOME, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
+POSITIVE_SHARE = any_of(_POSITIVE_PERCENT, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
 
 Duration = Annotated[float, BeforeValidator(parse_duration), WithJsonSchema(any_of(_DURATION.schema, {"const": 0}))]
 """Seconds, at least 0."""
 
-PositiveDuration = Annotated[float, BeforeValidator(parse_positive_duration), WithJsonSchema(_LONGER)]
+PositiveDuration = Annotated[float, BeforeValidator(parse_positive_duration), WithJsonSchema(_POSITIVE_DURATION)]
 """Seconds, more than 0."""
 
 DurationOrOff = Annotated[
-    float | None, BeforeValidator(parse_duration_or_off), WithJsonSchema(any_of(_LONGER, OFF, {"type": "null"}))
+    float | None,
+    BeforeValidator(parse_duration_or_off),
+    WithJsonSchema(any_of(_POSITIVE_DURATION, OFF, {"type": "null"})),
 ]
 """Seconds, more than 0; None where it is off."""
 

@@ -19,16 +19,16 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from gateway.config.errors import KeyPath, closest, show, unknown
+from gateway.config.errors import KeyPath, closest_match, format_value, unknown_name
 
-_FINAL = "sentence"  # the type of an error whose message is already the sentence
+_SENTENCE_ERROR = "sentence"  # the type of an error whose message is already the sentence
 
 
 class Problem(NamedTuple):
     """A contradiction inside a mapping: the key to point at (None: the mapping itself) and the sentence."""
 
     key: str | None
-    sentence: str
+    error_sentence: str
 
 
 class Section(BaseModel):
@@ -48,36 +48,38 @@ class Section(BaseModel):
             return handler(value)
         strangers = [key for key in value if key not in cls.model_fields]
         # What a misspelt key was meant to be counts as given: one slip, one fault.
-        meant = {guess: value[key] for key in strangers if (guess := closest(key, cls.model_fields))}
-        errors = [_error((key,), unknown("key", key, cls.model_fields), value[key]) for key in strangers]
+        misspelt = {guess: value[key] for key in strangers if (guess := closest_match(key, cls.model_fields))}
+        errors = [_error((key,), unknown_name("key", key, cls.model_fields), value[key]) for key in strangers]
         known = {key: item for key, item in value.items() if key in cls.model_fields}
         errors += [
-            _error(() if problem.key is None else (problem.key,), problem.sentence, value)
-            for problem in cls.problems({**meant, **known})
+            _error(() if problem.key is None else (problem.key,), problem.error_sentence, value)
+            for problem in cls.problems({**misspelt, **known})
         ]
         try:
             section = handler(known)
         except ValidationError as invalid:
-            errors += cls._translated(invalid, meant)
+            errors += cls._error_details(invalid, misspelt)
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return section
 
     @classmethod
-    def _translated(cls, invalid: ValidationError, meant: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
+    def _error_details(cls, invalid: ValidationError, misspelt: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
         for error in invalid.errors():
             key = error["loc"][0] if len(error["loc"]) == 1 else None
             if error["type"] != "missing":
-                yield _error(error["loc"], sentence(error), error["input"])
-            elif key not in meant:
+                yield _error(error["loc"], error_sentence(error), error["input"])
+            elif key not in misspelt:
                 example = cls.model_fields[str(key)].examples or ["..."]
                 yield _error((), f"{key!r} is required, e.g. {key}: {example[0]}", error["input"])
 
 
-def complaints(invalid: ValidationError) -> list[tuple[KeyPath, str]]:
+def error_messages(invalid: ValidationError) -> list[tuple[KeyPath, str]]:
     """Each error as the path it is at and its sentence."""
     # pydantic marks a fault of a key itself with a last part of its own; the path ends at the key anyway.
-    return [(tuple(part for part in error["loc"] if part != "[key]"), sentence(error)) for error in invalid.errors()]
+    return [
+        (tuple(part for part in error["loc"] if part != "[key]"), error_sentence(error)) for error in invalid.errors()
+    ]
 
 
 def one_of(*allowed: str, later: tuple[str, ...] = ()) -> BeforeValidator:
@@ -93,16 +95,16 @@ def one_of(*allowed: str, later: tuple[str, ...] = ()) -> BeforeValidator:
         expected = f"expected {'one of: ' if len(allowed) > 1 else ''}{', '.join(allowed)}"
         if isinstance(value, str) and value in later:
             raise ValueError(f"{value!r} comes with a later version, {expected}")
-        if isinstance(value, str) and (guess := closest(value, allowed)):
-            raise ValueError(f"unknown value {show(value)}, did you mean {guess!r}? {expected}")
-        raise ValueError(f"{expected}, got {show(value)}")
+        if isinstance(value, str) and (guess := closest_match(value, allowed)):
+            raise ValueError(f"unknown value {format_value(value)}, did you mean {guess!r}? {expected}")
+        raise ValueError(f"{expected}, got {format_value(value)}")
 
     return BeforeValidator(check)
 
 
 def _not_empty(value: object) -> object:
     if value in ([], {}):
-        raise ValueError(f"expected at least one entry, got {show(value)}")
+        raise ValueError(f"expected at least one entry, got {format_value(value)}")
     return value
 
 
@@ -110,10 +112,10 @@ NOT_EMPTY = BeforeValidator(_not_empty)
 """A list or mapping with an entry. Checked as written: pydantic's own bound also counts entries that are faulty."""
 
 
-def sentence(error: ErrorDetails) -> str:
+def error_sentence(error: ErrorDetails) -> str:
     """What is wrong and what was expected."""
     context = error.get("ctx", {})
-    if error["type"] == _FINAL:
+    if error["type"] == _SENTENCE_ERROR:
         return error["msg"]
     if error["type"] == "value_error":
         return str(context["error"])
@@ -121,7 +123,7 @@ def sentence(error: ErrorDetails) -> str:
     if expectation is None:  # no field of ours leads here; better pydantic's words than none
         return error["msg"]
     hint = "; put it in quotes" if error["type"] == "string_type" and _scalar(error["input"]) else ""
-    return f"expected {expectation(context)}, got {show(error['input'])}{hint}"
+    return f"expected {expectation(context)}, got {format_value(error['input'])}{hint}"
 
 
 def _number(bound: float) -> str:
@@ -133,7 +135,7 @@ def _scalar(value: object) -> bool:
 
 
 def _error(loc: tuple[int | str, ...], text: str, value: object) -> InitErrorDetails:
-    return InitErrorDetails(type=PydanticCustomError(_FINAL, "{text}", {"text": text}), loc=loc, input=value)
+    return InitErrorDetails(type=PydanticCustomError(_SENTENCE_ERROR, "{text}", {"text": text}), loc=loc, input=value)
 
 
 _EXPECTATIONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, show
+from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, format_value
 from gateway.config.yaml_values import NodeReader
 
 MAX_BYTES = 2**20
@@ -44,10 +44,10 @@ class Source:
     def fault(self, path: KeyPath, message: str) -> ConfigError:
         """A fault of the value at `path`. What came out of a variable is not repeated: it may be a secret."""
         if (written := self.substituted.get(path)) is not None:
-            message = message.replace(show(self._at(path)), show(written))
+            message = message.replace(format_value(self._value_at(path)), format_value(written))
         return ConfigError(self.file, self.locate(path)[0], path, message)
 
-    def _at(self, path: KeyPath) -> object:
+    def _value_at(self, path: KeyPath) -> object:
         value: Any = self.value
         for part in path:
             value = value[part]
@@ -61,31 +61,33 @@ def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> S
     read on: syntax, encoding, bounds. Any other fault is in `Source.faults`.
     """
     if len(content) > MAX_BYTES:
-        raise _fatal(file, 1, f"larger than {MAX_BYTES} bytes, expected a smaller file")
+        raise _fatal_error(file, 1, f"larger than {MAX_BYTES} bytes, expected a smaller file")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = 1 + len(_LINE_BREAK.findall(content, 0, error.start))
-        raise _fatal(file, line, f"invalid UTF-8 at byte {error.start}, expected UTF-8 text") from None
+        raise _fatal_error(file, line, f"invalid UTF-8 at byte {error.start}, expected UTF-8 text") from None
     try:
         loader = _BoundedLoader(text, file)
     except yaml.reader.ReaderError as error:
         line = 1 + len(_LINE_BREAK.findall(text[: error.position].encode()))
-        raise _fatal(file, line, f"character U+{error.character:04X} is not allowed, expected printable text") from None
+        raise _fatal_error(
+            file, line, f"character U+{error.character:04X} is not allowed, expected printable text"
+        ) from None
     expansion = NodeReader(file, environ)
     try:
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             found = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "text"
             line = 1 if root is None else root.start_mark.line + 1
-            raise _fatal(file, line, f"expected a mapping at the top level such as version: 1, got {found}")
+            raise _fatal_error(file, line, f"expected a mapping at the top level such as version: 1, got {found}")
         value = expansion.mapping(root, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
-        raise _fatal(file, mark.line + 1, f"not valid YAML: {_in_words(error)}") from None
+        raise _fatal_error(file, mark.line + 1, f"not valid YAML: {_describe_error(error)}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML lets some of Python's own errors out: an escape beyond Unicode, a version of 5,000 digits.
-        raise _fatal(file, loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
+        raise _fatal_error(file, loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
     faults, unreadable = tuple(expansion.faults), frozenset(expansion.unreadable)
     return Source(file, value, expansion.marks, faults, expansion.substituted, unreadable)
 
@@ -106,11 +108,11 @@ def read_file(path: Path, expected: str) -> bytes:
     raise ConfigInvalid([ConfigError(str(path), 1, (), f"{problem}, expected {expected}")])
 
 
-def _fatal(file: str, line: int, message: str) -> ConfigInvalid:
+def _fatal_error(file: str, line: int, message: str) -> ConfigInvalid:
     return ConfigInvalid([ConfigError(file, line, (), message)])
 
 
-def _in_words(error: yaml.MarkedYAMLError) -> str:
+def _describe_error(error: yaml.MarkedYAMLError) -> str:
     """The parser's own words in the order of our sentences: what is wrong, then what was expected."""
     problem, context, begun = str(error.problem), str(error.context or ""), error.context_mark
     if context.startswith("expected"):
@@ -144,7 +146,7 @@ class _BoundedLoader(yaml.SafeLoader):
         self._file = file
         self._values = 0
         self._level = 0
-        self._deepest = 0
+        self._max_level = 0
         self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # values and levels of each node that has ended
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
@@ -153,24 +155,24 @@ class _BoundedLoader(yaml.SafeLoader):
             node: Any = super().compose_node(parent, index)
             if node not in self._sizes:
                 line = node.start_mark.line + 1
-                raise _fatal(self._file, line, "an anchor that contains itself, expected one that ends")
+                raise _fatal_error(self._file, line, "an anchor that contains itself, expected one that ends")
             self._add(line, *self._sizes[node])
             return node
         self._add(line, 1, 1)
-        before, around = self._values - 1, self._deepest
+        before, around = self._values - 1, self._max_level
         self._level += 1
-        self._deepest = self._level
+        self._max_level = self._level
         node = super().compose_node(parent, index)
-        self._sizes[node] = self._values - before, self._deepest - self._level + 1
+        self._sizes[node] = self._values - before, self._max_level - self._level + 1
         self._level -= 1
-        self._deepest = max(around, self._deepest)
+        self._max_level = max(around, self._max_level)
         return node
 
     def _add(self, line: int, values: int, levels: int) -> None:
         self._values += values
         if self._values > _MAX_VALUES:
             sentence = f"more than {_MAX_VALUES} values with all anchors expanded, expected fewer"
-            raise _fatal(self._file, line, sentence)
-        self._deepest = max(self._deepest, self._level + levels)
-        if self._deepest > _MAX_DEPTH:
-            raise _fatal(self._file, line, f"more than {_MAX_DEPTH} levels deep, expected fewer")
+            raise _fatal_error(self._file, line, sentence)
+        self._max_level = max(self._max_level, self._level + levels)
+        if self._max_level > _MAX_DEPTH:
+            raise _fatal_error(self._file, line, f"more than {_MAX_DEPTH} levels deep, expected fewer")

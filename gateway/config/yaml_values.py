@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gateway.config.errors import ConfigError, KeyPath, show
+from gateway.config.errors import ConfigError, KeyPath, format_value
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -48,12 +48,12 @@ class NodeReader:
         """The mapping with its merges; a key of its own goes before a merged one."""
         self._check_tag(node, path, "map")
         found: dict[str, Any] = {}
-        for key, key_node, value_node in self._entries(node, path):
+        for key, key_node, value_node in self._mapping_entries(node, path):
             self.marks[(*path, key)] = _place(key_node)
             found[key] = self._value(value_node, (*path, key))
         return found
 
-    def _entries(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[_Entry]:
+    def _mapping_entries(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[_Entry]:
         own: dict[str, _Entry] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
@@ -77,7 +77,7 @@ class NodeReader:
     def _merged(self, node: yaml.Node, path: KeyPath) -> Iterator[_Entry]:
         """The entries that `<<: node` brings; of a list of mappings, an earlier one goes first."""
         if isinstance(node, yaml.MappingNode):
-            yield from self._entries(node, path)
+            yield from self._mapping_entries(node, path)
         elif isinstance(node, yaml.SequenceNode) and all(isinstance(i, yaml.MappingNode) for i in node.value):
             for item in node.value:
                 yield from self._merged(item, path)
@@ -95,7 +95,7 @@ class NodeReader:
             return None
         if isinstance(value, str):
             return value
-        self._fault(node, (*path, node.value), f"YAML reads this key as {show(value)}, expected it in quotes")
+        self._fault(node, (*path, node.value), f"YAML reads this key as {format_value(value)}, expected it in quotes")
         return None
 
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
@@ -122,7 +122,7 @@ class NodeReader:
         except ScalarInvalid as invalid:
             self.unreadable.add(path)
             # What came out of a variable is not repeated: it may be a secret.
-            self._fault(node, path, str(invalid).replace(show(text), show(node.value)))
+            self._fault(node, path, str(invalid).replace(format_value(text), format_value(node.value)))
             return node.value  # a stand-in: the key is given, so nobody is to miss it
 
     def _variable(self, match: re.Match[str]) -> str:
@@ -132,14 +132,14 @@ class NodeReader:
         if self._environ is None:
             raise ScalarInvalid("variables are replaced in config.yaml only, expected $${ for a plain ${")
         if not _VARIABLE_NAME.fullmatch(name):
-            raise ScalarInvalid(f"expected the name of a variable between ${{ and }}, got {show(name)}")
+            raise ScalarInvalid(f"expected the name of a variable between ${{ and }}, got {format_value(name)}")
         if name not in self._environ:
             raise ScalarInvalid(f"the environment variable {name} is not set, expected a value for it")
         return self._environ[name]
 
     def _check_tag(self, node: yaml.Node, path: KeyPath, expected: str) -> None:
         if not _is_tag(node, expected):
-            self._fault(node, path, f"the tag {show(_tag_name(node.tag))} is not supported, expected none")
+            self._fault(node, path, f"the tag {format_value(_tag_name(node.tag))} is not supported, expected none")
 
     def _fault(self, node: yaml.Node, path: KeyPath, message: str) -> None:
         self.faults.append(ConfigError(self._file, _place(node)[0], path, message))
@@ -170,13 +170,13 @@ def _construct_scalar(tag: str, text: str) -> Any:
     """The value of a scalar that the parser has given a tag. Raises `ScalarInvalid`."""
     kind = tag.removeprefix(_TAG)
     if kind not in _SCALARS:
-        raise ScalarInvalid(f"the tag {show(_tag_name(tag))} is not supported, expected a plain value")
+        raise ScalarInvalid(f"the tag {format_value(_tag_name(tag))} is not supported, expected a plain value")
     if kind in ("int", "float") and len(text) > _MAX_DIGITS:
-        raise ScalarInvalid(f"expected a number of at most {_MAX_DIGITS} characters, got {show(text)}")
+        raise ScalarInvalid(f"expected a number of at most {_MAX_DIGITS} characters, got {format_value(text)}")
     try:
         text.encode()
         return text if _SCALARS[kind] == "text" else yaml.SafeLoader("").construct_object(yaml.ScalarNode(tag, text))
     except UnicodeEncodeError:
         raise ScalarInvalid("half of a surrogate pair, expected whole Unicode characters") from None
     except (ValueError, KeyError, IndexError, OverflowError):  # `0b_`, `!!int x`, 5,000 digits
-        raise ScalarInvalid(f"expected {_SCALARS[kind]}, got {show(text)}") from None
+        raise ScalarInvalid(f"expected {_SCALARS[kind]}, got {format_value(text)}") from None

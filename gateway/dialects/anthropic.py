@@ -14,7 +14,7 @@ import orjson
 
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
-from gateway.dialects.json_body import ABSENT, check_count, check_temperature, parse_object, wrong
+from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
@@ -24,7 +24,7 @@ VERSION = "anthropic-version"
 BETA = "anthropic-beta"
 
 # Fields that do not decide the answer: its framing, and who asks (that is the scope's matter).
-NOT_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
+NON_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
 TEXT_KEYS = frozenset({"type", "text"})  # of a block that is text and nothing else
 
 
@@ -88,22 +88,22 @@ def _headers(headers: Mapping[str, str]) -> dict[str, Any]:
     has no place in JSON."""
     said: dict[str, Any] = {}
     if VERSION in headers:
-        said[VERSION] = _bytewise(headers[VERSION])
+        said[VERSION] = _as_utf8(headers[VERSION])
     if BETA in headers:  # it may come in several lines
-        lines = [_bytewise(value) for name, value in headers.items() if name.lower() == BETA]
+        lines = [_as_utf8(value) for name, value in headers.items() if name.lower() == BETA]
         said[BETA] = sorted({beta.strip() for line in lines for beta in line.split(",") if beta.strip()})
     return said
 
 
-def _bytewise(value: str) -> str:
+def _as_utf8(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def _decisive(body: dict[str, Any], headers: Mapping[str, str], *, marked: bool) -> Decisive:
     """`marked`: it may say what the provider is to cache, which decides no answer."""
-    decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
+    decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if marked:
-        decisive = _unmarked(decisive)
+        decisive = _without_cache_marks(decisive)
     said = _headers(headers)
     question, context, no_question = _question(decisive)
     return Decisive(
@@ -117,26 +117,26 @@ def _decisive(body: dict[str, Any], headers: Mapping[str, str], *, marked: bool)
 def _check(body: Mapping[str, Any]) -> None:
     """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
     if not isinstance(body.get("model"), str) or not body["model"]:
-        raise wrong("model", "a non-empty string", body.get("model", ABSENT))
+        raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
     if (stream := body.get("stream")) is not None and not isinstance(stream, bool):
-        raise wrong("stream", "true or false", stream)
-    check_count(body, "max_tokens", least=0)
+        raise invalid_field("stream", "true or false", stream)
+    check_count(body, "max_tokens", minimum=0)
     check_temperature(body)  # Anthropic's own models: to 1, theirs to judge
     metadata = body.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
-        raise wrong("metadata", "an object", metadata)
+        raise invalid_field("metadata", "an object", metadata)
     if not isinstance(user := (metadata or {}).get("user_id"), str | None):
-        raise wrong("metadata.user_id", "a string", user)
+        raise invalid_field("metadata.user_id", "a string", user)
     if (system := body.get("system")) is not None:
         _check_content(system, "system")
     messages = body.get("messages", ABSENT)
     if not isinstance(messages, list) or not messages:
-        raise wrong("messages", "a non-empty array", messages)
+        raise invalid_field("messages", "a non-empty array", messages)
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise wrong(f"messages[{i}]", "an object", message)
+            raise invalid_field(f"messages[{i}]", "an object", message)
         if not isinstance(message.get("role"), str):
-            raise wrong(f"messages[{i}].role", "a string", message.get("role", ABSENT))
+            raise invalid_field(f"messages[{i}].role", "a string", message.get("role", ABSENT))
         _check_content(message.get("content", ABSENT), f"messages[{i}].content")
 
 
@@ -144,25 +144,25 @@ def _check_content(content: Any, where: str) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise wrong(where, "a string or an array of blocks", content)
+        raise invalid_field(where, "a string or an array of blocks", content)
     for i, block in enumerate(content):
         if not isinstance(block, dict):
-            raise wrong(f"{where}[{i}]", "an object", block)
+            raise invalid_field(f"{where}[{i}]", "an object", block)
         if not isinstance(block.get("type"), str):
-            raise wrong(f"{where}[{i}].type", "a string", block.get("type", ABSENT))
+            raise invalid_field(f"{where}[{i}].type", "a string", block.get("type", ABSENT))
         if block["type"] == "text" and not isinstance(block.get("text"), str):
-            raise wrong(f"{where}[{i}].text", "a string", block.get("text", ABSENT))
+            raise invalid_field(f"{where}[{i}].text", "a string", block.get("text", ABSENT))
 
 
-def _unmarked(body: Mapping[str, Any]) -> dict[str, Any]:
+def _without_cache_marks(body: Mapping[str, Any]) -> dict[str, Any]:
     """Without the marks for Anthropic's prompt cache, which say what is paid for and not what is answered. Only where
     the protocol has them: in the input of a tool or in a schema the word may mean anything."""
     bare = dict(body)
     for key in ("system", "tools"):
         if isinstance(bare.get(key), list):
-            bare[key] = [_bare(each) for each in bare[key]]
+            bare[key] = [_strip_cache_control(each) for each in bare[key]]
     bare["messages"] = [
-        {**message, "content": [_bare(block) for block in message["content"]]}
+        {**message, "content": [_strip_cache_control(block) for block in message["content"]]}
         if isinstance(message["content"], list)
         else message
         for message in bare["messages"]
@@ -170,12 +170,12 @@ def _unmarked(body: Mapping[str, Any]) -> dict[str, Any]:
     return bare
 
 
-def _bare(block: Any) -> Any:
+def _strip_cache_control(block: Any) -> Any:
     if not isinstance(block, dict):
         return block
     bare = {key: value for key, value in block.items() if key != "cache_control"}
     if bare.get("type") == "tool_result" and isinstance(bare.get("content"), list):
-        bare["content"] = [_bare(each) for each in bare["content"]]
+        bare["content"] = [_strip_cache_control(each) for each in bare["content"]]
     return bare
 
 
@@ -183,13 +183,13 @@ def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
     """-> (the text that is matched by similarity, all that must be equal for a match, why there is no text)."""
     *earlier, last = body["messages"]
     if last["role"] == "user":
-        text, rest = text_and_rest(last["content"])
+        text, rest = split_text(last["content"])
         if text.strip():
             return text, {**body, "messages": [*earlier, {**last, "content": rest}]}, None
     return None, body, Bypass.NO_TEXT
 
 
-def text_and_rest(content: str | list[Any]) -> tuple[str, Any]:
+def split_text(content: str | list[Any]) -> tuple[str, Any]:
     """As `turns.divided`."""
     return (content, []) if isinstance(content, str) else divided(content, _is_text, TEXT_KEYS)
 
@@ -201,4 +201,4 @@ def _is_text(block: Mapping[str, Any]) -> bool:
 def _prompt(body: Mapping[str, Any]) -> str:
     turns = [("system", body["system"])] if body.get("system") else []
     turns += [(message["role"], message["content"]) for message in body["messages"]]
-    return transcript([(role, text_and_rest(content)[0]) for role, content in turns])
+    return transcript([(role, split_text(content)[0]) for role, content in turns])

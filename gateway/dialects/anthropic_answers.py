@@ -10,27 +10,27 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.anthropic_errors import sentence_of
+from gateway.dialects.anthropic_errors import error_sentence
 from gateway.dialects.openai_answers import reading
-from gateway.dialects.sse import named, written
-from gateway.dialects.turns import pieces_of
+from gateway.dialects.sse import encode_event, with_event_name
+from gateway.dialects.turns import split_pieces
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
 # A whole Anthropic message taken apart into the events of a stream. Pure.
 
 # What only the end of a stream tells: in the delta of `message_delta`, and beside it. Readers take it from there.
-LATE = ("stop_reason", "stop_sequence", "stop_details", "container")
+FINAL_FIELDS = ("stop_reason", "stop_sequence", "stop_details", "container")
 
-LATE_BESIDE = ("context_management",)
+FINAL_EVENT_FIELDS = ("context_management",)
 
 
 def events_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Each with its `type`, which is its name too. Raises what reading a malformed answer raises."""
-    late = {key: None for key in LATE + LATE_BESIDE if key in message}
+    late = {key: None for key in FINAL_FIELDS + FINAL_EVENT_FIELDS if key in message}
     usage = message.get("usage")
-    written = usage.get("output_tokens") if isinstance(usage, dict) else 0  # a reader relies on a count at the end
-    begun = {"usage": {**usage, "output_tokens": 0}} if isinstance(usage, dict) and type(written) is int else {}
+    encode_event = usage.get("output_tokens") if isinstance(usage, dict) else 0  # a reader relies on a count at the end
+    begun = {"usage": {**usage, "output_tokens": 0}} if isinstance(usage, dict) and type(encode_event) is int else {}
     yield {"type": "message_start", "message": {**message, **late, **begun, "content": []}}
     for index, block in enumerate(message["content"]):
         start, deltas = _parts(block)
@@ -38,9 +38,12 @@ def events_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for delta in deltas:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    end: dict[str, Any] = {"type": "message_delta", "delta": {key: message[key] for key in LATE if key in message}}
-    end |= {key: message[key] for key in LATE_BESIDE if key in message}
-    end["usage"] = {"output_tokens": written} if type(written) is int else {}
+    end: dict[str, Any] = {
+        "type": "message_delta",
+        "delta": {key: message[key] for key in FINAL_FIELDS if key in message},
+    }
+    end |= {key: message[key] for key in FINAL_EVENT_FIELDS if key in message}
+    end["usage"] = {"output_tokens": encode_event} if type(encode_event) is int else {}
     yield end
     yield {"type": "message_stop"}
 
@@ -50,19 +53,19 @@ def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
     start, kind, deltas = dict(block), block["type"], list[dict[str, Any]]()
     if kind == "text" and isinstance(block.get("text"), str):
         start["text"] = ""
-        deltas += [{"type": "text_delta", "text": piece} for piece in pieces_of(block["text"])]
+        deltas += [{"type": "text_delta", "text": piece} for piece in split_pieces(block["text"])]
         if isinstance(block.get("citations"), list):
             start["citations"] = []
             deltas += [{"type": "citations_delta", "citation": citation} for citation in block["citations"]]
     elif kind == "thinking" and isinstance(block.get("thinking"), str):
         start["thinking"] = ""
-        deltas += [{"type": "thinking_delta", "thinking": piece} for piece in pieces_of(block["thinking"])]
+        deltas += [{"type": "thinking_delta", "thinking": piece} for piece in split_pieces(block["thinking"])]
         if isinstance(block.get("signature"), str):
             start["signature"] = ""
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
     elif isinstance(kind, str) and kind.endswith("tool_use") and isinstance(block.get("input"), dict):
         start["input"] = {}
-        pieces = pieces_of(orjson.dumps(block["input"]).decode()) if block["input"] else [""]
+        pieces = split_pieces(orjson.dumps(block["input"]).decode()) if block["input"] else [""]
         deltas += [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
     return start, deltas
 
@@ -81,7 +84,7 @@ DONE = b"[DONE]"  # some servers end with it, as OpenAI's streams do
 CONTINUED = {"text_delta": "text", "thinking_delta": "thinking"}
 
 
-def assembled(payload: Iterable[bytes]) -> dict[str, Any]:
+def assemble_message(payload: Iterable[bytes]) -> dict[str, Any]:
     """Of the data of all events; an `error` among them is the answer. Raises what reading a malformed answer raises:
     `ValueError`, `TypeError`, `AttributeError`, `KeyError`."""
     message: dict[str, Any] = {}
@@ -102,10 +105,10 @@ def assembled(payload: Iterable[bytes]) -> dict[str, Any]:
         elif kind == "content_block_delta":
             blocks[event["index"]].add(event["delta"])
         elif kind in ("message_delta", "message_stop"):
-            _complete(message, event)
+            _apply_message_event(message, event)
     if "role" not in message:
         raise ValueError("a stream without a message")
-    return {**message, "content": [blocks[index].finished() for index in sorted(blocks)]}
+    return {**message, "content": [blocks[index].to_block() for index in sorted(blocks)]}
 
 
 class _Block:
@@ -129,19 +132,19 @@ class _Block:
         else:
             for key, value in delta.items():
                 if key != "type":
-                    fields[key] = _joined(fields.get(key), value)
+                    fields[key] = _append(fields.get(key), value)
 
-    def finished(self) -> dict[str, Any]:
+    def to_block(self) -> dict[str, Any]:
         text = "".join(self._input)
         return {**self._fields, "input": orjson.loads(text)} if text else self._fields
 
 
-def _joined(before: Any, value: Any) -> Any:
+def _append(before: Any, value: Any) -> Any:
     same = isinstance(before, str | list) and type(before) is type(value)
     return before + value if same else value
 
 
-def _complete(message: dict[str, Any], event: Mapping[str, Any]) -> None:
+def _apply_message_event(message: dict[str, Any], event: Mapping[str, Any]) -> None:
     """What is said of the message; counts of tokens are totals, not additions, and nothing is taken back."""
     for key, value in event.items():
         if key == "delta":
@@ -163,7 +166,7 @@ def _replace(fields: dict[str, Any], given: Mapping[str, Any]) -> None:
 # `payload` is the data of a stream's events in order, or one element: a whole body.
 MESSAGES = "messages"
 
-FINISHED = ("end_turn", "stop_sequence")
+FINAL_STOP_REASONS = ("end_turn", "stop_sequence")
 
 PREFIX = "msg_"
 
@@ -173,38 +176,38 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
     """Whether the answer is complete enough to be stored, and the tokens that it cost."""
     try:
-        body = assembled(payload) if streamed else orjson.loads(payload[0])
-        tokens = tokens_of(body.get("usage") or {})
+        body = assemble_message(payload) if streamed else orjson.loads(payload[0])
+        tokens = count_tokens(body.get("usage") or {})
         if body.get("type") == "error":
             return Inspection(Admission.ERROR_STATUS, *tokens)
-        if streamed and not _ended(payload):
+        if streamed and not _is_complete(payload):
             return Inspection(Admission.CUT, *tokens)
-        return Inspection(_judge(body), *tokens)
+        return Inspection(_admission(body), *tokens)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, IndexError):
-        return Inspection(Admission.MALFORMED if not streamed or _ended(payload) else Admission.CUT, 0, 0)
+        return Inspection(Admission.MALFORMED if not streamed or _is_complete(payload) else Admission.CUT, 0, 0)
 
 
-def tokens_of(usage: Mapping[str, Any]) -> tuple[int, int]:
+def count_tokens(usage: Mapping[str, Any]) -> tuple[int, int]:
     """-> (input, output). What was read from Anthropic's prompt cache, or put there, is input too."""
     read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     return sum(int(usage.get(key) or 0) for key in read), int(usage.get("output_tokens") or 0)
 
 
-def _ended(payload: Sequence[bytes]) -> bool:
+def _is_complete(payload: Sequence[bytes]) -> bool:
     for data in reversed(payload):
-        kind = named(data).name
+        kind = with_event_name(data).name
         if kind != "ping" and data != DONE:
             return kind == "message_stop"
     return False
 
 
-def _judge(body: Mapping[str, Any]) -> Admission:
+def _admission(body: Mapping[str, Any]) -> Admission:
     """Raises `TypeError` or `KeyError` on what could not be said as a stream."""
     content = body["content"]
     kinds = [block["type"] for block in content]
     if body["role"] != "assistant" or not all(isinstance(kind, str) for kind in kinds):
         raise TypeError("not a message of an assistant")
-    if not content or body["stop_reason"] not in (*FINISHED, "tool_use"):
+    if not content or body["stop_reason"] not in (*FINAL_STOP_REASONS, "tool_use"):
         return Admission.INCOMPLETE
     # A tool that the server runs, such as a search of the web, is a tool too: its results age.
     used = body["stop_reason"] == "tool_use" or any(kind.endswith(("tool_use", "tool_result")) for kind in kinds)
@@ -224,7 +227,7 @@ def text(whole: bytes) -> str | None:
 def assemble(payload: Iterable[bytes]) -> bytes:
     """The events of a stream -> the body that the same request without `stream` gets. Raises `MalformedResponse`."""
     with reading():
-        body = assembled(payload)
+        body = assemble_message(payload)
         _check_error(body)
         return orjson.dumps(body)
 
@@ -234,12 +237,12 @@ def split(whole: bytes) -> tuple[Event, ...]:
     with reading():
         body = orjson.loads(whole)
         _check_error(body)
-        return tuple(map(written, events_of(body)))
+        return tuple(map(encode_event, events_of(body)))
 
 
 def _check_error(body: Mapping[str, Any]) -> None:
     if body.get("type") == "error":
-        raise MalformedResponse(f"the answer is an error: {sentence_of(body)}")
+        raise MalformedResponse(f"the answer is an error: {error_sentence(body)}")
 
 
 def renewed(data: bytes, answer_id: str) -> bytes:
@@ -265,20 +268,20 @@ class AnthropicTextAnswer:
     def start(self) -> Sequence[Event]:
         usage = {"input_tokens": 0, "output_tokens": 0}
         return [
-            written({"type": "message_start", "message": message_of(self._id, self._model, usage=usage)}),
-            written({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+            encode_event({"type": "message_start", "message": message_of(self._id, self._model, usage=usage)}),
+            encode_event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
         ]
 
     def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
-        return written({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
+        return encode_event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
         delta = {"stop_reason": STOP_REASONS.get(reason, reason), "stop_sequence": None}
         usage = {"input_tokens": input_tokens, "output_tokens": output_tokens}
         return [
-            written({"type": "content_block_stop", "index": 0}),
-            written({"type": "message_delta", "delta": delta, "usage": usage}),
-            written({"type": "message_stop"}),
+            encode_event({"type": "content_block_stop", "index": 0}),
+            encode_event({"type": "message_delta", "delta": delta, "usage": usage}),
+            encode_event({"type": "message_stop"}),
         ]
 
 

@@ -31,12 +31,14 @@ def read_object(body: bytes, *, canonical: bool = False) -> tuple[dict[str, Any]
         raise BadRequest(f"the body is not a JSON object but {_name(value)}")
     try:
         # orjson writes 254 levels but reads 1024; what wraps the body later on needs some of them.
-        written = orjson.dumps([[value]], option=orjson.OPT_SORT_KEYS if canonical else None)
+        dump_json = orjson.dumps([[value]], option=orjson.OPT_SORT_KEYS if canonical else None)
     except orjson.JSONEncodeError:
         raise BadRequest("the body is nested too deeply") from None
-    if body.count(b":") != written.count(b":"):  # a quarter of the time of `":`, and keys may have a space behind them
+    if body.count(b":") != dump_json.count(
+        b":"
+    ):  # a quarter of the time of `":`, and keys may have a space behind them
         _refuse_duplicate_keys(body)
-    return value, written[2:-2]
+    return value, dump_json[2:-2]
 
 
 def parse_numbers(body: bytes) -> dict[str, Any]:
@@ -60,42 +62,42 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
 ABSENT = object()
 
 
-def wrong(field: str, expected: str, found: object) -> BadRequest:
+def invalid_field(field: str, expected: str, found: object) -> BadRequest:
     """For the fields that the gateway itself relies on; the rest is the backend's to judge. `found`: what stands there,
     or `ABSENT`."""
-    said = "missing" if found is ABSENT else _described(found)
+    said = "missing" if found is ABSENT else _describe_value(found)
     return BadRequest(f"'{field}' is {said}: expected {expected}", param=field)
 
 
-def check_count(body: Mapping[str, Any], field: str, least: int = 1) -> None:
-    """Raises `BadRequest` where it is there and no integer, or one below `least`."""
+def check_count(body: Mapping[str, Any], field: str, minimum: int = 1) -> None:
+    """Raises `BadRequest` where it is there and no integer, or one below `minimum`."""
     value = body.get(field)
-    if value is not None and not (type(value) is int and value >= least):
-        raise wrong(field, f"an integer of at least {least}", value)
+    if value is not None and not (type(value) is int and value >= minimum):
+        raise invalid_field(field, f"an integer of at least {minimum}", value)
 
 
 def check_temperature(body: Mapping[str, Any]) -> None:
     """Raises `BadRequest` where it is there and no number from 0 to 2."""
     value = body.get("temperature")
     if value is not None and not (type(value) in (int, float) and 0 <= value <= 2):
-        raise wrong("temperature", "a number from 0 to 2", value)
+        raise invalid_field("temperature", "a number from 0 to 2", value)
 
 
-def written(value: Any, *, canonical: bool = False) -> bytes:
+def dump_json(value: Any, *, canonical: bool = False) -> bytes:
     """As JSON, with NaN and the infinities where there are any. `canonical`: the same bytes for equal values, whatever
     the order of their keys."""
     plain = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if canonical else None)
     # orjson writes null for what JSON has no word for: only then is it worth looking.
-    if b"null" in plain and _has_none_such(value):
+    if b"null" in plain and _has_non_finite(value):
         return json.dumps(value, sort_keys=canonical, separators=(",", ":"), ensure_ascii=False).encode()
     return plain
 
 
-def _has_none_such(value: Any) -> bool:
+def _has_non_finite(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict | list):
-        return any(map(_has_none_such, value.values() if isinstance(value, dict) else value))
+        return any(map(_has_non_finite, value.values() if isinstance(value, dict) else value))
     return False
 
 
@@ -125,7 +127,7 @@ def _name(value: object) -> str:
     return names.get(type(value), "null")
 
 
-def _described(value: object) -> str:
+def _describe_value(value: object) -> str:
     """What texts say stays out of errors."""
     if isinstance(value, str):
         return "a string" if value else "an empty string"

@@ -20,31 +20,31 @@ VERSIONED = "/v1"  # how the paths of most APIs begin
 MODELS = VERSIONED + "/models"  # may be put together from several backends'
 
 # Dialects of one vendor, which its backends speak besides the one that they are named after.
-BESIDE = {OpenAIResponses.name: OpenAI.name}
+COMPATIBLE = {OpenAIResponses.name: OpenAI.name}
 
 
 @lru_cache
-def understands(speaks: str, dialect: str) -> bool:
+def can_translate(speaks: str, dialect: str) -> bool:
     """Whether a backend that speaks the one dialect can be asked in the other, by their names."""
-    return speaks in (dialect, BESIDE.get(dialect))
+    return speaks in (dialect, COMPATIBLE.get(dialect))
 
 
 @lru_cache(maxsize=MAX_PATHS)
-def dialect_of(method: str, path: str) -> Dialect | None:
+def find_dialect(method: str, path: str) -> Dialect | None:
     """Whose request this is; None: nobody's, so that it passes through as it comes."""
     return next((dialect for dialect in DIALECTS if dialect.claims(method, path)), None)
 
 
-def likely_path(method: str, path: str) -> str | None:
+def suggest_path(method: str, path: str) -> str | None:
     """What is meant by a path that no dialect claims: with `/v1`, which its client's base URL lacks, or once where
     it stands twice. None: nothing that is known."""
     for other in (VERSIONED + path, path.removeprefix(VERSIONED)):
-        if other != path and (dialect_of(method, other) is not None or (method == "GET" and other == MODELS)):
+        if other != path and (find_dialect(method, other) is not None or (method == "GET" and other == MODELS)):
             return other
     return None
 
 
-def shape_of_errors(method: str, path: str, headers: Mapping[str, str]) -> Dialect:
+def error_dialect(method: str, path: str, headers: Mapping[str, str]) -> Dialect:
     """In whose shape the gateway's own errors are told, also where a request passes through or was not yet read:
     Anthropic's clients say so in a header; where nothing tells, it is OpenAI's."""
-    return dialect_of(method, path) or (Anthropic() if speaks_anthropic(headers) else DIALECTS[0])
+    return find_dialect(method, path) or (Anthropic() if speaks_anthropic(headers) else DIALECTS[0])

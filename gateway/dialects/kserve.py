@@ -11,18 +11,18 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.json_body import parse_numbers, written
+from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.dialects.kserve_message import (
     InferenceRequest,
     InferenceResponse,
-    answer_for,
+    format_answer,
     pack,
     read_answer,
     read_inference,
     unpack,
     write_inference,
 )
-from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, packed, to_json
+from gateway.dialects.kserve_tensors import Tensor, TensorInvalid, elements, pack_strings, to_json
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import (
@@ -40,7 +40,7 @@ from gateway.messages import (
 
 
 # Inference requests of equal form as one, along the first dimension, and the answer taken apart again. Pure.
-def rows_of(call: Call) -> int | None:
+def batch_rows(call: Call) -> int | None:
     """How many rows a call has; None where it cannot be one with others: a stream, a sequence, tensors that lie
     elsewhere or do not have the same first dimension."""
     if call.operation != "infer" or call.stream or call.uncached is not None:
@@ -50,18 +50,18 @@ def rows_of(call: Call) -> int | None:
     return next(iter(rows)) if len(rows) == 1 and 0 not in rows else None
 
 
-def form_of(call: Call) -> bytes:
-    """Equal for calls that may be one: all but ids and contents, the first dimension aside. `rows_of` is not None."""
+def batch_key(call: Call) -> bytes:
+    """Equal for calls that may be one: all but ids and contents, the first dimension aside. `batch_rows` is not None."""
     inference: InferenceRequest = call.body["inference"]
     inputs = [
         [t.name, t.datatype, list(t.shape[1:]), dict(t.parameters), t.binary]
         for t in sorted(inference.inputs, key=lambda tensor: tensor.name)
     ]
     outputs = inference.outputs and [[w.name, dict(w.parameters), w.binary] for w in inference.outputs]
-    return written([call.model, dict(inference.parameters), inputs, outputs, inference.binary], canonical=True)
+    return dump_json([call.model, dict(inference.parameters), inputs, outputs, inference.binary], canonical=True)
 
 
-def joined(calls: Sequence[Call]) -> Call:
+def merge_calls(calls: Sequence[Call]) -> Call:
     """One call for several of one form."""
     inferences: list[InferenceRequest] = [call.body["inference"] for call in calls]
     named = [{tensor.name: tensor for tensor in inference.inputs} for inference in inferences]
@@ -73,19 +73,19 @@ def joined(calls: Sequence[Call]) -> Call:
     return replace(calls[0], body={"inference": replace(inferences[0], id="", inputs=tuple(inputs))})
 
 
-def divided(data: bytes, rows: Sequence[int]) -> list[bytes]:
-    """A packed answer to `joined` calls -> one for each, `rows` of them in order. Raises `MalformedResponse` where an output
+def split_answer(data: bytes, rows: Sequence[int]) -> list[bytes]:
+    """A packed answer to `merge_calls` calls -> one for each, `rows` of them in order. Raises `MalformedResponse` where an output
     has not a row for each."""
     answer = unpack(data)
     total = sum(rows)
     for tensor in answer.outputs:
         if not tensor.shape or tensor.shape[0] != total or tensor.data is None:
             raise MalformedResponse(f"the output {tensor.name[:100]!r} has not a row for each of {total}")
-    parts = [_parts(tensor, rows) for tensor in answer.outputs]
+    parts = [_split_tensor(tensor, rows) for tensor in answer.outputs]
     return [pack(InferenceResponse(answer.head, tuple(each[at] for each in parts))) for at in range(len(rows))]
 
 
-def _parts(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
+def _split_tensor(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
     data, parts, at = tensor.data or b"", [], 0
     items = list(elements(data)) if tensor.datatype == "BYTES" else None
     total = tensor.shape[0]
@@ -95,7 +95,7 @@ def _parts(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
             part = data[at * size : (at + count) * size]
         else:
             size = len(items) // total
-            part = packed(items[at * size : (at + count) * size])
+            part = pack_strings(items[at * size : (at + count) * size])
         at += count
         parts.append(replace(tensor, shape=(count, *tensor.shape[1:]), data=part))
     return parts
@@ -105,7 +105,7 @@ def _parts(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
 # in and out (https://github.com/kserve/open-inference-protocol; Triton's extension_binary_data, extension_generate).
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 
-ABOUT_A_MODEL = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)
+MODEL_PATH = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)
 
 # Of a request whose client takes several answers, by gRPC; no header over HTTP can have this name.
 STREAM = ":stream"
@@ -141,7 +141,7 @@ class KServe(Unstreamed):
             if inference.raw is None
             else orjson.dumps([model, version, hashlib.sha256(inference.raw).hexdigest()])
         )
-        uncached = _uncached(inference)
+        uncached = _bypass_reason(inference)
         text = None if question is None or uncached is not None else _text(question)
         context = canonical if question is None else inference.decisive(model, version, without=question.name)
         return Call(
@@ -173,8 +173,8 @@ class KServe(Unstreamed):
             model=model,
             stream=operation == "generate_stream",
             found=Decisive(
-                written([model, version, said], canonical=True),
-                written([model, version, {**said, TEXT_INPUT: None}], canonical=True),
+                dump_json([model, version, said], canonical=True),
+                dump_json([model, version, {**said, TEXT_INPUT: None}], canonical=True),
                 asked,
                 None if asked else Bypass.NO_TEXT,
             ),
@@ -184,9 +184,9 @@ class KServe(Unstreamed):
         )
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        target = renamed(path, model)
+        target = with_model_name(path, model)
         if call.operation != "infer":
-            return Outgoing(target, written(call.body), (JSON,))
+            return Outgoing(target, dump_json(call.body), (JSON,))
         body, length = write_inference(call.body["inference"])
         # The client's own header must not go on with another body; the JSON's whole length says that there is no tail.
         form = JSON if length is None else OCTETS
@@ -196,18 +196,18 @@ class KServe(Unstreamed):
         if call.operation == "infer":
             return data if call.body["inference"].raw is not None else pack(read_answer(data, _json_length(headers)))
         value = _object(data)
-        return data if value is None or "id" not in value else written({k: v for k, v in value.items() if k != "id"})
+        return data if value is None or "id" not in value else dump_json({k: v for k, v in value.items() if k != "id"})
 
     def client_form(self, call: Call, data: bytes) -> ClientForm | None:
         if call.operation != "infer":
             identity, value = call.body.get("id"), _object(data)
             if identity is None or value is None or call.stream:
                 return None
-            return ClientForm(written({"id": identity, **value}), (JSON,))
+            return ClientForm(dump_json({"id": identity, **value}), (JSON,))
         inference: InferenceRequest = call.body["inference"]
         if inference.raw is not None:
             return None
-        body, length = answer_for(inference, data)
+        body, length = format_answer(inference, data)
         return ClientForm(body, (JSON,) if length is None else (OCTETS, (JSON_LENGTH, str(length))))
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
@@ -236,7 +236,7 @@ class KServe(Unstreamed):
         values = [value for data in payload if (value := _object(data)) is not None]
         if not values:
             raise MalformedResponse("the answer is empty")
-        return written({**values[-1], TEXT_OUTPUT: "".join(str(value.get(TEXT_OUTPUT, "")) for value in values)})
+        return dump_json({**values[-1], TEXT_OUTPUT: "".join(str(value.get(TEXT_OUTPUT, "")) for value in values)})
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
         return (Event(whole),)
@@ -269,15 +269,15 @@ class _Generated:
         return ()
 
 
-def renamed(path: str, model: str | None) -> str:
+def with_model_name(path: str, model: str | None) -> str:
     """A path about a model, under the name that the backend knows it by; None: the client's."""
-    found = ABOUT_A_MODEL.fullmatch(path)
+    found = MODEL_PATH.fullmatch(path)
     return path if found is None or model is None else f"/v2/models/{model}{found[2]}"
 
 
-def model_in(path: str) -> str | None:
+def model_of_path(path: str) -> str | None:
     """The model that a path is about."""
-    found = ABOUT_A_MODEL.fullmatch(path)
+    found = MODEL_PATH.fullmatch(path)
     return None if found is None else found[1]
 
 
@@ -290,7 +290,7 @@ def _json_length(headers: Mapping[str, str]) -> int | None:
     return int(given)
 
 
-def _uncached(inference: InferenceRequest) -> Bypass | None:
+def _bypass_reason(inference: InferenceRequest) -> Bypass | None:
     """Why no answer to this is kept: its outcome depends on what is not in it, or goes where only a model writes."""
     if inference.raw is not None:
         return Bypass.RAW

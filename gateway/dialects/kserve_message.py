@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.dialects.json_body import ABSENT, parse_numbers, written, wrong
-from gateway.dialects.kserve_tensors import MAX_DIMENSIONS, Tensor, TensorInvalid, checked, from_json, to_json
+from gateway.dialects.json_body import ABSENT, dump_json, invalid_field, parse_numbers
+from gateway.dialects.kserve_tensors import MAX_DIMENSIONS, Tensor, TensorInvalid, from_json, to_json, validate_content
 from gateway.errors import BadRequest, MalformedResponse
 
 BINARY_SIZE, BINARY, ALL_BINARY = "binary_data_size", "binary_data", "binary_data_output"
 MAX_TENSORS = 1024
 # How an answer is to be made or framed, when, and under which name: the same answer all the same.
-UNDECISIVE = frozenset({ALL_BINARY, "priority", "timeout", "triton_enable_empty_final_response"})
+NON_DECISIVE = frozenset({ALL_BINARY, "priority", "timeout", "triton_enable_empty_final_response"})
 _HEAD = 4  # bytes of the length that goes before a packed answer
 
 
@@ -48,8 +48,8 @@ class InferenceRequest:
         outputs = None
         if self.outputs is not None:
             outputs = sorted(([w.name, w.parameters] for w in self.outputs), key=lambda pair: str(pair[0]))
-        parameters = {name: value for name, value in self.parameters.items() if name not in UNDECISIVE}
-        return written([model, version, parameters, inputs, outputs], canonical=True)
+        parameters = {name: value for name, value in self.parameters.items() if name not in NON_DECISIVE}
+        return dump_json([model, version, parameters, inputs, outputs], canonical=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ def read_inference(body: bytes, json_length: int | None) -> InferenceRequest:
     """`json_length`: of the header Inference-Header-Content-Length. Raises `BadRequest`."""
     if json_length == 0 and body:
         return InferenceRequest("", {}, (), None, True, raw=body)
-    value, tail = _parts(body, json_length)
+    value, tail = _split_body(body, json_length)
     given = value.get("inputs")
     if not isinstance(given, list) or not 0 < len(given) <= MAX_TENSORS:
-        raise wrong("inputs", f"an array of 1 to {MAX_TENSORS} tensors", value.get("inputs", ABSENT))
-    inputs = tuple(_tensors(given, tail, "input"))
+        raise invalid_field("inputs", f"an array of 1 to {MAX_TENSORS} tensors", value.get("inputs", ABSENT))
+    inputs = tuple(_parse_tensors(given, tail, "input"))
     if len({tensor.name for tensor in inputs}) != len(inputs):
         raise BadRequest("two inputs have the same name")
     parameters = _parameters(value)
@@ -79,7 +79,7 @@ def read_inference(body: bytes, json_length: int | None) -> InferenceRequest:
         identity,
         {name: given for name, given in parameters.items() if name != ALL_BINARY},
         inputs,
-        _wanted(value.get("outputs")),
+        _parse_outputs(value.get("outputs")),
         parameters.get(ALL_BINARY) is True,
     )
 
@@ -90,25 +90,25 @@ def write_inference(inference: InferenceRequest) -> tuple[bytes, int | None]:
     if inference.raw is not None:
         return inference.raw, 0
     tail: list[bytes] = []
-    value: dict[str, Any] = {"inputs": [_written(tensor, tail, "input") for tensor in inference.inputs]}
+    value: dict[str, Any] = {"inputs": [_encode_tensor(tensor, tail, "input") for tensor in inference.inputs]}
     if inference.binary or inference.parameters:
         value["parameters"] = {**inference.parameters, **({ALL_BINARY: True} if inference.binary else {})}
     if inference.id:
         value["id"] = inference.id
     if inference.outputs is not None:
-        value["outputs"] = list(map(_asked, inference.outputs))
-    head = written(value)
+        value["outputs"] = list(map(_encode_output, inference.outputs))
+    head = dump_json(value)
     return b"".join((head, *tail)), len(head) if tail else None
 
 
 def read_answer(body: bytes, json_length: int | None) -> InferenceResponse:
     """Raises `MalformedResponse`."""
     try:
-        value, tail = _parts(body, json_length)
+        value, tail = _split_body(body, json_length)
         outputs = value.pop("outputs", None)
         if not isinstance(outputs, list):
             raise MalformedResponse("the answer has no outputs")
-        found = tuple(_tensors(outputs, tail, "output"))
+        found = tuple(_parse_tensors(outputs, tail, "output"))
     except BadRequest as error:
         raise MalformedResponse(f"the answer cannot be read: {error.message}") from None
     value.pop("id", None)
@@ -126,7 +126,7 @@ def unpack(data: bytes) -> InferenceResponse:
     return read_answer(data[_HEAD:], int.from_bytes(data[:_HEAD], "big"))
 
 
-def answer_for(inference: InferenceRequest, data: bytes) -> tuple[bytes, int | None]:
+def format_answer(inference: InferenceRequest, data: bytes) -> tuple[bytes, int | None]:
     """A packed answer as this request wants it -> (body, length of its JSON where there is a tail). Raises `MalformedResponse`,
     and `BadRequest` where JSON is wanted of what it cannot say."""
     if inference.binary and not inference.id and inference.outputs is None:
@@ -146,29 +146,29 @@ def _answer(answer: InferenceResponse, identity: str, outputs: Sequence[Tensor])
     value: dict[str, Any] = {**answer.head}
     if identity:
         value["id"] = identity
-    value["outputs"] = [_written(tensor, tail, "output") for tensor in outputs]
-    head = written(value)
+    value["outputs"] = [_encode_tensor(tensor, tail, "output") for tensor in outputs]
+    head = dump_json(value)
     return b"".join((head, *tail)), len(head) if tail else None
 
 
-def _parts(body: bytes, json_length: int | None) -> tuple[dict[str, Any], memoryview]:
+def _split_body(body: bytes, json_length: int | None) -> tuple[dict[str, Any], memoryview]:
     length = len(body) if json_length is None else json_length
     if length > len(body):
         raise BadRequest(f"Inference-Header-Content-Length is {length}, but the body has {len(body)} bytes")
     return parse_numbers(body[:length]), memoryview(body)[length:]
 
 
-def _tensors(given: Sequence[Any], tail: memoryview, kind: str) -> Iterator[Tensor]:
+def _parse_tensors(given: Sequence[Any], tail: memoryview, kind: str) -> Iterator[Tensor]:
     at = 0
     for each in given:
-        tensor, taken = _tensor(each, tail[at:], kind)
+        tensor, taken = _parse_tensor(each, tail[at:], kind)
         at += taken
         yield tensor
     if at != len(tail):
         raise BadRequest(f"the binary tail has {len(tail)} bytes, of which the {kind}s name {at}")
 
 
-def _tensor(given: Any, tail: memoryview, kind: str) -> tuple[Tensor, int]:
+def _parse_tensor(given: Any, tail: memoryview, kind: str) -> tuple[Tensor, int]:
     """-> (the tensor, how many bytes of the tail are its)."""
     if not isinstance(given, dict) or not isinstance(name := given.get("name"), str) or not name:
         raise BadRequest(f"an {kind} is no object with a name")
@@ -178,21 +178,21 @@ def _tensor(given: Any, tail: memoryview, kind: str) -> tuple[Tensor, int]:
     parameters = dict(_parameters(given))
     size = parameters.pop(BINARY_SIZE, None)
     parameters.pop(BINARY, None)
-    data, said = given.get("data"), None
+    data, json_value = given.get("data"), None
     try:
         if size is not None:
             if type(size) is not int or not 0 <= size <= len(tail) or data is not None:
                 raise TensorInvalid(f"names {size!r} bytes of a binary tail, of which {len(tail)} are left")
-            raw: bytes | None = checked(bytes(tail[:size]), datatype, shape)
+            raw: bytes | None = validate_content(bytes(tail[:size]), datatype, shape)
         elif data is not None:
-            raw, said = _read_json(data, datatype, shape, kind)
+            raw, json_value = _read_json(data, datatype, shape, kind)
         elif kind == "input" and "shared_memory_region" not in parameters:
             raise TensorInvalid(f"has no data: expected 'data' or 'parameters.{BINARY_SIZE}'")
         else:
             raw = None
     except TensorInvalid as error:
         raise BadRequest(f"{kind} {name[:100]!r} {error}") from None
-    return Tensor(name, datatype, tuple(shape), parameters, raw, size is not None, said), size or 0
+    return Tensor(name, datatype, tuple(shape), parameters, raw, size is not None, json_value), size or 0
 
 
 def _read_json(data: Any, datatype: str, shape: Sequence[int], kind: str) -> tuple[bytes | None, Any]:
@@ -205,11 +205,11 @@ def _read_json(data: Any, datatype: str, shape: Sequence[int], kind: str) -> tup
         return None, data
 
 
-def _written(tensor: Tensor, tail: list[bytes], kind: str) -> dict[str, Any]:
+def _encode_tensor(tensor: Tensor, tail: list[bytes], kind: str) -> dict[str, Any]:
     value: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     parameters = dict(tensor.parameters)
-    if tensor.said is not None:
-        value["data"] = tensor.said
+    if tensor.json_value is not None:
+        value["data"] = tensor.json_value
     elif tensor.data is not None and tensor.binary:
         parameters[BINARY_SIZE] = len(tensor.data)
         tail.append(tensor.data)
@@ -223,12 +223,12 @@ def _written(tensor: Tensor, tail: list[bytes], kind: str) -> dict[str, Any]:
     return value
 
 
-def _asked(wanted: RequestedOutput) -> dict[str, Any]:
+def _encode_output(wanted: RequestedOutput) -> dict[str, Any]:
     parameters = {**wanted.parameters, **({} if wanted.binary is None else {BINARY: wanted.binary})}
     return {"name": wanted.name, **({"parameters": parameters} if parameters else {})}
 
 
-def _wanted(given: Any) -> tuple[RequestedOutput, ...] | None:
+def _parse_outputs(given: Any) -> tuple[RequestedOutput, ...] | None:
     """No output named is all of them, as Triton takes it."""
     if given is None or given == []:
         return None

@@ -42,7 +42,7 @@ class TensorInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`data`: the content in raw form; None where it is not in the message (shared memory). `said`: JSON that could
+    """`data`: the content in raw form; None where it is not in the message (shared memory). `json_value`: JSON that could
     not be read as a tensor of this kind, and goes on as it came; None: there is none. `binary`: it came, or is to go,
     as bytes behind the JSON."""
 
@@ -52,7 +52,7 @@ class Tensor:
     parameters: Mapping[str, Any]
     data: bytes | None
     binary: bool = True
-    said: Any = None
+    json_value: Any = None
 
     @property
     def size(self) -> int:
@@ -60,7 +60,7 @@ class Tensor:
         return math.prod(self.shape)
 
 
-def checked(data: bytes, datatype: str, shape: Sequence[int]) -> bytes:
+def validate_content(data: bytes, datatype: str, shape: Sequence[int]) -> bytes:
     """Raw content that is what datatype and shape say. Raises `TensorInvalid`."""
     count = math.prod(shape)
     if datatype == "BYTES":
@@ -68,7 +68,7 @@ def checked(data: bytes, datatype: str, shape: Sequence[int]) -> bytes:
         if found != count:
             raise TensorInvalid(f"has {found} elements, expected {count} of shape {list(shape)}")
         return data
-    expected = count * _numbers(datatype).itemsize
+    expected = count * _numpy_dtype(datatype).itemsize
     if len(data) != expected:
         raise TensorInvalid(f"has {len(data)} bytes, expected {expected} of {datatype} in shape {list(shape)}")
     return data
@@ -88,24 +88,24 @@ def elements(data: bytes) -> Iterator[bytes]:
         at += length
 
 
-def packed(items: Sequence[bytes]) -> bytes:
+def pack_strings(items: Sequence[bytes]) -> bytes:
     """The raw form of a BYTES tensor."""
     return b"".join(_LENGTH.pack(len(item)) + item for item in items)
 
 
 def from_json(value: Any, datatype: str, shape: Sequence[int]) -> bytes:
     """The raw form of JSON data, flat or nested. Raises `TensorInvalid`."""
-    flat, kinds = _flat(value)
+    flat, kinds = _flatten(value)
     if len(flat) != math.prod(shape):
         raise TensorInvalid(f"has {len(flat)} elements, expected {math.prod(shape)} of shape {list(shape)}")
     if datatype == "BYTES":
         if not kinds <= {str}:
             raise TensorInvalid("has data that are no strings, expected BYTES")
-        return packed([text.encode() for text in flat])
-    return _converted(flat, kinds, datatype, _numbers(datatype)).tobytes()
+        return pack_strings([text.encode() for text in flat])
+    return _convert(flat, kinds, datatype, _numpy_dtype(datatype)).tobytes()
 
 
-def _flat(value: Any) -> tuple[list[Any], set[type]]:
+def _flatten(value: Any) -> tuple[list[Any], set[type]]:
     """The elements row by row, and of which types they are."""
     if not isinstance(value, list):
         raise TensorInvalid("has data of the wrong type: expected an array")
@@ -119,14 +119,14 @@ def _flat(value: Any) -> tuple[list[Any], set[type]]:
     raise TensorInvalid(f"is nested deeper than {MAX_DIMENSIONS} arrays")
 
 
-def _converted(flat: list[Any], kinds: set[type], datatype: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _convert(flat: list[Any], kinds: set[type], datatype: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     if datatype == "BOOL":
         if not kinds <= {bool}:
             raise TensorInvalid("has data that are neither true nor false, expected BOOL")
         return np.array(flat, dtype)
-    wanted, said = ({int, float}, "numbers") if datatype in FLOATS else ({int}, "whole numbers")
+    wanted, json_value = ({int, float}, "numbers") if datatype in FLOATS else ({int}, "whole numbers")
     if not kinds <= wanted:
-        raise TensorInvalid(f"has data that are no {said}, expected {datatype}")
+        raise TensorInvalid(f"has data that are no {json_value}, expected {datatype}")
     try:
         with np.errstate(over="ignore"):
             if datatype in FLOATS:
@@ -153,7 +153,7 @@ def to_json(data: bytes, datatype: str) -> list[Any]:
             return [item.decode() for item in elements(data)]
         except UnicodeDecodeError:
             raise TensorInvalid("has bytes that are no text, which JSON cannot say: expected binary_data") from None
-    found = np.frombuffer(data, _numbers(datatype))
+    found = np.frombuffer(data, _numpy_dtype(datatype))
     if datatype == "BF16":
         found = (found.astype("<u4") << 16).view("<f4")
     if found.dtype.kind != "f" or found.dtype.itemsize == 8:
@@ -164,7 +164,7 @@ def to_json(data: bytes, datatype: str) -> list[Any]:
     return orjson.loads(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))  # type: ignore[no-any-return]
 
 
-def _numbers(datatype: str) -> np.dtype[Any]:
+def _numpy_dtype(datatype: str) -> np.dtype[Any]:
     dtype = NUMBERS.get(datatype)
     if dtype is None:
         raise TensorInvalid(f"is of datatype {datatype[:40]!r}, expected one of {', '.join(DATATYPES)}")

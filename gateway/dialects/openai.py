@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
-from gateway.dialects.json_body import ABSENT, check_count, check_temperature, read_object, wrong
+from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, read_object
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import MalformedResponse
@@ -45,7 +45,7 @@ class Inputs:
                 raise MalformedResponse(
                     f"the answer has {len(body['data'])} embeddings, expected {len(calls)} in their order"
                 )
-            tokens = _shares(calls, _tokens(body))
+            tokens = _token_shares(calls, _tokens(body))
             return [
                 orjson.dumps({**body, "data": [{**found[i], "index": 0}], "usage": _usage(tokens[i])})
                 for i in range(len(calls))
@@ -68,7 +68,7 @@ def _usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _shares(calls: Sequence[Call], tokens: int) -> list[int]:
+def _token_shares(calls: Sequence[Call], tokens: int) -> list[int]:
     """What each input has of the tokens of all: a backend tells only their sum. By length, which is exact for inputs
     of tokens and close for texts; the shares add up to the sum."""
     lengths = [max(1, len(call.body["input"])) for call in calls]
@@ -94,9 +94,9 @@ OPERATIONS = {
 }
 
 # Fields that do not decide the answer: its framing, who asks (that is the scope's matter), and bookkeeping.
-NOT_DECISIVE = frozenset({"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key"})
+NON_DECISIVE = frozenset({"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key"})
 
-NOT_ALWAYS_DECISIVE = NOT_DECISIVE | {"store"}
+NON_DECISIVE_UNSTORED = NON_DECISIVE | {"store"}
 
 
 class OpenAI(Conversational):
@@ -194,7 +194,7 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         user=body.get("user"),
         questions=_inputs(body) if embeddings else (),
         stored=stored,
-        batch=Inputs(partial(_call, dialect, operation)) if embeddings and _several(body) else None,
+        batch=Inputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,
         written=written,
     )
 
@@ -203,8 +203,8 @@ def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive
     """`stored`: the answer is kept upstream under its id, so that `store` decides something; False is the protocol's
     default."""
     decisive = body
-    if not NOT_ALWAYS_DECISIVE.isdisjoint(body):
-        dropped = NOT_DECISIVE if stored else NOT_ALWAYS_DECISIVE
+    if not NON_DECISIVE_UNSTORED.isdisjoint(body):
+        dropped = NON_DECISIVE if stored else NON_DECISIVE_UNSTORED
         decisive = {key: value for key, value in body.items() if key not in dropped}
     question, context, no_question = _question(operation, decisive)
     canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
@@ -214,11 +214,11 @@ def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive
 def _check(body: Mapping[str, Any], operation: str) -> None:
     """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
     if not isinstance(body.get("model"), str) or not body["model"]:
-        raise wrong("model", "a non-empty string", body.get("model", ABSENT))
-    if not SELDOM.isdisjoint(body):
+        raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
+    if not OPTIONAL_FIELDS.isdisjoint(body):
         for field, types, expected in OPTIONAL:
             if (value := body.get(field)) is not None and not isinstance(value, types):
-                raise wrong(field, expected, value)
+                raise invalid_field(field, expected, value)
         for field in COUNTS:
             if field in body:
                 check_count(body, field)
@@ -228,9 +228,9 @@ def _check(body: Mapping[str, Any], operation: str) -> None:
         _check_messages(body.get("messages", ABSENT))
     elif operation == "completions":
         if not isinstance(body.get("prompt"), str | list):
-            raise wrong("prompt", "a string or an array", body.get("prompt", ABSENT))
+            raise invalid_field("prompt", "a string or an array", body.get("prompt", ABSENT))
     elif not isinstance(body.get("input"), str | list) or body["input"] == []:
-        raise wrong("input", "a string or a non-empty array", body.get("input", ABSENT))
+        raise invalid_field("input", "a string or a non-empty array", body.get("input", ABSENT))
 
 
 COUNTS = ("max_tokens", "max_completion_tokens", "n")
@@ -241,30 +241,30 @@ OPTIONAL: tuple[tuple[str, type, str], ...] = (
     ("user", str, "a string"),
 )
 
-SELDOM = frozenset({*COUNTS, *(field for field, _, _ in OPTIONAL)})
+OPTIONAL_FIELDS = frozenset({*COUNTS, *(field for field, _, _ in OPTIONAL)})
 
 
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
-        raise wrong("messages", "a non-empty array", messages)
+        raise invalid_field("messages", "a non-empty array", messages)
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise wrong(f"messages[{i}]", "an object", message)
+            raise invalid_field(f"messages[{i}]", "an object", message)
         if not isinstance(message.get("role"), str):
-            raise wrong(f"messages[{i}].role", "a string", message.get("role", ABSENT))
+            raise invalid_field(f"messages[{i}].role", "a string", message.get("role", ABSENT))
         content = message.get("content")
         if isinstance(content, list):
             _check_parts(content, f"messages[{i}].content")
         elif content is not None and not isinstance(content, str):
-            raise wrong(f"messages[{i}].content", "a string or an array of parts", content)
+            raise invalid_field(f"messages[{i}].content", "a string or an array of parts", content)
 
 
 def _check_parts(parts: list[Any], where: str) -> None:
     for i, part in enumerate(parts):
         if not isinstance(part, dict):
-            raise wrong(f"{where}[{i}]", "an object", part)
+            raise invalid_field(f"{where}[{i}]", "an object", part)
         if part.get("type") == "text" and not isinstance(part.get("text"), str):
-            raise wrong(f"{where}[{i}].text", "a string", part.get("text", ABSENT))
+            raise invalid_field(f"{where}[{i}].text", "a string", part.get("text", ABSENT))
 
 
 def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
@@ -273,7 +273,7 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
         *earlier, last = body["messages"]
         if last["role"] == "user":
             content = last.get("content")
-            text, rest = (content, None) if isinstance(content, str) else _text_and_rest(content)
+            text, rest = (content, None) if isinstance(content, str) else _split_text(content)
             if text.strip():
                 frame = {**last, "content": rest}
                 return text, [operation, {**body, "messages": [*earlier, frame]}], None
@@ -284,7 +284,7 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
     return None, [operation, body], Bypass.NO_TEXT
 
 
-def _text_and_rest(content: Any) -> tuple[str, Any]:
+def _split_text(content: Any) -> tuple[str, Any]:
     """As `turns.divided`."""
     if not isinstance(content, list):
         return content or "", None
@@ -295,7 +295,7 @@ def _chat_prompt(body: Mapping[str, Any]) -> str:
     turns: list[tuple[str, str]] = []
     for turn in body["messages"]:
         content = turn.get("content")
-        turns.append((turn["role"], content if isinstance(content, str) else _text_and_rest(content)[0]))
+        turns.append((turn["role"], content if isinstance(content, str) else _split_text(content)[0]))
     return transcript(turns)
 
 
@@ -311,7 +311,7 @@ PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def _several(body: Mapping[str, Any]) -> bool:
+def _is_array_input(body: Mapping[str, Any]) -> bool:
     """Whether the input is an array of texts, or of texts as token ids; an array of token ids is one input."""
     given = body["input"]
     return isinstance(given, list) and all(isinstance(one, str | list) for one in given)

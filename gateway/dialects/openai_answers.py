@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.dialects.turns import pieces_of
+from gateway.dialects.turns import split_pieces
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
@@ -31,10 +31,12 @@ CHAT = "chat.completions"
 
 WHOLE = {CHAT: "chat.completion", "completions": "text_completion"}
 
-REPLACED = frozenset({"role", "id", "type", "format"})  # texts of a delta that a later one repeats, not continues
+REPLACED_FIELDS = frozenset(
+    {"role", "id", "type", "format"}
+)  # texts of a delta that a later one repeats, not continues
 
 
-def assembled(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
+def assemble_body(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
     """Of the data of all events. Fields that the protocol requires and no chunk has are null, or empty. Raises what
     reading a malformed answer raises: `ValueError`, `TypeError`, `AttributeError`, `KeyError`."""
     body: dict[str, Any] = {}
@@ -45,9 +47,9 @@ def assembled(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
         chunk = orjson.loads(data)
         for choice in chunk.pop("choices", None) or ():
             _add(operation, choices.setdefault(choice.get("index") or 0, {}), choice)
-        _unite(body, chunk)
+        _merge_fields(body, chunk)
     body["object"] = WHOLE[operation]
-    body["choices"] = [_finished(operation, index, choices[index]) for index in sorted(choices)]
+    body["choices"] = [_finish_choice(operation, index, choices[index]) for index in sorted(choices)]
     return body
 
 
@@ -57,10 +59,10 @@ def _add(operation: str, merged: dict[str, Any], choice: dict[str, Any]) -> None
             merge_delta(merged.setdefault("delta", {}), delta)
     elif "text" in choice:
         merged["text"] = merged.get("text", "") + (choice.pop("text") or "")
-    _unite(merged, choice, grow=True)
+    _merge_fields(merged, choice, grow=True)
 
 
-def _finished(operation: str, index: int, choice: dict[str, Any]) -> dict[str, Any]:
+def _finish_choice(operation: str, index: int, choice: dict[str, Any]) -> dict[str, Any]:
     choice = {"index": index, "logprobs": None, "finish_reason": None, **choice}
     if operation != CHAT:
         if "text" not in choice:
@@ -77,14 +79,14 @@ def _finished(operation: str, index: int, choice: dict[str, Any]) -> dict[str, A
     return choice
 
 
-def _unite(merged: dict[str, Any], given: Mapping[str, Any], *, grow: bool = False) -> None:
+def _merge_fields(merged: dict[str, Any], given: Mapping[str, Any], *, grow: bool = False) -> None:
     """The last value that says something counts; objects are united; with `grow`, lists are joined."""
     for key, value in given.items():
         before = merged.get(key)
         if before is None or (value and isinstance(value, str)):
             merged[key] = value
         elif isinstance(before, dict) and isinstance(value, dict):
-            _unite(before, value, grow=grow and key == "logprobs")
+            _merge_fields(before, value, grow=grow and key == "logprobs")
         elif grow and isinstance(before, list) and isinstance(value, list):
             before.extend(value)
         elif not (value is None or value in ("", [], {}) or (key == "created" and value == 0)):
@@ -99,19 +101,19 @@ def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
         if before is None or value is None:
             merged[key] = before if value is None else value
         elif isinstance(before, str) and isinstance(value, str):
-            merged[key] = (value or before) if key in REPLACED else before + value
+            merged[key] = (value or before) if key in REPLACED_FIELDS else before + value
         elif isinstance(before, dict) and isinstance(value, dict):
             sound = before.get("data") if key == "audio" else None
             merge_delta(before, value)
             if isinstance(sound, str) and sound.endswith("=") and isinstance(more := value.get("data"), str):
-                before["data"] = _joined_base64(sound, more)
+                before["data"] = _join_base64(sound, more)
         elif isinstance(before, list) and isinstance(value, list):
             _merge_list(before, value)
         else:
             merged[key] = value
 
 
-def _joined_base64(before: str, more: str) -> str:
+def _join_base64(before: str, more: str) -> str:
     """Each piece of a sound is encoded by itself: its padding may stand nowhere but at the end."""
     return b64.b64encode(b64.b64decode(before) + b64.b64decode(more)).decode()
 
@@ -133,12 +135,19 @@ def _index(element: Any) -> Any:
 # A whole OpenAI answer taken apart into the chunks of a stream. Pure.
 STREAMED = {CHAT: "chat.completion.chunk", "completions": "text_completion"}
 
-REPEATED = ("id", "object", "created", "model", "system_fingerprint", "service_tier")  # in every chunk; others once
+REPEATED_FIELDS = (
+    "id",
+    "object",
+    "created",
+    "model",
+    "system_fingerprint",
+    "service_tier",
+)  # in every chunk; others once
 
 
 def chunks_of(operation: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The last one carries the usage, where there is any. Raises what reading a malformed answer raises."""
-    head = {key: body[key] for key in REPEATED if key in body} | {"object": STREAMED[operation]}
+    head = {key: body[key] for key in REPEATED_FIELDS if key in body} | {"object": STREAMED[operation]}
     usage = body.get("usage")
     once = {
         key: value
@@ -181,8 +190,8 @@ def _chat_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any
     order = {"content": 1, "tool_calls": 2, "function_call": 2}
     for key in sorted((key for key in said if key not in empty), key=lambda key: order.get(key, 0)):
         value = said[key]
-        if isinstance(value, str) and key not in REPLACED:
-            yield from (part({key: piece}) for piece in pieces_of(value))
+        if isinstance(value, str) and key not in REPLACED_FIELDS:
+            yield from (part({key: piece}) for piece in split_pieces(value))
         elif key == "tool_calls" and isinstance(value, list) and all(isinstance(call, dict) for call in value):
             for place, call in enumerate(value):
                 for delta in _function_parts(call, "function", {"index": place}):
@@ -206,19 +215,19 @@ def _function_parts(call: Mapping[str, Any], key: str, framing: dict[str, Any]) 
         yield {**call, **framing}
         return
     yield {**call, **framing, key: {**function, "arguments": ""}}
-    yield from ({**framing, key: {"arguments": piece}} for piece in pieces_of(arguments))
+    yield from ({**framing, key: {"arguments": piece}} for piece in split_pieces(arguments))
 
 
 def _text_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     empty = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-    yield from ({**empty, "text": piece} for piece in pieces_of(choice.get("text") or ""))
+    yield from ({**empty, "text": piece} for piece in split_pieces(choice.get("text") or ""))
     yield {**empty, **{key: value for key, value in choice.items() if key not in ("index", "text")}}
 
 
 # OpenAI answers: judged, taken apart into chunks, put together from chunks, made from plain text. Pure.
 #
 # `payload` is the data of a stream's events in order, `[DONE]` included, or one element: a whole body.
-FINISHED_BY_A_CALL = ("tool_calls", "function_call", "stop")
+TOOL_CALL_FINISHES = ("tool_calls", "function_call", "stop")
 
 PREFIX = {CHAT: "chatcmpl-", "completions": "cmpl-"}
 
@@ -228,19 +237,19 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
     try:
         if streamed and (not payload or payload[-1] != DONE):
             return Inspection(Admission.CUT, 0, 0)
-        body = assembled(operation, payload) if streamed else orjson.loads(payload[0])
+        body = assemble_body(operation, payload) if streamed else orjson.loads(payload[0])
         usage = body.get("usage") or {}
         tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
         if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if operation == "embeddings":
             return Inspection(Admission.STORED if body["data"] else Admission.INCOMPLETE, *tokens)
-        return Inspection(_judge_choices(operation, body["choices"]), *tokens)
+        return Inspection(_admission(operation, body["choices"]), *tokens)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError, IndexError):
         return Inspection(Admission.MALFORMED, 0, 0)
 
 
-def _judge_choices(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admission:
+def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admission:
     """Raises `TypeError` on a choice that says nothing: as a stream there would be nothing of it."""
     if not choices:
         return Admission.INCOMPLETE
@@ -250,13 +259,13 @@ def _judge_choices(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admi
         if not isinstance(message, dict) or (operation == "completions" and not isinstance(choice["text"], str)):
             raise TypeError("a choice without a message")
         called = bool(message.get("tool_calls") or message.get("function_call"))
-        if choice.get("finish_reason") not in (FINISHED_BY_A_CALL if called else ("stop",)):
+        if choice.get("finish_reason") not in (TOOL_CALL_FINISHES if called else ("stop",)):
             return Admission.INCOMPLETE
-        tools = tools or called or _searched(message)
+        tools = tools or called or _has_web_search(message)
     return Admission.TOOLS if tools else Admission.STORED
 
 
-def _searched(message: Mapping[str, Any]) -> bool:
+def _has_web_search(message: Mapping[str, Any]) -> bool:
     """Whether the server has looked something up on the web, a tool whose results age."""
     found = message.get("annotations")
     kinds = (each.get("type") for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
@@ -290,7 +299,7 @@ def is_usage_chunk(data: bytes) -> bool:
 def assemble(operation: str, payload: Iterable[bytes]) -> bytes:
     """The chunks of a stream -> the body that the same request without `stream` gets. Raises `MalformedResponse`."""
     with reading():
-        body = assembled(operation, payload)
+        body = assemble_body(operation, payload)
         _check_error(body)
         if not body["choices"]:
             raise MalformedResponse("the answer is empty")
@@ -380,7 +389,10 @@ class OpenAITextAnswer:
 def _logprobs(tokens: Sequence[Token], offset: int, *, chat: bool) -> dict[str, Any]:
     """Of some tokens, the first of which begins `offset` characters into the text."""
     if chat:
-        content = [{**_told(token), "top_logprobs": [_told(other) for other in token.beside]} for token in tokens]
+        content = [
+            {**_token_logprob(token), "top_logprobs": [_token_logprob(other) for other in token.beside]}
+            for token in tokens
+        ]
         return {"content": content, "refusal": None}
     lengths = [0, *(len(token.text) for token in tokens)]
     return {
@@ -391,7 +403,7 @@ def _logprobs(tokens: Sequence[Token], offset: int, *, chat: bool) -> dict[str, 
     }
 
 
-def _told(token: Token) -> dict[str, Any]:
+def _token_logprob(token: Token) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_responses_answers as answers
-from gateway.dialects.json_body import ABSENT, check_count, check_temperature, parse_object, wrong
+from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
 from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest, MalformedResponse
@@ -24,7 +24,7 @@ RESPONSES = "/v1/responses"
 OPERATION = "responses"
 
 # Fields that do not decide the answer. `store` does: an answer that is stored has an id that later requests may name.
-NOT_DECISIVE = frozenset({"stream", "stream_options", *answers.ECHOED})
+NON_DECISIVE = frozenset({"stream", "stream_options", *answers.ECHOED})
 TEXT_KEYS = frozenset({"type", "text", "prompt_cache_breakpoint"})  # of a part that is text and nothing else
 
 
@@ -50,7 +50,7 @@ class OpenAIResponses(Conversational):
             user=given.get("user"),
             uncached=bypass,
             stored=given.get("store") is not False,
-            own=_own(given),
+            own=_field_restorer(given),
         )
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
@@ -100,8 +100,8 @@ def _error(kind: str, message: str, param: str | None = None) -> dict[str, Any]:
     return {"message": message, "type": kind, "param": param, "code": None}
 
 
-def _own(body: Mapping[str, Any]) -> Callable[[bytes], bytes]:
-    return partial(answers.owned, {key: body.get(key) for key in answers.ECHOED})
+def _field_restorer(body: Mapping[str, Any]) -> Callable[[bytes], bytes]:
+    return partial(answers.restore_request_fields, {key: body.get(key) for key in answers.ECHOED})
 
 
 def _bypass(body: Mapping[str, Any]) -> Bypass | None:
@@ -128,7 +128,7 @@ FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
 
 
 def _decisive(body: dict[str, Any], bypass: Bypass | None) -> Decisive:
-    decisive = {key: value for key, value in body.items() if key not in NOT_DECISIVE}
+    decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     question, context, no_question = (None, decisive, bypass) if bypass else _question(decisive)
     canonical = orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)
     return Decisive(canonical, orjson.dumps(context, option=orjson.OPT_SORT_KEYS), question, no_question)
@@ -139,29 +139,29 @@ def _check(body: Mapping[str, Any]) -> None:
     lies there, even a request without a model or an input is complete."""
     for field, types, expected in FIELDS:
         if (value := body.get(field)) is not None and not isinstance(value, types):
-            raise wrong(field, expected, value)
+            raise invalid_field(field, expected, value)
     if not body.get("model") and (body.get("prompt") is None or body.get("model") is not None):
-        raise wrong("model", "a non-empty string", body.get("model", ABSENT))
+        raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
     check_count(body, "max_output_tokens")
     check_temperature(body)
     given = body.get("input")
     for i, item in enumerate(given if isinstance(given, list) else ()):
         if not isinstance(item, dict):
-            raise wrong(f"input[{i}]", "an object", item)
+            raise invalid_field(f"input[{i}]", "an object", item)
         if not isinstance(item.get("role"), str | None):
-            raise wrong(f"input[{i}].role", "a string", item["role"])
+            raise invalid_field(f"input[{i}].role", "a string", item["role"])
         if _is_message(item):
             _check_content(item.get("content"), f"input[{i}].content")
 
 
 def _check_content(content: Any, where: str) -> None:
     if not isinstance(content, str | list | None):
-        raise wrong(where, "a string or an array of parts", content)
+        raise invalid_field(where, "a string or an array of parts", content)
     for i, part in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(part, dict):
-            raise wrong(f"{where}[{i}]", "an object", part)
+            raise invalid_field(f"{where}[{i}]", "an object", part)
         if _is_text(part) and not isinstance(part.get("text"), str):
-            raise wrong(f"{where}[{i}].text", "a string", part.get("text", ABSENT))
+            raise invalid_field(f"{where}[{i}].text", "a string", part.get("text", ABSENT))
 
 
 def _is_message(item: Mapping[str, Any]) -> bool:
@@ -180,13 +180,13 @@ def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
         return given, {**body, "input": None}, None
     if isinstance(given, list) and given and _is_message(given[-1]) and given[-1].get("role") == "user":
         *earlier, last = given
-        text, rest = text_and_rest(last.get("content"))
+        text, rest = split_text(last.get("content"))
         if text.strip():
             return text, {**body, "input": [*earlier, {**last, "content": rest}]}, None
     return None, body, Bypass.NO_TEXT
 
 
-def text_and_rest(content: Any) -> tuple[str, Any]:
+def split_text(content: Any) -> tuple[str, Any]:
     """As `turns.divided`."""
     if not isinstance(content, list):
         return content or "", None
@@ -200,5 +200,5 @@ def _prompt(body: Mapping[str, Any]) -> str:
         turns.append(("user", given))
     else:
         messages = [item for item in given or () if _is_message(item)]
-        turns += [(item.get("role") or "user", text_and_rest(item.get("content"))[0]) for item in messages]
+        turns += [(item.get("role") or "user", split_text(item.get("content"))[0]) for item in messages]
     return transcript(turns)

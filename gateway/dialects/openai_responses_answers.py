@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from gateway.dialects.openai_answers import DONE, reading
-from gateway.dialects.sse import written
-from gateway.dialects.turns import pieces_of
+from gateway.dialects.sse import encode_event
+from gateway.dialects.turns import split_pieces
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
@@ -22,10 +22,10 @@ from gateway.messages import Admission, Event, Inspection, Token
 # https://developers.openai.com/api/reference/resources/responses/streaming-events
 ENDS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
 
-LATE = ("usage", "completed_at", "error", "incomplete_details")  # what only the end tells
+FINAL_FIELDS = ("usage", "completed_at", "error", "incomplete_details")  # what only the end tells
 
 # Item -> (its field that comes in pieces, the name of the events that say it).
-SAID_IN_PIECES = {
+DELTA_FIELDS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
     "mcp_call": ("arguments", "response.mcp_call_arguments"),
@@ -57,14 +57,14 @@ def events_of(whole: bytes) -> tuple[Event, ...]:
         if isinstance(body.get("error"), dict) and "output" not in body:
             raise MalformedResponse(f"the answer is an error: {str(body['error'].get('message'))[:300]}")
         said = enumerate(_events(body))
-        return tuple(written({"type": event.pop("type"), "sequence_number": at, **event}) for at, event in said)
+        return tuple(encode_event({"type": event.pop("type"), "sequence_number": at, **event}) for at, event in said)
 
 
 def _events(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     end = ENDS.get(body.get("status", "completed"))
     if end is None:
         raise MalformedResponse(f"the answer is not finished: its status is {str(body['status'])[:40]!r}")
-    begun = {**body, "output": [], **{key: None for key in LATE if key in body}}
+    begun = {**body, "output": [], **{key: None for key in FINAL_FIELDS if key in body}}
     if "status" in body:
         begun["status"] = "in_progress"
     yield {"type": "response.created", "response": begun}
@@ -87,8 +87,8 @@ def _item(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if kind == "mcp_call" and item.get("error") is not None:
         after = ("failed",)
     inner += [{"type": f"response.{kind}.{phase}"} for phase in before]
-    if kind in SAID_IN_PIECES:
-        key, name = SAID_IN_PIECES[kind]
+    if kind in DELTA_FIELDS:
+        key, name = DELTA_FIELDS[kind]
         if isinstance(item.get(key), str):
             opened[key] = ""
             inner += _pieces(name, key, item[key])
@@ -99,7 +99,7 @@ def _item(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _pieces(name: str, key: str, text: str) -> list[dict[str, Any]]:
-    deltas = [{"type": f"{name}.delta", "delta": piece} for piece in pieces_of(text)]
+    deltas = [{"type": f"{name}.delta", "delta": piece} for piece in split_pieces(text)]
     return [*deltas, {"type": f"{name}.done", key: text}]
 
 
@@ -148,7 +148,7 @@ def _with_logprobs(
 # Plain text as the typed events of a response, for backends that know nothing but text. Pure.
 
 # What a response repeats of its request, and what it says where the request said nothing.
-REPEATED: dict[str, Any] = {
+REQUEST_FIELDS: dict[str, Any] = {
     "instructions": None, "max_output_tokens": None, "metadata": {}, "parallel_tool_calls": True, "temperature": None,
     "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": None, "user": None,
 }  # fmt: skip
@@ -159,29 +159,29 @@ class ResponsesTextAnswer:
     takes its own."""
 
     def __init__(self, body: Mapping[str, Any], answer_id: str, created: int, model: str) -> None:
-        given = {key: default if body.get(key) is None else body[key] for key, default in REPEATED.items()}
+        given = {key: default if body.get(key) is None else body[key] for key, default in REQUEST_FIELDS.items()}
         head = {"id": answer_id, "object": "response", "created_at": created, "model": model}
         self._response = {**head, **given, "previous_response_id": None, "background": False, "store": False}
         self._created = created
         self._item_id = "msg_" + answer_id.removeprefix("resp_")
-        self._said: list[str] = []
+        self._text: list[str] = []
         self._at = 0
 
     def start(self) -> Sequence[Event]:
-        begun = self._as("in_progress", [], None)
+        begun = self._response_with("in_progress", [], None)
         return [
             self._event("response.created", response=begun),
             self._event("response.in_progress", response=begun),
             self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
-            self._event("response.content_part.added", **self._place(), part=_part("")),
+            self._event("response.content_part.added", **self._item_location(), part=_part("")),
         ]
 
     def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
-        self._said.append(text)
-        return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+        self._text.append(text)
+        return self._event("response.output_text.delta", **self._item_location(), delta=text, logprobs=[])
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
-        text, status = "".join(self._said), "incomplete" if reason == "length" else "completed"
+        text, status = "".join(self._text), "incomplete" if reason == "length" else "completed"
         item = self._item(status, [_part(text)])
         usage = {
             "input_tokens": input_tokens,
@@ -191,24 +191,24 @@ class ResponsesTextAnswer:
             "total_tokens": input_tokens + output_tokens,
         }
         return [
-            self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
-            self._event("response.content_part.done", **self._place(), part=_part(text)),
+            self._event("response.output_text.done", **self._item_location(), text=text, logprobs=[]),
+            self._event("response.content_part.done", **self._item_location(), part=_part(text)),
             self._event("response.output_item.done", output_index=0, item=item),
-            self._event(f"response.{status}", response=self._as(status, [item], usage)),
+            self._event(f"response.{status}", response=self._response_with(status, [item], usage)),
         ]
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        event = written({"type": kind, "sequence_number": self._at, **fields})
+        event = encode_event({"type": kind, "sequence_number": self._at, **fields})
         self._at += 1
         return event
 
-    def _place(self) -> dict[str, Any]:
+    def _item_location(self) -> dict[str, Any]:
         return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def _item(self, status: str, content: list[Any]) -> dict[str, Any]:
         return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
-    def _as(self, status: str, output: list[Any], usage: dict[str, Any] | None) -> dict[str, Any]:
+    def _response_with(self, status: str, output: list[Any], usage: dict[str, Any] | None) -> dict[str, Any]:
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         ended = {"completed_at": self._created} if status == "completed" else {}
         state = {"status": status, "error": None, "incomplete_details": details, **ended}
@@ -225,12 +225,12 @@ def _part(text: str) -> dict[str, Any]:
 # the whole response, so that nothing has to be put together from deltas.
 PREFIX = "resp_"
 
-ENDINGS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 # Who asks and bookkeeping: it does not decide the answer, and the answer repeats it.
 ECHOED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
-SAID = frozenset({"message", "reasoning"})  # items that are the model's own words; all others are of tools
+TEXT_ITEMS = frozenset({"message", "reasoning"})  # items that are the model's own words; all others are of tools
 
 
 def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
@@ -243,12 +243,12 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
         body = _response(payload) if streamed else orjson.loads(payload[0])
         usage = body.get("usage") or {}
         tokens = int(usage.get("input_tokens") or 0), int(usage.get("output_tokens") or 0)
-        return Inspection(_judge(body), *tokens)
+        return Inspection(_admission(body), *tokens)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):  # orjson's are ValueErrors
         return Inspection(Admission.MALFORMED, 0, 0)
 
 
-def _judge(body: Mapping[str, Any]) -> Admission:
+def _admission(body: Mapping[str, Any]) -> Admission:
     """Raises `TypeError` or `KeyError` on what could not be said as a stream."""
     status = body.get("status")
     if body.get("error") is not None or status in ("failed", "cancelled"):
@@ -266,7 +266,7 @@ def _judge(body: Mapping[str, Any]) -> Admission:
             _check_message(item)
     if all(kind == "reasoning" for kind in kinds):
         return Admission.INCOMPLETE  # nothing is said
-    return Admission.STORED if SAID.issuperset(kinds) else Admission.TOOLS
+    return Admission.STORED if TEXT_ITEMS.issuperset(kinds) else Admission.TOOLS
 
 
 def _kind(thing: Mapping[str, Any]) -> str:
@@ -297,7 +297,7 @@ def _end(payload: Sequence[bytes]) -> dict[str, Any] | None:
         return None
     if event.get("type") == "error" or (event.get("error") is not None and "response" not in event):
         return {**event, "type": "error"}
-    return event if event.get("type") in ENDINGS else None
+    return event if event.get("type") in FINAL_EVENTS else None
 
 
 def _response(payload: Sequence[bytes]) -> dict[str, Any]:
@@ -360,10 +360,10 @@ def renewed(data: bytes, answer_id: str, created: int, *, kept: bool) -> bytes:
         times = {key: created for key in ("created_at", "completed_at") if response.get(key) is not None}
         return {**response, "id": answer_id, **times}
 
-    return _changed(data, anew)
+    return _map_response(data, anew)
 
 
-def owned(fields: Mapping[str, Any], data: bytes) -> bytes:
+def restore_request_fields(fields: Mapping[str, Any], data: bytes) -> bytes:
     """A whole body, or the data of an event that carries one, that was made for another request, with what this one
     said in `fields`. What the answer does not repeat is not added."""
 
@@ -373,10 +373,10 @@ def owned(fields: Mapping[str, Any], data: bytes) -> bytes:
             said["metadata"] = fields["metadata"] or {}  # none is an empty one
         return response if all(response[key] == value for key, value in said.items()) else {**response, **said}
 
-    return _changed(data, own)
+    return _map_response(data, own)
 
 
-def _changed(data: bytes, change: Any) -> bytes:
+def _map_response(data: bytes, change: Any) -> bytes:
     """`change` gets a response and returns it, changed or as it is; then the bytes stay."""
     if b'"output"' not in data:  # no response is in it
         return data

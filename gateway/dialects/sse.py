@@ -25,7 +25,7 @@ class SSEParser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes. Raises `UpstreamStreamError` when one exceeds `MAX_EVENT_BYTES`."""
-        if not self._rest and _alone(chunk):
+        if not self._rest and _is_single_event(chunk):
             return [Event(chunk[6:-2])]
         buffer = self._rest + chunk if self._rest else chunk
         if CR in buffer:
@@ -45,7 +45,7 @@ class SSEParser:
         return [event] if event else []
 
 
-def _alone(chunk: bytes) -> bool:
+def _is_single_event(chunk: bytes) -> bool:
     """Whether it is one event of one line: most servers write each by itself."""
     return chunk[:6] == b"data: " and chunk.find(LF) == len(chunk) - 2 and chunk[-1] == LF and CR not in chunk
 
@@ -71,7 +71,7 @@ _FIRST = re.compile(rb'\{"type": ?"([a-z_.]+)"')  # most servers write it first
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")  # one with a line break would be another line of the stream
 
 
-def named(data: bytes) -> Event:
+def with_event_name(data: bytes) -> Event:
     """An event under the name that its `type` is; without a name where it has none."""
     if match := _FIRST.match(data):
         return Event(data, match[1].decode())
@@ -82,6 +82,6 @@ def named(data: bytes) -> Event:
     return Event(data, kind if isinstance(kind, str) and _NAME.fullmatch(kind) else None)
 
 
-def written(value: Mapping[str, Any]) -> Event:
+def encode_event(value: Mapping[str, Any]) -> Event:
     """`value` has a `type`."""
     return Event(orjson.dumps(value), value["type"])

@@ -8,15 +8,19 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.json_body import parse_numbers, written
+from gateway.dialects.json_body import dump_json, parse_numbers
 from gateway.dialects.unstreamed import Unstreamed
 from gateway.errors import BadRequest
 from gateway.messages import Admission, Bypass, Call, Decisive, Inspection, Outgoing
 
 PATH = re.compile(r"/v1/models/([^/:]+)((?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress))")
 # What the bodies must have one of: rows or columns for predict, examples for the others.
-WANTED = {"predict": ("instances", "inputs"), "classify": ("examples",), "regress": ("examples",)}
-FOUND = {"predict": ("predictions", "outputs"), "classify": ("result", "results"), "regress": ("result", "results")}
+INPUT_KEYS = {"predict": ("instances", "inputs"), "classify": ("examples",), "regress": ("examples",)}
+OUTPUT_KEYS = {
+    "predict": ("predictions", "outputs"),
+    "classify": ("result", "results"),
+    "regress": ("result", "results"),
+}
 
 
 class TFServing(Unstreamed):
@@ -28,12 +32,12 @@ class TFServing(Unstreamed):
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
         model, rest, verb = self.claimed(path).groups()
         value = parse_numbers(body)
-        given = [key for key in WANTED[verb] if key in value]
+        given = [key for key in INPUT_KEYS[verb] if key in value]
         if len(given) != 1:
-            raise BadRequest(f"the body has {given or 'none'} of {', '.join(WANTED[verb])}: expected one of them")
+            raise BadRequest(f"the body has {given or 'none'} of {', '.join(INPUT_KEYS[verb])}: expected one of them")
         if given[0] != "inputs" and not isinstance(value[given[0]], list):
             raise BadRequest(f"'{given[0]}' is of the wrong type: expected an array")
-        canonical = written([model, rest, value], canonical=True)
+        canonical = dump_json([model, rest, value], canonical=True)
         return Call(
             dialect=self,
             operation=verb,
@@ -48,7 +52,7 @@ class TFServing(Unstreamed):
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
         found = self.claimed(path)
-        return Outgoing(f"/v1/models/{model or found[1]}{found[2]}", written(call.body))
+        return Outgoing(f"/v1/models/{model or found[1]}{found[2]}", dump_json(call.body))
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
         try:
@@ -57,7 +61,7 @@ class TFServing(Unstreamed):
             return Inspection(Admission.MALFORMED, 0, 0)
         if "error" in answer:
             return Inspection(Admission.ERROR_STATUS, 0, 0)
-        complete = any(key in answer for key in FOUND[call.operation])
+        complete = any(key in answer for key in OUTPUT_KEYS[call.operation])
         return Inspection(Admission.STORED if complete else Admission.MALFORMED, 0, 0)
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:

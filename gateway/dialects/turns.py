@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.sse import named
+from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, ClientForm, Event, Outgoing
 
@@ -21,7 +21,7 @@ from gateway.messages import Call, ClientForm, Event, Outgoing
 PIECE = re.compile(r"(?:\s{0,16}\S{1,24}\s{0,16}){1,4}|\s{1,64}")
 
 
-def pieces_of(text: str) -> list[str]:
+def split_pieces(text: str) -> list[str]:
     """Joined they are the text."""
     return PIECE.findall(text)
 
@@ -44,7 +44,7 @@ class Conversational(ABC):
         return None
 
     def event(self, call: Call, data: bytes) -> Event:
-        return named(data)
+        return with_event_name(data)
 
     def shown(self, call: Call, event: Event) -> bool:
         return True

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from gateway.context import RequestContext, resolved
+from gateway.context import RequestContext, resolve_response
 from gateway.errors import UpstreamStreamError
-from gateway.http_server.connections import refusal
-from gateway.http_server.request_body import HttpBody, taken_whole
-from gateway.http_server.response_writer import body_at_hand
+from gateway.http_server.connections import closing_response
+from gateway.http_server.request_body import HttpBody, read_buffered
+from gateway.http_server.response_writer import body_nowait
 from gateway.http_server.service import Service
 from gateway.http_server.websocket import relay
-from gateway.http_server.wire import Prebuilt, whole
+from gateway.http_server.wire import Prebuilt, prebuilt
 from gateway.messages import Body, ByteStream, EventStream, FullBody, Response, Tunnel
 from gateway.streams import close_body
 
@@ -31,18 +31,18 @@ class AiohttpEdge:
         path, _, query = _target(http).partition("?")
         if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
             # The parser takes `gzip, chunked`; another one on the way may not, and see the end elsewhere.
-            return refusal(400, "Transfer-Encoding: expected chunked alone")
-        early = None if http.method == "POST" else service.early(http.method, path, http.headers)
-        if early is not None:
-            response = await resolved(early)
+            return closing_response(400, "Transfer-Encoding: expected chunked alone")
+        direct = None if http.method == "POST" else service.direct(http.method, path, http.headers)
+        if direct is not None:
+            response = await resolve_response(direct)
             assert isinstance(response.body, FullBody)
-            return whole(http, response.status, response.headers, response.body.data)
-        source = HttpBody(http, taken_whole(http), service.config)
+            return prebuilt(http, response.status, response.headers, response.body.data)
+        source = HttpBody(http, read_buffered(http), service.config)
         request = service.request(http.method, path, query, http.headers, source, http.remote or "")
         answer = service.answer(request)
         service.inflight.count += 1
         try:
-            return await self._send(http, request, await resolved(answer))
+            return await self._send(http, request, await resolve_response(answer))
         finally:
             service.inflight.count -= 1
 
@@ -52,9 +52,9 @@ class AiohttpEdge:
         try:
             if isinstance(body, Tunnel):
                 return await relay(http, body.upstream, max_frame=service.config.max_body, stopping=service.stopping)
-            data = body_at_hand(body)
+            data = body_nowait(body)
             if data is not None:
-                return whole(http, response.status, headers, data)
+                return prebuilt(http, response.status, headers, data)
             return await _relay(http, response.status, headers, body)
         finally:
             await close_body(body)

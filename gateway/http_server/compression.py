@@ -16,33 +16,33 @@ Headers = tuple[tuple[str, str], ...]
 TEXTUAL = ("application/json", "text/", "application/x-ndjson", "application/xml")
 
 
-def compressed(headers: Mapping[str, str], response: Response) -> Response | Awaitable[Response]:
+def compress_response(headers: Mapping[str, str], response: Response) -> Response | Awaitable[Response]:
     """`headers`: the request's. To be awaited where the answer is large."""
     body = response.body
     if not isinstance(body, FullBody) or len(body.data) < MIN_BYTES or not response.content_type.startswith(TEXTUAL):
         return response
-    if response.status in (204, 206, 304) or _has(response, "content-encoding") or _has(response, "etag"):
+    if response.status in (204, 206, 304) or _has_header(response, "content-encoding") or _has_header(response, "etag"):
         return response  # a strong ETag names the bytes as they are
-    varied = (*response.headers, ("Vary", "Accept-Encoding"))
-    if not takes_gzip(headers.get("accept-encoding", "")):
-        return Response(response.status, varied, body, response.provenance)
+    headers_with_vary = (*response.headers, ("Vary", "Accept-Encoding"))
+    if not accepts_gzip(headers.get("accept-encoding", "")):
+        return Response(response.status, headers_with_vary, body, response.provenance)
     if len(body.data) >= THREAD_BYTES:
-        return _compressed_in_thread(response, varied, body.data)
-    return _gzipped(response, varied, gzip.compress(body.data, LEVEL, mtime=0))
+        return _compress_in_thread(response, headers_with_vary, body.data)
+    return _gzip_response(response, headers_with_vary, gzip.compress(body.data, LEVEL, mtime=0))
 
 
-async def _compressed_in_thread(response: Response, headers: Headers, data: bytes) -> Response:
-    return _gzipped(response, headers, await asyncio.to_thread(gzip.compress, data, LEVEL, mtime=0))
+async def _compress_in_thread(response: Response, headers: Headers, data: bytes) -> Response:
+    return _gzip_response(response, headers, await asyncio.to_thread(gzip.compress, data, LEVEL, mtime=0))
 
 
-def _gzipped(response: Response, headers: Headers, data: bytes) -> Response:
+def _gzip_response(response: Response, headers: Headers, data: bytes) -> Response:
     return Response(response.status, (*headers, ("Content-Encoding", "gzip")), FullBody(data), response.provenance)
 
 
-def takes_gzip(accepted: str) -> bool:
+def accepts_gzip(accept_encoding: str) -> bool:
     """By `Accept-Encoding`: `gzip` or `*` named, and not with a weight of 0."""
     weights: dict[str, float] = {}
-    for part in accepted.lower().split(","):
+    for part in accept_encoding.lower().split(","):
         name, *parameters = part.replace(" ", "").split(";")
         weight = next((value[2:] for value in parameters if value.startswith("q=")), "1")
         try:
@@ -52,5 +52,5 @@ def takes_gzip(accepted: str) -> bool:
     return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0))) > 0
 
 
-def _has(response: Response, name: str) -> bool:
+def _has_header(response: Response, name: str) -> bool:
     return any(key.lower() == name for key, _ in response.headers)

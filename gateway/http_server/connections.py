@@ -21,9 +21,9 @@ from gateway.context import RequestContext
 from gateway.dialects.openai import OpenAI
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.heads import MAX_HEAD, RequestHead, RequestHeads
-from gateway.http_server.response_writer import OutputBuffer, stream, whole_answer
+from gateway.http_server.response_writer import OutputBuffer, encode_answer, stream
 from gateway.http_server.service import Service
-from gateway.http_server.wire import CLOSES, bare_answer
+from gateway.http_server.wire import CLOSES, encode_response
 from gateway.messages import FullBody, Response
 from gateway.streams import BufferedBody
 
@@ -40,7 +40,7 @@ class ConnectionRefused(NamedTuple):
     data: bytes
 
 
-def refused(status: int, message: str) -> ConnectionRefused:
+def closing_answer(status: int, message: str) -> ConnectionRefused:
     body = OpenAI().error("invalid_request_error" if status < 500 else "internal_error", message)
     return ConnectionRefused(status, (("Content-Type", "application/json"), ("Server", "nearhit")), body)
 
@@ -55,15 +55,15 @@ class ServerConnection(RequestHandler):
         """aiohttp drops what comes once the connection is to end, the rest of the request that is being read with it:
         that would be waited for in vain, for as long as a stop may take. What comes behind the request is not taken
         up."""
-        ends = self._close, self._force_close
-        if not any(ends) or self._current_request is None:
+        flags = self._close, self._force_close
+        if not any(flags) or self._current_request is None:
             super().data_received(data)
             return
         self._close = self._force_close = False
         try:
             super().data_received(data)
         finally:
-            self._close, self._force_close = self._close or ends[0], self._force_close or ends[1]
+            self._close, self._force_close = self._close or flags[0], self._force_close or flags[1]
 
     def handle_error(
         self,
@@ -77,13 +77,13 @@ class ServerConnection(RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun: it can only be cut")
         # The parser's messages name the fault first and quote what was sent behind a colon.
-        fault = (message or "").partition("\n")[0].partition(":")[0]
-        return refusal(status, f"malformed request: {fault}" if fault else "the request cannot be handled")
+        reason = (message or "").partition("\n")[0].partition(":")[0]
+        return closing_response(status, f"malformed request: {reason}" if reason else "the request cannot be handled")
 
 
-def refusal(status: int, message: str) -> web.Response:
+def closing_response(status: int, message: str) -> web.Response:
     """The last answer on its connection."""
-    answer = refused(status, message)
+    answer = closing_answer(status, message)
     response = web.Response(status=status, headers=answer.headers, body=answer.data)
     response.force_close()
     return response
@@ -101,7 +101,7 @@ class ServerConnections(web.Server):
     def __init__(self, handler: Any, service: Service, config: ServerConfig, **options: Any) -> None:
         super().__init__(
             handler,
-            request_factory=self._first_head_came,
+            request_factory=self._on_first_head,
             keepalive_timeout=config.idle_timeout,
             max_line_size=config.max_header,
             max_field_size=config.max_header,
@@ -111,32 +111,32 @@ class ServerConnections(web.Server):
         self.heads = RequestHeads(config.max_header)
         self.head_timeout_s, self.idle_timeout_s = config.header_timeout, config.idle_timeout
         self.max_plain_body = min(MAX_BODY, config.max_body)
-        self.plainly = True  # off: all are aiohttp's, which is how tests know that both answer alike
-        self.leaving = False  # whoever asks now is told that its connection ends with the answer
-        self._lost = asyncio.Event()
+        self.accepts_plain = True  # off: all are aiohttp's, which is how tests know that both answer alike
+        self.is_draining = False  # whoever asks now is told that its connection ends with the answer
+        self._closed_event = asyncio.Event()
         self._plain: set[PlainConnection] = set()
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
 
     def __call__(self) -> Any:
-        return PlainConnection(self, self._loop) if self.plainly else self._full()
+        return PlainConnection(self, self._loop) if self.accepts_plain else self._aiohttp_connection()
 
     # Plain ones
 
-    def opened(self, connection: PlainConnection) -> None:
+    def register(self, connection: PlainConnection) -> None:
         self._plain.add(connection)
 
-    def closed(self, connection: PlainConnection) -> None:
+    def unregister(self, connection: PlainConnection) -> None:
         self._plain.discard(connection)
-        self._lost.set()
+        self._closed_event.set()
 
-    def hand_over(self, transport: asyncio.Transport, data: bytes) -> None:
+    def switch_to_aiohttp(self, transport: asyncio.Transport, data: bytes) -> None:
         """Makes a connection aiohttp's, which is given all that has not been answered."""
-        handler = self._full()
+        handler = self._aiohttp_connection()
         transport.set_protocol(handler)
         handler.connection_made(transport)
         handler.data_received(data)
 
-    def _full(self) -> ServerConnection:
+    def _aiohttp_connection(self) -> ServerConnection:
         return ServerConnection(self, loop=self._loop, **self._kwargs)
 
     # aiohttp's
@@ -148,12 +148,12 @@ class ServerConnections(web.Server):
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         self._stop_timer(handler)
         super().connection_lost(handler, exc)
-        self._lost.set()
+        self._closed_event.set()
 
-    def _first_head_came(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    def _on_first_head(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         if self._timers:
             self._stop_timer(protocol)
-        if self.leaving:
+        if self.is_draining:
             message = message._replace(should_close=True)
         return self._make_request(message, payload, protocol, writer, task)
 
@@ -167,8 +167,8 @@ class ServerConnections(web.Server):
     async def emptied(self) -> None:
         """Returns once no connection is open."""
         while self.connections or self._plain:
-            self._lost.clear()
-            await self._lost.wait()
+            self._closed_event.clear()
+            await self._closed_event.wait()
 
     def pre_shutdown(self) -> None:
         super().pre_shutdown()
@@ -176,7 +176,7 @@ class ServerConnections(web.Server):
             connection.finish()
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as `web.Server` has it
-        plain = [connection.ended(timeout) for connection in self._plain]
+        plain = [connection.wait_closed(timeout) for connection in self._plain]
         await asyncio.gather(super().shutdown(timeout), *plain)
 
 
@@ -187,94 +187,107 @@ class ServerConnections(web.Server):
 # Everything else is aiohttp's: at the first byte that is not plainly of such a request the connection is handed over,
 # with all that has not been answered, and stays there. So nothing here needs to know how such a request is refused.
 
-LOG_PLAIN_CONNECTION = logging.getLogger("nearhit")
+LOG_PLAIN = logging.getLogger("nearhit")
 
 MAX_BODY = 256 * 1024  # of a request that is waited for here; longer ones may stream
 
-WAIT_S = 0.05  # clients that send head and body apart, as httpx does, send the second a moment after the first
+REST_TIMEOUT_S = 0.05  # clients that send head and body apart, as httpx does, send the second a moment after the first
 
-CROSSING_S = 0.05  # of an idle connection that is to end: a request on its way in it would be lost
+CLOSE_GRACE_S = 0.05  # of an idle connection that is to end: a request on its way in it would be lost
 
-MAX_AHEAD = 64 * 1024  # bytes of later requests that are read while one is answered
+MAX_PIPELINED = 64 * 1024  # bytes of later requests that are read while one is answered
 
-END = b"\r\n\r\n"
+HEAD_END = b"\r\n\r\n"
 
 
 class PlainConnection(asyncio.Protocol):
     """At any time it waits for a request, waits for the rest of one, or has a task that answers one."""
 
     __slots__ = (
-        "_ahead", "_deadline", "_gone", "_have", "_last", "_loop", "_out", "_pieces", "_reading", "_server",
-        "_task", "_timer", "_transport", "_waiting", "_want",
+        "_closed",
+        "_deadline",
+        "_expected",
+        "_is_last",
+        "_loop",
+        "_output",
+        "_partial",
+        "_pipelined",
+        "_reading",
+        "_received",
+        "_server",
+        "_task",
+        "_timer",
+        "_transport",
+        "_wait_timer",
     )  # fmt: skip
 
     def __init__(self, server: ServerConnections, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
-        self._pieces: list[bytes] = []  # of a request that has not come whole
-        self._have, self._want = 0, 0  # bytes of it; 0: not even its head has
-        self._waiting: asyncio.TimerHandle | None = None  # for the rest
-        self._ahead = b""  # what came while a request is answered
-        self._reading, self._last = True, False  # the last request is what is read or answered now
-        self._gone: asyncio.Future[None] | None = None
+        self._partial: list[bytes] = []  # of a request that has not come whole
+        self._received, self._expected = 0, 0  # bytes of it; 0: not even its head has
+        self._wait_timer: asyncio.TimerHandle | None = None  # for the rest
+        self._pipelined = b""  # what came while a request is answered
+        self._reading, self._is_last = True, False  # the last request is what is read or answered now
+        self._closed: asyncio.Future[None] | None = None
 
     # What the transport tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._out = OutputBuffer(self._transport)
+        self._output = OutputBuffer(self._transport)
         now, server = self._loop.time(), self._server
         self._deadline = now + server.head_timeout_s
         self._timer = self._loop.call_at(now + min(server.head_timeout_s, server.idle_timeout_s), self._expire)
-        self._server.opened(self)
+        self._server.register(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._forgotten()
-        self._out.emptied()
+        self._cancel_timers()
+        self._output.emptied()
         self._cancel()  # upstream, too
-        if self._gone is not None:
-            self._gone.set_result(None)
-        self._server.closed(self)
+        if self._closed is not None:
+            self._closed.set_result(None)
+        self._server.unregister(self)
 
     def pause_writing(self) -> None:
-        self._out.full()
+        self._output.pause()
 
     def resume_writing(self) -> None:
-        self._out.emptied()
+        self._output.emptied()
         if self._task is None:
-            self._go_on()
+            self._resume()
 
     def data_received(self, data: bytes) -> None:
-        if self._task is not None or not self._out.writable:
-            self._ahead += data
-            if len(self._ahead) > MAX_AHEAD and self._reading:
+        if self._task is not None or not self._output.writable:
+            self._pipelined += data
+            if len(self._pipelined) > MAX_PIPELINED and self._reading:
                 self._reading = False
                 self._transport.pause_reading()
             return
-        if self._pieces:
-            self._pieces.append(data)
-            self._have += len(data)
-            if self._have < self._want:
+        if self._partial:
+            self._partial.append(data)
+            self._received += len(data)
+            if self._received < self._expected:
                 return
-            data = b"".join(self._pieces)
-        self._take(data)
+            data = b"".join(self._partial)
+        self._take_requests(data)
 
     # What the server asks
 
     def finish(self) -> None:
         """No further request is taken; what is being read or answered is."""
-        self._last, self._gone = True, self._loop.create_future()
-        self._loop.call_later(CROSSING_S, self._close_idle)
+        self._is_last, self._closed = True, self._loop.create_future()
+        self._loop.call_later(CLOSE_GRACE_S, self._close_idle)
 
     def _close_idle(self) -> None:
-        if self._task is None and not self._pieces:
+        if self._task is None and not self._partial:
             self._transport.close()
 
-    async def ended(self, timeout_s: float | None) -> None:
+    async def wait_closed(self, timeout_s: float | None) -> None:
         """After `finish`: what takes longer than `timeout_s` is cut."""
-        assert self._gone is not None
-        await asyncio.wait((self._gone,), timeout=timeout_s)
+        assert self._closed is not None
+        await asyncio.wait((self._closed,), timeout=timeout_s)
         self._cancel()
         self._transport.abort()
 
@@ -283,185 +296,187 @@ class PlainConnection(asyncio.Protocol):
             self._loop.call_soon(self._task.cancel)
 
     @property
-    def goes_on(self) -> bool:
+    def keep_alive(self) -> bool:
         """Whether there may be another request on this connection."""
-        return not (self._last or self._server.leaving)
+        return not (self._is_last or self._server.is_draining)
 
     # Requests
 
-    def _take(self, data: bytes) -> None:
+    def _take_requests(self, data: bytes) -> None:
         """Answers the requests in `data`, until one has to be waited for or has not come whole."""
         heads, server, at = self._server.heads, self._server, 0
         while not self._transport.is_closing():
-            end = data.find(END, at) + len(END)
-            if end < len(END):
+            end = data.find(HEAD_END, at) + len(HEAD_END)
+            if end < len(HEAD_END):
                 if len(data) - at > MAX_HEAD:
-                    self._hand_over(data[at:])
+                    self._switch_to_aiohttp(data[at:])
                 else:
                     self._wait(data[at:], 0)
                 return
             head = heads.read(data[at:end])
             if head is None or head.length > server.max_plain_body:
-                self._hand_over(data[at:])
+                self._switch_to_aiohttp(data[at:])
                 return
-            over = end + head.length
-            if len(data) < over:
-                self._wait(data[at:], over - at)
+            request_end = end + head.length
+            if len(data) < request_end:
+                self._wait(data[at:], request_end - at)
                 return
-            if self._pieces:
-                self._came_whole()
-            body, at = data[end:over], over
-            self._last = self._last or head.closes
-            if not self._answered(head, body):
-                self._ahead, self._deadline = data[at:], math.inf
+            if self._partial:
+                self._clear_partial()
+            body, at = data[end:request_end], request_end
+            self._is_last = self._is_last or head.closes
+            if not self._try_answer(head, body):
+                self._pipelined, self._deadline = data[at:], math.inf
                 return
-            if self._last or server.leaving:
+            if self._is_last or server.is_draining:
                 self._transport.close()
                 return
-            if at == len(data) or not self._out.writable:  # a client that asks and does not read has to wait
-                self._ahead, self._deadline = data[at:], self._loop.time() + server.idle_timeout_s
+            if at == len(data) or not self._output.writable:  # a client that asks and does not read has to wait
+                self._pipelined, self._deadline = data[at:], self._loop.time() + server.idle_timeout_s
                 return
 
     def _wait(self, data: bytes, size: int) -> None:
         """For the rest of a request of `size` bytes; 0: its head has not come to its end."""
-        self._pieces, self._have, self._want = [data], len(data), size
-        if self._waiting is None:
-            self._waiting = self._loop.call_later(WAIT_S, self._waited)
+        self._partial, self._received, self._expected = [data], len(data), size
+        if self._wait_timer is None:
+            self._wait_timer = self._loop.call_later(REST_TIMEOUT_S, self._on_wait_timeout)
 
-    def _waited(self) -> None:
-        if self._out.writable and (self._gone is None or not self._want):  # while it ends, bodies are waited for here
-            self._hand_over(b"".join(self._pieces))
+    def _on_wait_timeout(self) -> None:
+        if self._output.writable and (
+            self._closed is None or not self._expected
+        ):  # while it ends, bodies are waited for here
+            self._switch_to_aiohttp(b"".join(self._partial))
         else:  # aiohttp counts on being told that the transport is full
-            self._waiting = self._loop.call_later(WAIT_S, self._waited)
+            self._wait_timer = self._loop.call_later(REST_TIMEOUT_S, self._on_wait_timeout)
 
-    def _came_whole(self) -> None:
-        self._pieces, self._want = [], 0
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+    def _clear_partial(self) -> None:
+        self._partial, self._expected = [], 0
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+            self._wait_timer = None
 
-    def _hand_over(self, data: bytes) -> None:
-        if self._last:
+    def _switch_to_aiohttp(self, data: bytes) -> None:
+        if self._is_last:
             self._transport.close()
             return
-        self._forgotten()
-        self._server.closed(self)
-        self._server.hand_over(self._transport, data)
+        self._cancel_timers()
+        self._server.unregister(self)
+        self._server.switch_to_aiohttp(self._transport, data)
 
-    def _forgotten(self) -> None:
+    def _cancel_timers(self) -> None:
         """Of this connection nothing more is waited for here."""
         self._timer.cancel()
-        self._came_whole()
+        self._clear_partial()
 
     def _expire(self) -> None:
         """Closes it where no request came in time, the first one or another."""
         now = self._loop.time()
         if self._task is None and now >= self._deadline:
-            (self._transport.close if self._out.writable else self._transport.abort)()
+            (self._transport.close if self._output.writable else self._transport.abort)()
             return
         self._timer = self._loop.call_at(min(self._deadline, now + self._server.idle_timeout_s), self._expire)
 
     # Answers
 
-    def _answered(self, head: RequestHead, body: bytes) -> bool:
+    def _try_answer(self, head: RequestHead, body: bytes) -> bool:
         """False: a task answers."""
-        service, self._out.begun = self._server.service, False
+        service, self._output.has_written = self._server.service, False
         if head.method != "POST":
-            early = service.early(head.method, head.path, head.headers)
-            if early is not None:
-                self._task = self._loop.create_task(self._answer_early(head, early))
+            direct = service.direct(head.method, head.path, head.headers)
+            if direct is not None:
+                self._task = self._loop.create_task(self._send_direct(head, direct))
                 return False
         # On a connection that ends the answer says so: what was remembered of another one does not.
-        goes_on = not (self._last or self._server.leaving)
-        digest = head.decisive if goes_on else b""
+        keep_alive = not (self._is_last or self._server.is_draining)
+        digest = head.digest if keep_alive else b""
         request = service.request(
-            head.method, head.path, head.query, head.headers, BufferedBody(body), self._out.peer,
-            head.memo, digest, head.traces,
+            head.method, head.path, head.query, head.headers, BufferedBody(body), self._output.peer,
+            head.memo, digest, head.trace_headers,
         )  # fmt: skip
         try:
             answer = service.answer(request)
             if isinstance(answer, Response):
-                wire = answer.wire or whole_answer(service.headers, request, answer, keep_alive=goes_on)
+                wire = answer.wire or encode_answer(service.headers, request, answer, keep_alive=keep_alive)
                 if wire is not None:
                     self._transport.write(wire)
                     return True
         except Exception as error:  # nothing that a step raises comes here: `ErrorBoundary` has answered it
             self._fail(error)
-            self._last = True
+            self._is_last = True
             return True
         service.inflight.count += 1
         self._task = self._loop.create_task(self._answer(request, answer))
         return False
 
-    async def _answer_early(self, head: RequestHead, early: Response | Awaitable[Response]) -> None:
-        response = early if isinstance(early, Response) else await early
+    async def _send_direct(self, head: RequestHead, direct: Response | Awaitable[Response]) -> None:
+        response = direct if isinstance(direct, Response) else await direct
         assert isinstance(response.body, FullBody)
-        goes_on = self.goes_on
+        keep_alive = self.keep_alive
         self._transport.write(
-            bare_answer(head.method, response.status, response.headers, response.body.data, keep_alive=goes_on)
+            encode_response(head.method, response.status, response.headers, response.body.data, keep_alive=keep_alive)
         )
-        await self._out.taken()
-        self._next(goes_on)
+        await self._output.wait_writable()
+        self._next_request(keep_alive)
 
     async def _answer(self, request: RequestContext, answer: Response | Awaitable[Response]) -> None:
         """Of a request that is counted as in flight: this ends that."""
-        goes_on = False
+        keep_alive = False
         try:
-            goes_on = await self._written(request, answer if isinstance(answer, Response) else await answer)
+            keep_alive = await self._write_response(request, answer if isinstance(answer, Response) else await answer)
         except asyncio.CancelledError:
-            self._out.cut()
+            self._output.abort()
             raise
         except (UpstreamStreamError, ConnectionError):
             # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
-            self._out.cut()
+            self._output.abort()
         except Exception as error:
             self._fail(error)
         finally:
             self._server.service.inflight.count -= 1
-        self._next(goes_on)
+        self._next_request(keep_alive)
 
-    async def _written(self, request: RequestContext, response: Response) -> bool:
+    async def _write_response(self, request: RequestContext, response: Response) -> bool:
         """Whether the client was told that the connection goes on, when it has taken all of the answer."""
-        out, server = self._out, self._server
-        own, goes_on = server.service.headers, not (self._last or server.leaving)
+        out, server = self._output, self._server
+        own, keep_alive = server.service.headers, not (self._is_last or server.is_draining)
         data = response.wire
         if data is None:
-            data = whole_answer(own, request, response, keep_alive=goes_on)
-        elif not goes_on:  # it was made before this was known
-            data = data.replace(END, CLOSES + END, 1)
+            data = encode_answer(own, request, response, keep_alive=keep_alive)
+        elif not keep_alive:  # it was made before this was known
+            data = data.replace(HEAD_END, CLOSES + HEAD_END, 1)
         if data is None:
-            await stream(out, own, request, response, keep_alive=goes_on)
-            return goes_on
+            await stream(out, own, request, response, keep_alive=keep_alive)
+            return keep_alive
         out.write(data)
         if not out.writable:
-            await out.taken()
-        return goes_on
+            await out.wait_writable()
+        return keep_alive
 
     def _fail(self, error: Exception) -> None:
-        LOG_PLAIN_CONNECTION.error("a request was not answered", extra={"fields": {"error": type(error).__name__}})
-        if self._out.begun:
-            self._out.cut()
+        LOG_PLAIN.error("a request was not answered", extra={"fields": {"error": type(error).__name__}})
+        if self._output.has_written:
+            self._output.abort()
             return
-        _, headers, data = refused(500, "the request cannot be handled")
+        _, headers, data = closing_answer(500, "the request cannot be handled")
         with suppress(ConnectionError):
-            self._out.write(bare_answer("", 500, headers, data, keep_alive=False))
+            self._output.write(encode_response("", 500, headers, data, keep_alive=False))
 
-    def _next(self, goes_on: bool) -> None:
+    def _next_request(self, keep_alive: bool) -> None:
         self._task = None
-        if goes_on and not self._last:
+        if keep_alive and not self._is_last:
             self._deadline = self._loop.time() + self._server.idle_timeout_s
-            if self._ahead or not self._reading:
-                self._go_on()
+            if self._pipelined or not self._reading:
+                self._resume()
         else:
             self._transport.close()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """With what came meanwhile."""
         if self._transport.is_closing():
             return
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()
-        ahead, self._ahead = self._ahead, b""
-        if ahead:
-            self.data_received(ahead)
+        pipelined, self._pipelined = self._pipelined, b""
+        if pipelined:
+            self.data_received(pipelined)

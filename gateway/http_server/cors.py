@@ -11,7 +11,7 @@ from gateway.config.schema import CorsConfig
 
 Headers = list[tuple[str, str]]
 # What a script may read beside the safe headers. Named one by one: `*` means nothing where credentials are sent.
-EXPOSED = ", ".join(
+EXPOSED_HEADERS = ", ".join(
     [
         "Age",
         "Cache-Status",
@@ -25,7 +25,7 @@ EXPOSED = ", ".join(
         "x-request-id",
     ]
 )
-OURS = "access-control-"
+CORS_PREFIX = "access-control-"
 MAX_KNOWN = 512  # heads of answers, of some kB
 
 
@@ -38,43 +38,43 @@ class CrossOrigin:
     def preflight(self, method: str, headers: Mapping[str, str]) -> Headers | None:
         """The headers that answer a preflight; None where the request is none. An origin that may not ask is answered
         without them, which is how a browser is told no."""
-        asked = headers.get("access-control-request-method")
-        if method != "OPTIONS" or asked is None or "origin" not in headers or not self.rule.origins:
+        requested_method = headers.get("access-control-request-method")
+        if method != "OPTIONS" or requested_method is None or "origin" not in headers or not self.rule.origins:
             return None
-        allowed = self._allowed(headers)
+        allowed = self._allow_headers(headers)
         if allowed is None:
             return [("Vary", "Origin")]
         return [
             *allowed,
-            ("Access-Control-Allow-Methods", asked),
+            ("Access-Control-Allow-Methods", requested_method),
             ("Access-Control-Allow-Headers", headers.get("access-control-request-headers", "")),
             ("Access-Control-Max-Age", str(int(self.rule.max_age))),
         ]
 
-    def added(self, request: Mapping[str, str], answer: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    def apply(self, request: Mapping[str, str], answer: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         """An answer's headers with those of this gateway in place of a backend's."""
         if not self.rule.origins:
             return answer
         origin = request.get("origin")
-        return _added(answer, None if origin is None or not self._allows(origin) else origin)
+        return _apply(answer, None if origin is None or not self._is_allowed(origin) else origin)
 
-    def _allowed(self, headers: Mapping[str, str]) -> Headers | None:
-        return allowing(headers["origin"]) if self._allows(headers["origin"]) else None
+    def _allow_headers(self, headers: Mapping[str, str]) -> Headers | None:
+        return allow_headers(headers["origin"]) if self._is_allowed(headers["origin"]) else None
 
-    def _allows(self, origin: str) -> bool:
+    def _is_allowed(self, origin: str) -> bool:
         return "*" in self.rule.origins or origin in self.rule.origins
 
 
 @lru_cache(maxsize=MAX_KNOWN)
-def _added(answer: tuple[tuple[str, str], ...], origin: str | None) -> tuple[tuple[str, str], ...]:
+def _apply(answer: tuple[tuple[str, str], ...], origin: str | None) -> tuple[tuple[str, str], ...]:
     """Remembered: pages of few origins get answers with few heads. `origin` None: one that may not ask."""
-    kept = [(name, value) for name, value in answer if not name.lower().startswith(OURS)]
+    retained = [(name, value) for name, value in answer if not name.lower().startswith(CORS_PREFIX)]
     if origin is None:
-        return (*kept, ("Vary", "Origin"))
-    return (*kept, *allowing(origin), ("Access-Control-Expose-Headers", EXPOSED))
+        return (*retained, ("Vary", "Origin"))
+    return (*retained, *allow_headers(origin), ("Access-Control-Expose-Headers", EXPOSED_HEADERS))
 
 
-def allowing(origin: str) -> Headers:
+def allow_headers(origin: str) -> Headers:
     """The origin itself rather than `*`, so that credentials may come with the request."""
     return [
         ("Access-Control-Allow-Origin", origin),

@@ -27,14 +27,14 @@ MAX_KNOWN = 4096
 MAX_KNOWN_BYTES = 8 * 1024 * 1024
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 # They frame the body otherwise, encode it, ask for another protocol or for an answer before the answer.
-ODD = frozenset(
+NOT_PLAIN = frozenset(
     {"content-encoding", "expect", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )  # fmt: skip
 # Of those the ones that no two requests share: a head with one of them is not worth remembering.
-UNIQUE = frozenset({b"baggage", b"traceparent", b"tracestate", b"x-request-id"})
+UNIQUE_FIELDS = frozenset({b"baggage", b"traceparent", b"tracestate", b"x-request-id"})
 _REQUEST_LINE = re.compile(rb"([A-Z]{3,7}) (/[-A-Za-z0-9._~:/?\[\]@!$&'()*+,;=%]*) HTTP/1\.1\r\n")
 _FIELDS = re.compile(rb"(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~]*\r\n)*")
-_VARYING = re.compile(
+_VARYING_FIELDS = re.compile(
     rb"\r\n(content-length|baggage|traceparent|tracestate|x-request-id|x-stainless-retry-count):([^\r\n]*)",
     re.IGNORECASE,
 )
@@ -44,7 +44,7 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 
 class RequestHead(NamedTuple):
     """What a plain request says before its body. `length`: of the body, in bytes; `closes`: it is the last one on its
-    connection; `decisive`: a digest of all that may decide the answer beside the body (see `decisive_of`)."""
+    connection; `digest`: a digest of all that may decide the answer beside the body (see `head_digest`)."""
 
     method: str
     path: str  # as sent, still percent-encoded, without the query
@@ -52,10 +52,10 @@ class RequestHead(NamedTuple):
     headers: CIMultiDictProxy[str]
     length: int
     closes: bool
-    decisive: bytes
+    digest: bytes
     size: int  # bytes of the head itself
     memo: HeadMemo  # shared by all heads that differ in their length and in what traces them alone
-    traces: tuple[tuple[str, str], ...] = ()  # the headers that trace it, in order
+    trace_headers: tuple[tuple[str, str], ...] = ()  # the headers that trace it, in order
 
 
 class _Stem(NamedTuple):
@@ -66,7 +66,7 @@ class _Stem(NamedTuple):
     query: str
     headers: CIMultiDict[str]
     closes: bool
-    decisive: bytes
+    digest: bytes
     size: int
     memo: HeadMemo
 
@@ -84,7 +84,7 @@ class RequestHeads:
         return self._heads.get(head) or self._read(head)
 
     def _read(self, head: bytes) -> RequestHead | None:
-        pieces = _VARYING.split(head)  # text, name, value, text, ...
+        pieces = _VARYING_FIELDS.split(head)  # text, name, value, text, ...
         stem_bytes = b"".join(pieces[::3])
         stem = self._stems.get(stem_bytes)
         if stem is None:
@@ -92,36 +92,36 @@ class RequestHeads:
             if stem is None:
                 return None
             self._stems.put(stem_bytes, stem)
-        headers, length, unique, traces = stem.headers.copy(), 0, False, []
+        headers, length, unique, trace_headers = stem.headers.copy(), 0, False, []
         for raw_name, raw_value in zip(pieces[1::3], pieces[2::3], strict=True):
             name, value = raw_name.decode(), raw_value.strip(b"\t ")
             if name in headers or len(value) > self._max_field or _VALUE.fullmatch(value) is None:
                 return None
             headers[name] = text = value.decode()
             low = raw_name.lower()
-            unique = unique or low in UNIQUE
+            unique = unique or low in UNIQUE_FIELDS
             if low == b"content-length":
                 if _DIGITS.fullmatch(value) is None:
                     return None
                 length = int(value)
             else:
-                traces.append((name, text))
+                trace_headers.append((name, text))
         read = RequestHead(
-            stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes, stem.decisive,
-            len(head), stem.memo, tuple(traces),
+            stem.method, stem.path, stem.query, CIMultiDictProxy(headers), length, stem.closes, stem.digest,
+            len(head), stem.memo, tuple(trace_headers),
         )  # fmt: skip
         if not unique:
             self._heads.put(head, read)
         return read
 
 
-def decisive_of(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes | None:
+def head_digest(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes | None:
     """A digest of the parts of a head that may decide the answer: all but how long its body is, whether the connection
     goes on and what traces it. None where no plain request has such headers."""
     parts = [method, target]
     for name, value in headers:
         low = name.lower()
-        if low in ODD or (low == "connection" and value.lower() not in ("close", "keep-alive")):
+        if low in NOT_PLAIN or (low == "connection" and value.lower() not in ("close", "keep-alive")):
             return None
         if low not in TRACING and low not in ("connection", "content-length"):
             parts.append(f"{name}:{value}")
@@ -143,12 +143,12 @@ def _stem_of(head: bytes, max_field: int) -> _Stem | None:
         if name in headers or len(value) > max_field:
             return None
         headers[name] = value.strip("\t ")
-    decisive = decisive_of(method, target, headers.items())
-    if decisive is None or "host" not in headers:
+    digest = head_digest(method, target, headers.items())
+    if digest is None or "host" not in headers:
         return None
     path, _, query = target.partition("?")
     closes = headers.get("connection", "").lower() == "close"
-    return _Stem(method, path, query, headers, closes, decisive, len(head), HeadMemo())
+    return _Stem(method, path, query, headers, closes, digest, len(head), HeadMemo())
 
 
 def _size(known: RequestHead | _Stem) -> int:

@@ -21,22 +21,22 @@ ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 BUFFER_BYTES = 256 * 1024
 
 
-def taken_whole(http: web.BaseRequest) -> bytes | None:
+def read_buffered(http: web.BaseRequest) -> bytes | None:
     """The body, if it has come with its head, as most do: no waiting and no timer."""
     content = http.content
     return content.read_nowait(-1) if content.is_eof() and content.exception() is None else None
 
 
 class HttpBody:
-    """`taken` is what `taken_whole` returned. A body that is read here is bounded by `server.max_body`, before and
+    """`buffered_body` is what `read_buffered` returned. A body that is read here is bounded by `server.max_body`, before and
     after decoding, and by `server.body_timeout`. A body that streams through has no bound in size. Each wait for more
     is bounded by `server.body_timeout`, all waits together by `server.body_total`; after `server.body_timeout` it has
     to come at `server.body_min_rate`. Only the client's own time counts."""
 
-    def __init__(self, http: web.BaseRequest, taken: bytes | None, config: ServerConfig) -> None:
+    def __init__(self, http: web.BaseRequest, buffered_body: bytes | None, config: ServerConfig) -> None:
         self._http = http
         # Once it has been read there is nothing to read either: whether there is a body is to be known before.
-        self._taken = b"" if taken is None and not http.can_read_body else taken
+        self._body = b"" if buffered_body is None and not http.can_read_body else buffered_body
         self._config = config
         self._buffered: list[bytes] = []
         self._received = 0  # bytes of a body that streams
@@ -44,90 +44,90 @@ class HttpBody:
 
     async def read(self) -> bytes:
         known = self.read_nowait()
-        return self._decoded(await self._arriving()) if known is None else known
+        return self._decoded(await self._read_body()) if known is None else known
 
     def read_nowait(self) -> bytes | None:
         length = self._http.content_length
         if length is not None and length > self._config.max_body:
             raise self._too_large()
-        return None if self._taken is None else self._decoded(self._taken)
+        return None if self._body is None else self._decoded(self._body)
 
     async def buffer(self) -> None:
-        if self._taken is not None or self._buffered:
+        if self._body is not None or self._buffered:
             return
-        await self._continue()
+        await self._send_continue()
         size = 0
         while size <= BUFFER_BYTES:
-            piece = await self._timely()
-            if not piece:
-                self._taken, self._buffered = b"".join(self._buffered), []
+            chunk = await self._next_chunk()
+            if not chunk:
+                self._body, self._buffered = b"".join(self._buffered), []
                 return
-            self._buffered.append(piece)
-            size += len(piece)
+            self._buffered.append(chunk)
+            size += len(chunk)
 
     def stream(self) -> AsyncIterator[bytes] | None:
-        if self._taken is not None:
-            return once(self._taken) if self._taken else None
+        if self._body is not None:
+            return once(self._body) if self._body else None
         return self._stream()
 
     @property
-    def taken(self) -> bytes | None:
-        return self._taken
+    def buffered_body(self) -> bytes | None:
+        return self._body
 
     @property
     def replayable(self) -> bool:
-        return self._taken is not None
+        return self._body is not None
 
-    async def _arriving(self) -> bytes:
+    async def _read_body(self) -> bytes:
         timeout_s = self._config.body_timeout
         try:
             async with asyncio.timeout(timeout_s):
-                await self._continue()
+                await self._send_continue()
                 return await self._collect()
         except TimeoutError:
             raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s (server.body_timeout)") from None
 
     async def _collect(self) -> bytes:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
-        while piece := await self._next():
-            size += len(piece)
+        while chunk := await self._next():
+            size += len(chunk)
             if size > self._config.max_body:
                 raise self._too_large()
-            pieces.append(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _stream(self) -> AsyncIterator[bytes]:
         buffered, self._buffered = self._buffered, []
-        for piece in buffered:
-            yield piece
+        for chunk in buffered:
+            yield chunk
         if not buffered:
-            await self._continue()
-        while piece := await self._timely():
-            yield piece
+            await self._send_continue()
+        while chunk := await self._next_chunk():
+            yield chunk
 
-    async def _timely(self) -> bytes:
+    async def _next_chunk(self) -> bytes:
         """The next piece of a body that streams; empty at its end."""
         config, loop = self._config, asyncio.get_running_loop()
-        began = loop.time()
-        limits = (config.body_timeout, config.body_total - self._waited_s, self._rate_left_s())
-        first = limits.index(min(limits))
+        started = loop.time()
+        limits = (config.body_timeout, config.body_total - self._waited_s, self._rate_timeout_s())
+        shortest = limits.index(min(limits))
         try:
-            async with asyncio.timeout(limits[first]):
-                piece = await self._next()
+            async with asyncio.timeout(limits[shortest]):
+                chunk = await self._next()
         except TimeoutError:
-            raise RequestTimeout(self._reasons()[first]) from None
-        self._waited_s += loop.time() - began
-        self._received += len(piece)
-        return piece
+            raise RequestTimeout(self._timeout_messages()[shortest]) from None
+        self._waited_s += loop.time() - started
+        self._received += len(chunk)
+        return chunk
 
-    def _rate_left_s(self) -> float:
+    def _rate_timeout_s(self) -> float:
         """For how long the next piece may be waited for, so that what has come so far has come at the least rate. The
         first `body_timeout` does not count, as with Apache's RequestReadTimeout."""
         return self._config.body_timeout + self._received / self._config.body_min_rate - self._waited_s
 
-    def _reasons(self) -> tuple[str, str, str]:
-        """Why a body that streams is given up, in the order of the limits in `_timely`."""
+    def _timeout_messages(self) -> tuple[str, str, str]:
+        """Why a body that streams is given up, in the order of the limits in `_next_chunk`."""
         config = self._config
         return (
             f"nothing more of the body arrived within {config.body_timeout:g} s (server.body_timeout)",
@@ -141,7 +141,7 @@ class HttpBody:
         except HttpProcessingError as error:
             raise BadRequest(f"the body is malformed: {error.message}") from None
 
-    async def _continue(self) -> None:
+    async def _send_continue(self) -> None:
         """The low-level server leaves `Expect: 100-continue` to us (RFC 9110 section 10.1.1)."""
         if self._http.headers.get("expect", "").lower() == "100-continue":
             writer: Any = self._http.writer

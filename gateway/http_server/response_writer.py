@@ -15,25 +15,25 @@ from gateway.http_server.wire import (
     CLOSES,
     LAST_CHUNK,
     STATUS_LINES,
-    bodiless,
     chunk_of,
-    fields_of,
-    length_line,
-    start_of,
-    stream_fields,
-    whole_fields,
+    encode_headers,
+    encode_length,
+    encode_start,
+    is_bodiless,
+    sized_headers,
+    stream_headers,
 )
 from gateway.messages import Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
 from gateway.response_headers import ResponseHeaders
-from gateway.streams import BufferedStream, close_body, drain, flow_of, pour
+from gateway.streams import BufferedStream, as_observed, close_body, drain, pump
 
 
 # What is written to a plain connection, as fast as its client takes it.
 class OutputBuffer:
-    """`writable`: the client has taken enough of what was written; `begun`: set once something is, for who asks whether
+    """`writable`: the client has taken enough of what was written; `has_written`: set once something is, for who asks whether
     it is too late for another answer."""
 
-    __slots__ = ("_drained", "_transport", "begun", "peer", "writable")
+    __slots__ = ("_drained", "_transport", "has_written", "peer", "writable")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -43,26 +43,26 @@ class OutputBuffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._drained: asyncio.Future[None] | None = None
         self.writable = True
-        self.begun = False
+        self.has_written = False
 
     def write(self, data: bytes) -> None:
-        """Whoever has more to write waits for `taken` where it is not `writable` any more. Raises `ConnectionError`."""
+        """Whoever has more to write waits for `wait_writable` where it is not `writable` any more. Raises `ConnectionError`."""
         if self._transport.is_closing():
             raise ConnectionResetError("the client has left")
-        self.begun = True
+        self.has_written = True
         self._transport.write(data)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """The client sees that there was to be more."""
         self._transport.abort()
 
-    async def taken(self) -> None:
+    async def wait_writable(self) -> None:
         """Returns when it is writable again, or the client has left."""
         if not self.writable:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 
-    def full(self) -> None:
+    def pause(self) -> None:
         self.writable = False
 
     def emptied(self) -> None:
@@ -77,7 +77,7 @@ class OutputBuffer:
 LENGTH_AND_DATE = b"Content-Length: %d\r\nDate: %b\r\n\r\n%b"
 
 
-def body_at_hand(body: Body) -> bytes | None:
+def body_nowait(body: Body) -> bytes | None:
     """All that goes over the wire, where it is all there: then its length is said and it is written at once, which
     costs a fifth of one write an event."""
     if isinstance(body, FullBody):
@@ -87,20 +87,20 @@ def body_at_hand(body: Body) -> bytes | None:
     return None
 
 
-def whole_answer(
+def encode_answer(
     own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
 ) -> bytes | None:
     """Head and body, where all of the body is at hand, which is closed then; None where it is not. Raises `ValueError`
     on a header that would end its line."""
     body, status = response.body, response.status
-    data = body_at_hand(body)
+    data = body_nowait(body)
     if data is None:
         return None
     if isinstance(body, EventStream) and isinstance(body.events, BufferedStream):
         body.events.close()
     if request.method == "HEAD" or status in BODILESS:
         return _without_body(own, request, response, len(data), keep_alive=keep_alive)
-    template, start = own.template(request, response), start_of(status, response.headers)
+    template, start = own.template(request, response), encode_start(status, response.headers)
     lines, date = template.lines(request, response.provenance), rfc822_formatted_time().encode()
     if not keep_alive:
         return b"%b%bContent-Length: %d\r\nDate: %b%b\r\n\r\n%b" % (start, lines, len(data), date, CLOSES, data)
@@ -115,10 +115,10 @@ def _without_body(
     own: ResponseHeaders, request: RequestContext, response: Response, size: int, *, keep_alive: bool
 ) -> bytes:
     """Of an answer that has none, whatever its headers say. `size`: bytes of what is not sent."""
-    headers, length = whole_fields(request.method, response.status, response.headers, size)
-    start, said = STATUS_LINES[response.status] + fields_of(headers), length_line(length)
-    date, closes = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
-    return b"%b%b%bDate: %b%b\r\n\r\n" % (start, own.lines(request, response), said, date, closes)
+    headers, length = sized_headers(request.method, response.status, response.headers, size)
+    start, length_field = STATUS_LINES[response.status] + encode_headers(headers), encode_length(length)
+    date, connection_field = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
+    return b"%b%b%bDate: %b%b\r\n\r\n" % (start, own.lines(request, response), length_field, date, connection_field)
 
 
 async def stream(
@@ -129,23 +129,23 @@ async def stream(
     body, method, status = response.body, request.method, response.status
     assert not isinstance(body, Tunnel), "who asks for an upgrade does not ask plainly"
     try:
-        headers, chunked = stream_fields(method, status, response.headers)
-        start = STATUS_LINES[status] + fields_of(headers)
+        headers, chunked = stream_headers(method, status, response.headers)
+        start = STATUS_LINES[status] + encode_headers(headers)
         coding = b"Transfer-Encoding: chunked\r\n" if chunked else b""
-        date, closes = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
-        out.write(b"%b%b%bDate: %b%b\r\n\r\n" % (start, own.lines(request, response), coding, date, closes))
-        if bodiless(method, status):
+        date, connection_field = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
+        out.write(b"%b%b%bDate: %b%b\r\n\r\n" % (start, own.lines(request, response), coding, date, connection_field))
+        if is_bodiless(method, status):
             await drain(body)
             return
-        await relayed(body, out, chunked=chunked)
+        await relay_body(body, out, chunked=chunked)
         if chunked:
             out.write(LAST_CHUNK)
-        await out.taken()
+        await out.wait_writable()
     finally:
         await close_body(body)
 
 
-async def relayed(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
+async def relay_body(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
     """As fast as the client takes it, each event or piece a chunk of its own. Raises `UpstreamStreamError`, and
     `ConnectionError`."""
 
@@ -163,6 +163,6 @@ async def relayed(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
         return out.writable
 
     if isinstance(body, EventStream):
-        await pour(flow_of(body.events), events, out.taken)
+        await pump(as_observed(body.events), events, out.wait_writable)
     elif isinstance(body, ByteStream):
-        await pour(flow_of(body.chunks), pieces, out.taken)
+        await pump(as_observed(body.chunks), pieces, out.wait_writable)

@@ -20,13 +20,13 @@ from gateway.ports import Clock
 
 HTTP_LOG = logging.getLogger("nearhit.http")
 # In a hand-over: how long clients that keep a connection may take to ask once more. Those that are busy ask sooner.
-LEAVE_S = 3.0
+DRAIN_GRACE_S = 3.0
 LINGER_S = 2.0  # for the rest of a body that was refused: the next request begins behind it
 
 
 class HttpServer:
     """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
-    requests that wait, over all ports. `tls` None: plain HTTP. `given` listens already, and goes on to when this port
+    requests that wait, over all ports. `tls` None: plain HTTP. `listen_socket` listens already, and goes on to when this port
     is stopped."""
 
     def __init__(
@@ -37,11 +37,11 @@ class HttpServer:
         inflight: Inflight,
         health: Health,
         tls: SSLContext | None = None,
-        given: socket.socket | None = None,
+        listen_socket: socket.socket | None = None,
     ) -> None:
         self._config = config
         self._service = Service(config, clock, handler, inflight, health)
-        self._given = given
+        self._listen_socket = listen_socket
         self._connections: ServerConnections | None = None
         self._runner: web.ServerRunner | None = None
         self._tls = tls
@@ -61,10 +61,10 @@ class HttpServer:
         self._runner = web.ServerRunner(connections, shutdown_timeout=self._config.drain_timeout)
         await self._runner.setup()
         host, port = self._config.listen
-        if self._given is None:
+        if self._listen_socket is None:
             await web.TCPSite(self._runner, host, port, backlog=1024, ssl_context=self._tls).start()
         else:
-            await web.SockSite(self._runner, self._given, backlog=1024, ssl_context=self._tls).start()
+            await web.SockSite(self._runner, self._listen_socket, backlog=1024, ssl_context=self._tls).start()
         self._connections = connections
         address: tuple[str, int] = self._runner.addresses[0][:2]
         return address
@@ -74,18 +74,18 @@ class HttpServer:
         self._service.draining = True
         self._service.stopping.set()
         if self._runner is not None:
-            if self._given is not None:
-                await self._take_leave(self._runner)
+            if self._listen_socket is not None:
+                await self._drain_connections(self._runner)
             await self._runner.cleanup()
 
-    async def _take_leave(self, runner: web.ServerRunner) -> None:
+    async def _drain_connections(self, runner: web.ServerRunner) -> None:
         """Others listen already: connections that are open are told with their next answer that it was the last. One
         that is cut while its client sends a request is a request that is lost."""
         for site in list(runner.sites):
             await site.stop()
         if self._connections is None:
             return
-        self._connections.leaving = True
+        self._connections.is_draining = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(DRAIN_GRACE_S):
                 await self._connections.emptied()

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from gateway.config.schema import ServerConfig
-from gateway.context import Handler, HeadMemo, RequestContext, resolved
-from gateway.http_server.compression import compressed
+from gateway.context import Handler, HeadMemo, RequestContext, resolve_response
+from gateway.http_server.compression import compress_response
 from gateway.http_server.cors import CrossOrigin
 from gateway.inflight import Inflight
 from gateway.messages import FullBody, Response
@@ -21,28 +21,28 @@ from gateway.ports import BodySource, Clock
 from gateway.response_headers import ResponseHeaders
 
 # The id of a request: the client's, where it is harmless in a log and a header; our own otherwise.
-HARMLESS = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 ID_BYTES = 12
 
-DRAWN_AT_ONCE = 256  # a draw is a call to the system: 0.6 us, a hundredth of a hit
+IDS_PER_READ = 256  # a draw is a call to the system: 0.6 us, a hundredth of a hit
 
 
 class RequestIds:
     """Our own cannot be guessed: whoever knows one may say what its answer was worth."""
 
     def __init__(self) -> None:
-        self._drawn = ""
+        self._random_hex = ""
         self._next = 0
 
     def of(self, headers: Mapping[str, str]) -> str:
         given = headers.get("x-request-id")
-        if given is not None and HARMLESS.fullmatch(given):
+        if given is not None and SAFE_ID.fullmatch(given):
             return given
-        if self._next >= len(self._drawn):
-            self._drawn, self._next = os.urandom(ID_BYTES * DRAWN_AT_ONCE).hex(), 0
+        if self._next >= len(self._random_hex):
+            self._random_hex, self._next = os.urandom(ID_BYTES * IDS_PER_READ).hex(), 0
         start, self._next = self._next, self._next + 2 * ID_BYTES
-        return self._drawn[start : self._next]
+        return self._random_hex[start : self._next]
 
 
 # What the data port does with a request, whoever reads it off the wire and writes the answer.
@@ -70,7 +70,7 @@ class Service:
         self._cors = CrossOrigin(config.cors)
         self._compress = config.compress
         # The answer to a request, to be awaited where something has to be waited for.
-        self.answer: Handler = self._fitted if config.cors.origins or config.compress else handler
+        self.answer: Handler = self._adapted_answer if config.cors.origins or config.compress else handler
 
     def request(
         self,
@@ -99,36 +99,36 @@ class Service:
             trace_headers=trace_headers,
         )
 
-    def early(self, method: str, path: str, headers: Mapping[str, str]) -> Response | Awaitable[Response] | None:
+    def direct(self, method: str, path: str, headers: Mapping[str, str]) -> Response | Awaitable[Response] | None:
         """The answer, whole, to what no step is asked about, with all of its headers; POST is none of it."""
         if path in ("/healthz", "/readyz") and method in ("GET", "HEAD"):
             return self._report(path)
         preflight = self._cors.preflight(method, headers) if method == "OPTIONS" else None
         return None if preflight is None else Response(204, (("Server", "nearhit"), *preflight), FullBody(b""))
 
-    def _fitted(self, request: RequestContext) -> Response | Awaitable[Response]:
+    def _adapted_answer(self, request: RequestContext) -> Response | Awaitable[Response]:
         """As this client may and can take it."""
         answer = self._handler(request)
         if not isinstance(answer, Response):
-            return self._awaited(request, answer)
-        return answer if answer.wire is not None else self._fitting(request, answer)
+            return self._await_answer(request, answer)
+        return answer if answer.wire is not None else self._adapt(request, answer)
 
-    async def _awaited(self, request: RequestContext, pending: Awaitable[Response]) -> Response:
-        response = await pending
+    async def _await_answer(self, request: RequestContext, awaited: Awaitable[Response]) -> Response:
+        response = await awaited
         if response.wire is not None:
             return response
-        return await resolved(self._fitting(request, response))
+        return await resolve_response(self._adapt(request, response))
 
-    def _fitting(self, request: RequestContext, response: Response) -> Response | Awaitable[Response]:
-        headers = self._cors.added(request.headers, response.headers)
+    def _adapt(self, request: RequestContext, response: Response) -> Response | Awaitable[Response]:
+        headers = self._cors.apply(request.headers, response.headers)
         if headers is not response.headers:
             response = Response(response.status, headers, response.body, response.provenance)
-        return compressed(request.headers, response) if self._compress else response
+        return compress_response(request.headers, response) if self._compress else response
 
     async def _report(self, path: str) -> Response:
         if path == "/healthz":
             status, body, kind = 200, b"ok\n", "text/plain; charset=utf-8"
         else:
-            ready, seen = (False, {"draining": True}) if self.draining else await self._health()
-            status, body, kind = 200 if ready else 503, orjson.dumps({"ready": ready, **seen}), "application/json"
+            ready, checks = (False, {"draining": True}) if self.draining else await self._health()
+            status, body, kind = 200 if ready else 503, orjson.dumps({"ready": ready, **checks}), "application/json"
         return Response(status, (("Content-Type", kind), ("Server", "nearhit")), FullBody(body))

@@ -39,61 +39,68 @@ class Prebuilt:
         """All was written by `prepare`."""
 
 
-def whole(http: web.BaseRequest, status: int, headers: Headers, body: bytes) -> Prebuilt | web.Response:
+def prebuilt(http: web.BaseRequest, status: int, headers: Headers, body: bytes) -> Prebuilt | web.Response:
     """For aiohttp to send."""
     if http.version != (1, 1):
         return web.Response(status=status, headers=headers, body=body)
     keep_alive = bool(http.keep_alive)
-    answer = bare_answer(http.method, status, headers, body, keep_alive=keep_alive)
+    answer = encode_response(http.method, status, headers, body, keep_alive=keep_alive)
     return Prebuilt(status, answer, len(body), keep_alive=keep_alive)
 
 
-def bare_answer(method: str, status: int, headers: Headers, body: bytes, *, keep_alive: bool) -> bytes:
+def encode_response(method: str, status: int, headers: Headers, body: bytes, *, keep_alive: bool) -> bytes:
     """Head and body, with no headers but these and what frames them. `method`: of the request. Raises `ValueError` on a
     header that would end its line."""
-    fields, length = whole_fields(method, status, headers, len(body))
-    said = length_line(length)
-    date, closes = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
-    data = b"" if bodiless(method, status) else body
-    return b"%b%b%bDate: %b%b\r\n\r\n%b" % (STATUS_LINES[status], fields_of(fields), said, date, closes, data)
+    fields, length = sized_headers(method, status, headers, len(body))
+    length_field = encode_length(length)
+    date, connection_field = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
+    data = b"" if is_bodiless(method, status) else body
+    return b"%b%b%bDate: %b%b\r\n\r\n%b" % (
+        STATUS_LINES[status],
+        encode_headers(fields),
+        length_field,
+        date,
+        connection_field,
+        data,
+    )
 
 
-def bodiless(method: str, status: int) -> bool:
+def is_bodiless(method: str, status: int) -> bool:
     """Whether an answer has no body, whatever its headers say (RFC 9112 section 6.3)."""
     return method == "HEAD" or status in BODILESS
 
 
-def whole_fields(method: str, status: int, headers: Headers, length: int) -> tuple[Headers, int | None]:
+def sized_headers(method: str, status: int, headers: Headers, length: int) -> tuple[Headers, int | None]:
     """-> the headers of an answer whose body is all there, and the length that is to be said of it; None: none. The
     answer to a HEAD has the length of what is not sent."""
-    if bodiless("", status):
+    if is_bodiless("", status):
         return _without_length(headers), None
     if method == "HEAD":
-        known = any(name.lower() == "content-length" for name, _ in headers)
-        return headers, None if known else length
+        is_present = any(name.lower() == "content-length" for name, _ in headers)
+        return headers, None if is_present else length
     return _without_length(headers), length
 
 
-def length_line(length: int | None) -> bytes:
+def encode_length(length: int | None) -> bytes:
     return b"" if length is None else b"Content-Length: %d\r\n" % length
 
 
 @lru_cache(maxsize=MAX_STARTS)
-def start_of(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+def encode_start(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
     """The first lines of an answer with a body whose length is said: its status and its headers, but for that length.
     Remembered: backends answer with the same few headers again and again. Raises `ValueError`."""
-    return STATUS_LINES[status] + fields_of(_without_length(headers))
+    return STATUS_LINES[status] + encode_headers(_without_length(headers))
 
 
-def stream_fields(method: str, status: int, headers: Headers) -> tuple[Headers, bool]:
+def stream_headers(method: str, status: int, headers: Headers) -> tuple[Headers, bool]:
     """-> the headers of an answer whose body comes in pieces, and whether they go in chunks: they do where nobody has
     said how long they are together."""
     names = {name.lower() for name, _ in headers}
-    none = bodiless(method, status)
-    kept = _without_length(headers) if status == 204 or status < 200 else headers
-    if not none and "content-type" not in names:
-        kept = [*kept, ("Content-Type", "application/octet-stream")]  # RFC 9110 section 8.3
-    return kept, not none and "content-length" not in names
+    has_no_body = is_bodiless(method, status)
+    retained = _without_length(headers) if status == 204 or status < 200 else headers
+    if not has_no_body and "content-type" not in names:
+        retained = [*retained, ("Content-Type", "application/octet-stream")]  # RFC 9110 section 8.3
+    return retained, not has_no_body and "content-length" not in names
 
 
 def chunk_of(piece: bytes) -> bytes:
@@ -112,7 +119,7 @@ class _StatusLines(dict[int, bytes]):
 STATUS_LINES = _StatusLines()
 
 
-def fields_of(headers: Headers) -> bytes:
+def encode_headers(headers: Headers) -> bytes:
     """Each with the end of its line. Raises `ValueError`: an answer cannot be split in two."""
     text = "".join([f"{name}: {value}\r\n" for name, value in headers])
     if text.count("\r") != len(headers) or text.count("\n") != len(headers):

@@ -19,9 +19,9 @@ from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, StoreUnavailable, TooManyJobs
 from gateway.job_records import BatchFile, JobBatch
 from gateway.job_store import BatchStore
-from gateway.jobs.batches import WINDOWS, endpoint_of, metadata_of, shown_batch, shown_file
+from gateway.jobs.batches import WINDOWS, batch_json, endpoint_of, file_json, metadata_of
 from gateway.jobs.endpoint import RETRY_AFTER_S, CredentialPolicy, key_header
-from gateway.jobs.submission import kept_headers
+from gateway.jobs.submission import stored_headers
 from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.ports import Clock
 
@@ -38,13 +38,13 @@ class BatchEndpoint:
         store: BatchStore,
         credentials: CredentialPolicy,
         clock: Clock,
-        created: Callable[[], None],
+        on_created: Callable[[], None],
     ) -> None:
         self._config = config
         self._store = store
         self._credentials = credentials
         self._clock = clock
-        self._created = created
+        self._on_created = on_created
         self._answers: Mapping[tuple[str, str, bool, str], Callable[[RequestContext, str], Any]] = {
             ("POST", "files", False, ""): self._upload,
             ("GET", "files", False, ""): self._list_files,
@@ -76,7 +76,7 @@ class BatchEndpoint:
     async def _upload(self, request: RequestContext, _: str) -> Response:
         body, kind = await request.body_source.read(), request.headers.get("content-type", "")
         # A file of 100 MB takes a quarter of a second, in Python: the event loop has its turns meanwhile.
-        content, filename, purpose = await asyncio.to_thread(_parts, body, kind)
+        content, filename, purpose = await asyncio.to_thread(_parse_form, body, kind)
         if purpose != "batch":
             raise BadRequest("'purpose': expected batch, the only one there is here", param="purpose")
         count, size = await self._store.held()
@@ -88,14 +88,14 @@ class BatchEndpoint:
         name = f"file-{secrets.token_hex(16)}"
         file = BatchFile(name, request.tenant, filename, purpose, now, now + self._config.file_ttl, len(content))
         await self._store.put_file(file, content)
-        return _json(shown_file(file))
+        return _json(file_json(file))
 
     async def _list_files(self, request: RequestContext, _: str) -> Response:
-        data = [shown_file(file) for file in await self._store.files(request.tenant)]
+        data = [file_json(file) for file in await self._store.files(request.tenant)]
         return _json(_page(data, more=False))
 
     async def _show_file(self, request: RequestContext, identity: str) -> Response:
-        return _json(shown_file(await self._file(request, identity)))
+        return _json(file_json(await self._file(request, identity)))
 
     async def _content(self, request: RequestContext, identity: str) -> Response:
         await self._file(request, identity)
@@ -121,9 +121,9 @@ class BatchEndpoint:
         return file
 
     async def _create(self, request: RequestContext, _: str) -> Response:
-        said = parse_object(await request.body_source.read())
-        endpoint, metadata = endpoint_of(said.get("endpoint")), metadata_of(said.get("metadata"))
-        window = WINDOWS.get(str(said.get("completion_window")))
+        fields = parse_object(await request.body_source.read())
+        endpoint, metadata = endpoint_of(fields.get("endpoint")), metadata_of(fields.get("metadata"))
+        window = WINDOWS.get(str(fields.get("completion_window")))
         if endpoint is None:
             raise BadRequest("'endpoint': expected a model's path such as /v1/chat/completions", param="endpoint")
         if window is None:
@@ -132,17 +132,17 @@ class BatchEndpoint:
             raise BadRequest(
                 "'metadata': expected up to 16 pairs of strings, of 64 and 512 characters at most", param="metadata"
             )
-        file = await self._file(request, str(said.get("input_file_id")))
+        file = await self._file(request, str(fields.get("input_file_id")))
         if len(await self._store.batches(request.tenant)) >= MAX_BATCHES_PER_TENANT:
             raise TooManyJobs(f"you have {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
         identity, now = f"batch_{secrets.token_hex(16)}", self._clock.wall()
-        headers, credentials = kept_headers(request.headers_with_parent(request.headers), b"", explicit=True)
+        headers, credentials = stored_headers(request.headers_with_parent(request.headers), b"", explicit=True)
         headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
         batch = JobBatch(identity, request.tenant, endpoint, file.id, now, now + window, metadata, headers, sealed)
         await self._store.create(batch)
-        self._created()
-        return _json(shown_batch(batch, 0, 0))
+        self._on_created()
+        return _json(batch_json(batch, 0, 0))
 
     async def _list(self, request: RequestContext, _: str) -> Response:
         query = parse_qs(request.query)
@@ -152,18 +152,20 @@ class BatchEndpoint:
         names = await self._store.batches(request.tenant)
         if after:
             names = names[names.index(after) + 1 :] if after in names else []
-        shown = [await self._shown(batch) for name in names[: int(limit)] if (batch := await self._store.batch(name))]
-        return _json(_page(shown, more=len(names) > int(limit)))
+        batch_views = [
+            await self._batch_json(batch) for name in names[: int(limit)] if (batch := await self._store.batch(name))
+        ]
+        return _json(_page(batch_views, more=len(names) > int(limit)))
 
     async def _show(self, request: RequestContext, identity: str) -> Response:
-        return _json(await self._shown(await self._batch(request, identity)))
+        return _json(await self._batch_json(await self._batch(request, identity)))
 
     async def _cancel(self, request: RequestContext, identity: str) -> Response:
         batch = await self._batch(request, identity)
         if batch.open:
             await self._store.cancel(identity)
-            self._created()
-        return _json(await self._shown(await self._batch(request, identity)))
+            self._on_created()
+        return _json(await self._batch_json(await self._batch(request, identity)))
 
     async def _batch(self, request: RequestContext, identity: str) -> JobBatch:
         """Raises `NotFound`, also where it is somebody else's."""
@@ -172,13 +174,13 @@ class BatchEndpoint:
             raise NotFound("there is no such batch")
         return batch
 
-    async def _shown(self, batch: JobBatch) -> dict[str, Any]:
+    async def _batch_json(self, batch: JobBatch) -> dict[str, Any]:
         if batch.open and await self._store.cancelled(batch.id):
-            batch = batch.became("cancelling", self._clock.wall())
-        return shown_batch(batch, *await self._store.counted(batch.id))
+            batch = batch.with_status("cancelling", self._clock.wall())
+        return batch_json(batch, *await self._store.counted(batch.id))
 
 
-def _parts(body: bytes, content_type: str) -> tuple[bytes, str, str]:
+def _parse_form(body: bytes, content_type: str) -> tuple[bytes, str, str]:
     """-> (the file, its name, its purpose). Raises `BadRequest`."""
     kind, options = parse_options_header(content_type)
     boundary = options.get("boundary")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer
 
 LOG = logging.getLogger("nearhit.jobs")
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 LEASE_S = 15.0
 RENEW_S = 4.0  # a step of the store takes ten seconds at most: with them the lease still holds
 # Jobs of one batch that are accepted and not over: enough to keep workers busy, few of what a tenant may have waiting.
@@ -51,7 +51,7 @@ class _Driven:
 
 
 class BatchDriver:
-    """`accepted` is called when jobs were: the workers look for them."""
+    """`on_accepted` is called when jobs were: the workers look for them."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class BatchDriver:
         bounds: Bounds,
         sealer: Sealer | None,
         clock: Clock,
-        accepted: Callable[[], None],
+        on_accepted: Callable[[], None],
         *,
         max_lines: int,
         keep_s: float,
@@ -73,16 +73,16 @@ class BatchDriver:
         self._bounds = bounds
         self._sealer = sealer
         self._clock = clock
-        self._accepted = accepted
+        self._on_accepted = on_accepted
         self._max_lines = max_lines
         self._keep_s = keep_s
         self._result_s = result_s
         self._driven: dict[str, _Driven] = {}
         self._wake = asyncio.Event()
         self._ended: set[str] = set()  # since the last look
-        self._looked = -inf  # when all jobs were asked for last; monotonic clock
+        self._last_full_check = -inf  # when all jobs were asked for last; monotonic clock
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """There is a batch, or one that was cancelled."""
         self._wake.set()
 
@@ -95,8 +95,8 @@ class BatchDriver:
         """Until it is cancelled. Others go on when the lease is over."""
         while True:
             now = self._clock.monotonic()
-            full, (ended, self._ended) = now - self._looked >= LOOK_EVERY_S, (self._ended, set())
-            self._looked = now if full else self._looked
+            full, (ended, self._ended) = now - self._last_full_check >= POLL_EVERY_S, (self._ended, set())
+            self._last_full_check = now if full else self._last_full_check
             names: Sequence[str] = ()
             with suppress(StoreUnavailable):
                 names = await self._store.open()
@@ -106,7 +106,7 @@ class BatchDriver:
             for name in set(self._driven) - set(names):
                 del self._driven[name]
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S):
+                async with asyncio.timeout(POLL_EVERY_S):
                     await self._wake.wait()
             self._wake.clear()
 
@@ -126,24 +126,24 @@ class BatchDriver:
 
     async def _step(self, name: str, leased: float, ended: set[str] | None) -> None:
         """`ended`: jobs that are to be asked for; None: all."""
-        driven = self._driven.get(name) or await self._taken(name, leased)
+        driven = self._driven.get(name) or await self._load(name, leased)
         if driven is None:
             return
         self._driven[name], driven.leased = driven, max(leased, driven.leased)
         await self._collect(driven, ended)
-        stop = await self._stopped(driven.batch)
+        stop = await self._stop_reason(driven.batch)
         if stop:
-            await self._give_up(driven, stop)
+            await self._cancel_remaining(driven, stop)
         else:
             await self._submit(driven)
         if len(driven.done) == len(driven.lines):
             await self._finish(driven, {"": "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[stop])
 
-    async def _keep(self, driven: _Driven) -> None:
+    async def _renew_lease(self, driven: _Driven) -> None:
         """The lease, over steps that take long: 10,000 lines that are given up are as many writes. Raises `_Lost`."""
-        driven.leased = await self._kept(driven.batch.id, driven.leased)
+        driven.leased = await self._renewed_at(driven.batch.id, driven.leased)
 
-    async def _kept(self, batch: str, leased: float) -> float:
+    async def _renewed_at(self, batch: str, leased: float) -> float:
         """Since when. Raises `_Lost`."""
         now = self._clock.monotonic()
         if now - leased < RENEW_S:
@@ -152,62 +152,62 @@ class BatchDriver:
             raise _Lost
         return now
 
-    async def _taken(self, name: str, leased: float) -> _Driven | None:
+    async def _load(self, name: str, leased: float) -> _Driven | None:
         """None: it turned out to be over."""
         batch = await self._store.batch(name)
         if batch is None:
             return None
         content = await self._store.content(batch.input_file)
-        reading = BatchReader(content or b"", batch.endpoint, self._max_lines)
-        while content is not None and not reading.over:
-            reading.step()
+        reader = BatchReader(content or b"", batch.endpoint, self._max_lines)
+        while content is not None and not reader.over:
+            reader.step()
             await asyncio.sleep(0)
-            leased = await self._kept(name, leased)
+            leased = await self._renewed_at(name, leased)
         missing = [BatchError(0, "the input file is gone", "file_not_found")]
-        lines, faults = reading.lines, missing if content is None else reading.faults
+        lines, faults = reader.lines, missing if content is None else reader.faults
         now = self._clock.wall()
         if faults:
-            await self._store.close(batch.became("failed", now, faults=tuple(faults)), self._keep_s)
+            await self._store.close(batch.with_status("failed", now, faults=tuple(faults)), self._keep_s)
             return None
         if batch.status == "validating":
-            batch = batch.became("in_progress", now, total=len(lines))
+            batch = batch.with_status("in_progress", now, total=len(lines))
             await self._store.save(batch)
-        known = await self._store.progress(name)
-        jobs = {line: job for line, job in known.jobs.items() if line not in known.done}
-        return _Driven(batch, leased, lines, jobs, set(known.done), by_number={line.number: line for line in lines})
+        progress = await self._store.progress(name)
+        jobs = {line: job for line, job in progress.jobs.items() if line not in progress.done}
+        return _Driven(batch, leased, lines, jobs, set(progress.done), by_number={line.number: line for line in lines})
 
     async def _collect(self, driven: _Driven, ended: set[str] | None) -> None:
         for number, job in list(driven.jobs.items()):
             if ended is not None and job not in ended:
                 continue
-            await self._keep(driven)
-            standing = await self._jobs.standing(job)
-            if standing is None or standing.status.over:
-                await self._write(driven, driven.by_number[number], standing, "" if standing else "result_lost")
+            await self._renew_lease(driven)
+            job_state = await self._jobs.job_state(job)
+            if job_state is None or job_state.status.over:
+                await self._write(driven, driven.by_number[number], job_state, "" if job_state else "result_lost")
 
-    async def _write(self, driven: _Driven, line: BatchLine, standing: JobState | None, why: str) -> None:
-        await self._keep(driven)
+    async def _write(self, driven: _Driven, line: BatchLine, job_state: JobState | None, reason: str) -> None:
+        await self._renew_lease(driven)
         if driven.size > MAX_OUTPUT:
-            standing, why = None, "output_too_large"
-        output, completed = output_of(driven.batch.id, line, standing, why)
+            job_state, reason = None, "output_too_large"
+        output, completed = output_of(driven.batch.id, line, job_state, reason)
         driven.size += len(output)
         await self._store.ended(driven.batch.id, line.number, output, completed=completed)
         driven.jobs.pop(line.number, None)
         driven.done.add(line.number)
 
-    async def _stopped(self, batch: JobBatch) -> str:
+    async def _stop_reason(self, batch: JobBatch) -> str:
         """Why nothing more of it is to be done; empty: all is."""
         if await self._store.cancelled(batch.id):
             return CANCELLED
         return EXPIRED if self._clock.wall() >= batch.expires else ""
 
-    async def _give_up(self, driven: _Driven, why: str) -> None:
+    async def _cancel_remaining(self, driven: _Driven, reason: str) -> None:
         for number, job in list(driven.jobs.items()):
-            standing = await self._jobs.cancel(job, driven.batch.tenant, self._result_s)
-            await self._write(driven, driven.by_number[number], standing, why)
+            job_state = await self._jobs.cancel(job, driven.batch.tenant, self._result_s)
+            await self._write(driven, driven.by_number[number], job_state, reason)
         for line in driven.lines:
             if line.number not in driven.done:
-                await self._write(driven, line, None, why)
+                await self._write(driven, line, None, reason)
 
     async def _submit(self, driven: _Driven) -> None:
         began = False
@@ -220,11 +220,11 @@ class BatchDriver:
                 began = True
             driven.next += 1
         if began:
-            self._accepted()
+            self._on_accepted()
 
     async def _job(self, driven: _Driven, line: BatchLine) -> str | None:
         """The id of its job; empty: it can have none; None: there is no room for it now."""
-        await self._keep(driven)
+        await self._renew_lease(driven)
         batch, identity = driven.batch, f"job_{secrets.token_hex(16)}"
         try:
             sealed = self._resealed(batch, identity)
@@ -252,7 +252,7 @@ class BatchDriver:
         batch, now = driven.batch, self._clock.wall()
         names = {}
         for kind, completed in (("output", True), ("error", False)):
-            await self._keep(driven)
+            await self._renew_lease(driven)
             outputs = await self._store.outputs(batch.id, completed=completed)
             if outputs:
                 content = await asyncio.to_thread(_joined, outputs)  # up to `MAX_OUTPUT` and a little more
@@ -260,8 +260,8 @@ class BatchDriver:
                 filename = f"{batch.id}_{kind}.jsonl"
                 file = BatchFile(name, batch.tenant, filename, "batch_output", now, now + self._keep_s, len(content))
                 await self._store.put_file(file, content)
-        await self._keep(driven)
-        done = batch.became("finalizing", now).became(status, now, **names)
+        await self._renew_lease(driven)
+        done = batch.with_status("finalizing", now).with_status(status, now, **names)
         await self._store.close(done, self._keep_s)
         self._driven.pop(batch.id, None)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.job_records import BatchError, BatchFile, BatchLine, JobBatch, JobState, JobStatus, shown_result
+from gateway.job_records import BatchError, BatchFile, BatchLine, JobBatch, JobState, JobStatus, result_json
 from gateway.jobs.submission import OWN, TARGET
 
 MAX_FAULTS = 100
@@ -24,10 +24,10 @@ class BatchReader:
     """The requests of a file, read in steps: 50,000 lines at once take half a second, and nobody is answered meanwhile.
     Once it is `over` there are `lines`, in order, or `faults`: what is wrong with them."""
 
-    def __init__(self, content: bytes, endpoint: str, most: int) -> None:
+    def __init__(self, content: bytes, endpoint: str, max_lines: int) -> None:
         self._content = content
         self._endpoint = endpoint
-        self._most = most
+        self._max_lines = max_lines
         self._at = 0
         self._number = 0  # of lines that were read
         self._seen: set[str] = set()
@@ -60,16 +60,16 @@ class BatchReader:
             self.lines.clear()
 
     def _add(self, raw: bytes) -> None:
-        if len(self.lines) >= self._most:
-            said = f"the file has more than {self._most} requests (jobs.max_batch)"
+        if len(self.lines) >= self._max_lines:
+            said = f"the file has more than {self._max_lines} requests (jobs.max_batch)"
             self.over, self.faults = True, [BatchError(0, said, "too_many_requests")]
             return
-        found = _line(raw, self._number, self._endpoint, self._seen)
-        if isinstance(found, BatchLine):
-            self.lines.append(found)
-            self._seen.add(found.custom_id)
+        parsed = _line(raw, self._number, self._endpoint, self._seen)
+        if isinstance(parsed, BatchLine):
+            self.lines.append(parsed)
+            self._seen.add(parsed.custom_id)
         elif len(self.faults) < MAX_FAULTS:
-            self.faults.append(found)
+            self.faults.append(parsed)
 
 
 def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine | BatchError:
@@ -95,8 +95,8 @@ def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine |
 
 def endpoint_of(value: object) -> str | None:
     """None: no path that a batch may have."""
-    fits = isinstance(value, str) and TARGET.fullmatch(value) and "?" not in value and not OWN.fullmatch(value)
-    return str(value) if fits else None
+    is_valid = isinstance(value, str) and TARGET.fullmatch(value) and "?" not in value and not OWN.fullmatch(value)
+    return str(value) if is_valid else None
 
 
 def metadata_of(value: object) -> Mapping[str, str] | None:
@@ -105,8 +105,10 @@ def metadata_of(value: object) -> Mapping[str, str] | None:
         return {}
     if not isinstance(value, dict) or len(value) > MAX_METADATA:
         return None
-    fits = all(isinstance(k, str) and isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in value.items())
-    return value if fits else None
+    is_valid = all(
+        isinstance(k, str) and isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in value.items()
+    )
+    return value if is_valid else None
 
 
 def key_of(batch: str, line: int) -> str:
@@ -115,18 +117,20 @@ def key_of(batch: str, line: int) -> str:
     return f"{batch} {line}"
 
 
-def output_of(batch: str, line: BatchLine, standing: JobState | None, why: str = "") -> tuple[bytes, bool]:
-    """-> (a line of the output or of the error file, whether it is one of the output file). `why`: there is no job."""
+def output_of(batch: str, line: BatchLine, job_state: JobState | None, reason: str = "") -> tuple[bytes, bool]:
+    """-> (a line of the output or of the error file, whether it is one of the output file). `reason`: there is no job."""
     name = hashlib.sha256(f"{batch}/{line.number}".encode()).hexdigest()[:32]
     said: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": line.custom_id, "response": None, "error": None}
-    if standing is not None and standing.result is not None:
-        view = shown_result(standing.result)
-        said["response"] = {"status_code": view["status"], "request_id": standing.id, "body": view["body"]}
-    if standing is None or standing.result is None:
-        code = why or ("batch_cancelled" if standing and standing.status is JobStatus.CANCELLED else "request_failed")
-        message = (standing.error if standing else "") or "this request was not answered"
+    if job_state is not None and job_state.result is not None:
+        view = result_json(job_state.result)
+        said["response"] = {"status_code": view["status"], "request_id": job_state.id, "body": view["body"]}
+    if job_state is None or job_state.result is None:
+        code = reason or (
+            "batch_cancelled" if job_state and job_state.status is JobStatus.CANCELLED else "request_failed"
+        )
+        message = (job_state.error if job_state else "") or "this request was not answered"
         said["error"] = {"code": code, "message": message}
-    return orjson.dumps(said), standing is not None and standing.status is JobStatus.COMPLETED
+    return orjson.dumps(said), job_state is not None and job_state.status is JobStatus.COMPLETED
 
 
 def file_id(batch: str, kind: str) -> str:
@@ -134,7 +138,7 @@ def file_id(batch: str, kind: str) -> str:
     return "file-" + hashlib.sha256(f"{batch}/{kind}".encode()).hexdigest()[:32]
 
 
-def shown_file(file: BatchFile) -> dict[str, Any]:
+def file_json(file: BatchFile) -> dict[str, Any]:
     return {
         "id": file.id,
         "object": "file",
@@ -147,7 +151,7 @@ def shown_file(file: BatchFile) -> dict[str, Any]:
     }
 
 
-def shown_batch(batch: JobBatch, completed: int, failed: int) -> dict[str, Any]:
+def batch_json(batch: JobBatch, completed: int, failed: int) -> dict[str, Any]:
     """`completed`, `failed`: requests so far."""
     faults = [{"code": f.code, "line": f.line or None, "message": f.message, "param": None} for f in batch.faults]
     names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")

@@ -23,10 +23,10 @@ from gateway.errors import (
     StoreUnavailable,
     TooManyJobs,
 )
-from gateway.job_records import Job, JobState, JobStatus, shown
+from gateway.job_records import Job, JobState, JobStatus, job_json
 from gateway.job_store import Admittance, Bounds, JobStore
 from gateway.jobs.notifications import JobNotifications
-from gateway.jobs.submission import PATH, JobRequest, kept_headers, preferred, submitted, wants_async
+from gateway.jobs.submission import PATH, JobRequest, parse_description, parse_preferred, stored_headers, wants_async
 from gateway.jobs.workers import JobWorkers
 from gateway.messages import Bypass, Event, EventStream, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
@@ -36,10 +36,10 @@ from gateway.streams import ClosingStream
 if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer
 
-ONE = re.compile(r"/v1/jobs/(job_[0-9a-f]{32})(/events)?")
+JOB_PATH = re.compile(r"/v1/jobs/(job_[0-9a-f]{32})(/events)?")
 RETRY_AFTER_S = 5
 # A description carries the body in JSON: room for that, beside what the body itself may have.
-DESCRIPTION = 64 * 1024
+MAX_DESCRIPTION = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class JobEndpoint:
         config: JobsConfig,
         store: JobStore,
         workers: JobWorkers,
-        announcements: JobNotifications,
+        notifications: JobNotifications,
         over: Callable[[str], None],
         credentials: CredentialPolicy,
         telemetry: Telemetry,
@@ -76,8 +76,8 @@ class JobEndpoint:
         self._config = config
         self._store = store
         self._workers = workers
-        self._announcements = announcements
-        self._over = over
+        self._notifications = notifications
+        self._on_job_ended = over
         self._credentials = credentials
         self._telemetry = telemetry
         self._bounds = bounds_of(config)
@@ -91,59 +91,63 @@ class JobEndpoint:
     async def answer(self, request: RequestContext) -> Response:
         try:
             if request.path == PATH and request.method == "POST":
-                return await self._described(request)
-            return await (self._one if request.path.startswith(PATH + "/") else self._preferred)(request)
+                return await self._accept_described(request)
+            return await (self._answer_job if request.path.startswith(PATH + "/") else self._accept_preferred)(request)
         except StoreUnavailable as error:
             raise Overloaded(f"jobs are not to be had now: {error}", retry_after_s=RETRY_AFTER_S) from None
 
-    async def _described(self, request: RequestContext) -> Response:
+    async def _accept_described(self, request: RequestContext) -> Response:
         raw = await request.body_source.read()
-        if len(raw) > self._config.max_body + DESCRIPTION:
+        if len(raw) > self._config.max_body + MAX_DESCRIPTION:
             raise self._too_large()
-        wish = submitted(parse_object(raw), request.headers, self._config.webhook_hosts)
-        return await self.accepted(request, wish, explicit=True)
+        job_request = parse_description(parse_object(raw), request.headers, self._config.webhook_hosts)
+        return await self.accept_job(request, job_request, explicit=True)
 
-    async def _preferred(self, request: RequestContext) -> Response:
+    async def _accept_preferred(self, request: RequestContext) -> Response:
         body = await request.body_source.read()
-        wish = preferred(request.method, request.path, request.query, request.headers, body, self._config.webhook_hosts)
-        return await self.accepted(request, wish, explicit=False)
+        job_request = parse_preferred(
+            request.method, request.path, request.query, request.headers, body, self._config.webhook_hosts
+        )
+        return await self.accept_job(request, job_request, explicit=False)
 
-    async def accepted(self, request: RequestContext, wish: JobRequest, *, explicit: bool) -> Response:
+    async def accept_job(self, request: RequestContext, job_request: JobRequest, *, explicit: bool) -> Response:
         """202, or why not."""
-        if len(wish.body) > self._config.max_body:
+        if len(job_request.body) > self._config.max_body:
             raise self._too_large()
-        if wish.webhook and self._config.webhook_secret_env is None:
+        if job_request.webhook and self._config.webhook_secret_env is None:
             raise BadRequest("this gateway sends no webhooks: it has no secret to sign them (jobs.webhook_secret_env)")
         identity = f"job_{secrets.token_hex(16)}"
-        headers, credentials = kept_headers(request.headers_with_parent(request.headers), wish.body, explicit=explicit)
+        headers, credentials = stored_headers(
+            request.headers_with_parent(request.headers), job_request.body, explicit=explicit
+        )
         headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
         job = Job(
-            identity, request.tenant, wish.method, wish.path, wish.query, headers, wish.body, sealed, wish.priority,
-            wish.webhook,
+            identity, request.tenant, job_request.method, job_request.path, job_request.query, headers, job_request.body, sealed, job_request.priority,
+            job_request.webhook,
         )  # fmt: skip
-        admittance, identity = await self._store.accept(job, self._bounds, wish.key, wish.digest)
+        admittance, identity = await self._store.accept(job, self._bounds, job_request.key, job_request.digest)
         self._telemetry.jobs.add(admittance.value)
         if admittance is Admittance.CONFLICT:
             raise Conflict("the idempotency key came with another request before: expected a key of its own for each")
         if admittance in (Admittance.FULL, Admittance.TENANT_FULL):
             raise _full(admittance)
-        self._workers.look()
-        standing = await self._store.status(identity, request.tenant) if admittance is Admittance.KNOWN else None
-        body = {"id": identity, "object": "job", "status": (standing or JobStatus.QUEUED).value}
+        self._workers.wake()
+        job_state = await self._store.status(identity, request.tenant) if admittance is Admittance.KNOWN else None
+        body = {"id": identity, "object": "job", "status": (job_state or JobStatus.QUEUED).value}
         applied = () if explicit else (("Preference-Applied", "respond-async"),)
         return _json(202, body, (("Location", f"{PATH}/{identity}"), *applied))
 
-    async def _one(self, request: RequestContext) -> Response:
-        match = ONE.fullmatch(request.path)
+    async def _answer_job(self, request: RequestContext) -> Response:
+        match = JOB_PATH.fullmatch(request.path)
         if match is None:
             raise NotFound("there is no such job")
         job, events = match[1], match[2] is not None
         if request.method == "GET":
-            standing = await self._standing(job, request.tenant)
+            job_state = await self._job_state(job, request.tenant)
             if events:
-                return await self._events(standing)
-            return _json(200, shown(standing), _come_again(standing))
+                return await self._events(job_state)
+            return _json(200, job_json(job_state), _retry_after(job_state))
         if request.method == "DELETE" and not events:
             cancelled = await self._store.cancel(job, request.tenant, self._config.result_ttl)
             if cancelled is None:
@@ -151,46 +155,46 @@ class JobEndpoint:
             if cancelled.status is JobStatus.CANCELLED:
                 self._telemetry.jobs.add("cancelled")
                 self._workers.give_up(job)
-                self._over(job)
-            return _json(200, shown(cancelled))
+                self._on_job_ended(job)
+            return _json(200, job_json(cancelled))
         raise BadRequest(f"a job takes GET and DELETE, and its events GET, not {request.method}")
 
-    async def _standing(self, job: str, tenant: str) -> JobState:
+    async def _job_state(self, job: str, tenant: str) -> JobState:
         """Raises `NotFound`, also where it is somebody else's."""
-        standing = await self._store.standing(job)
-        if standing is None or standing.tenant != tenant:
+        job_state = await self._store.job_state(job)
+        if job_state is None or job_state.tenant != tenant:
             raise NotFound("there is no such job")
-        return standing
+        return job_state
 
-    async def _events(self, standing: JobState) -> Response:
-        if not self._announcements.enter():
+    async def _events(self, job_state: JobState) -> Response:
+        if not self._notifications.enter():
             raise Overloaded("too many clients follow jobs", retry_after_s=RETRY_AFTER_S)
-        events = EventStream(ClosingStream(self._followed(standing), self._announcements.leave))
+        events = EventStream(ClosingStream(self._follow(job_state), self._notifications.leave))
         headers = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-store"))
         return Response(200, headers, events, _PROVENANCE)
 
-    async def _followed(self, standing: JobState) -> AsyncGenerator[Event, None]:
+    async def _follow(self, job_state: JobState) -> AsyncGenerator[Event, None]:
         """Each change of status, then the result; a heartbeat where nothing changes."""
-        job, tenant, seen = standing.id, standing.tenant, standing.status
-        if not seen.over:
-            yield _event("status", shown(standing, response=False))
-        for _ in range(self._announcements.max_beats):
-            if seen.over:
+        job, tenant, status = job_state.id, job_state.tenant, job_state.status
+        if not status.over:
+            yield _event("status", job_json(job_state, response=False))
+        for _ in range(self._notifications.max_beats):
+            if status.over:
                 break
             try:
-                now = await self._announcements.changed(job, seen, lambda: self._store.status(job, tenant))
+                now = await self._notifications.wait_change(job, status, lambda: self._store.status(job, tenant))
             except StoreUnavailable:
-                now = seen
+                now = status
             if now is None:
                 return
-            if now is seen:
+            if now is status:
                 yield _event("heartbeat", {"id": job})
             elif not now.over:
                 yield _event("status", {"id": job, "object": "job", "status": now.value})
-            seen = now
-        last = await self._store.standing(job)
+            status = now
+        last = await self._store.job_state(job)
         if last is not None and last.status.over:
-            yield _event("result", shown(last))
+            yield _event("result", job_json(last))
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body is larger than {self._config.max_body} bytes (jobs.max_body)")
@@ -217,13 +221,13 @@ def _full(admittance: Admittance) -> GatewayError:
     return Overloaded("no more jobs may wait", retry_after_s=RETRY_AFTER_S)
 
 
-def _come_again(standing: JobState) -> tuple[tuple[str, str], ...]:
-    return () if standing.status.over else (("Retry-After", "1"),)
+def _retry_after(job_state: JobState) -> tuple[tuple[str, str], ...]:
+    return () if job_state.status.over else (("Retry-After", "1"),)
 
 
 def _json(status: int, body: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()) -> Response:
-    kept = (("Content-Type", "application/json"), ("Cache-Control", "no-store"), *headers)
-    return Response(status, kept, FullBody(orjson.dumps(body)), _PROVENANCE)
+    all_headers = (("Content-Type", "application/json"), ("Cache-Control", "no-store"), *headers)
+    return Response(status, all_headers, FullBody(orjson.dumps(body)), _PROVENANCE)
 
 
 def _event(name: str, body: Mapping[str, Any]) -> Event:

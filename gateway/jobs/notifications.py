@@ -9,9 +9,9 @@ from contextlib import suppress
 from gateway.job_records import JobStatus
 
 MAX_FOLLOWERS = 1_000
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 HEARTBEAT_S = 15.0  # most proxies cut what is silent for 30 s and more
-FOLLOWED_S = 3_600.0  # then a client has to ask again
+MAX_FOLLOW_S = 3_600.0  # then a client has to ask again
 
 
 class JobNotifications:
@@ -22,7 +22,7 @@ class JobNotifications:
 
     @property
     def max_beats(self) -> int:
-        return int(FOLLOWED_S / HEARTBEAT_S)
+        return int(MAX_FOLLOW_S / HEARTBEAT_S)
 
     def enter(self) -> bool:
         """Whether one more may follow; who may, leaves."""
@@ -39,20 +39,20 @@ class JobNotifications:
         for event in self._waiting.get(job, ()):
             event.set()
 
-    async def changed(
-        self, job: str, seen: JobStatus, look: Callable[[], Awaitable[JobStatus | None]]
+    async def wait_change(
+        self, job: str, seen: JobStatus, poll: Callable[[], Awaitable[JobStatus | None]]
     ) -> JobStatus | None:
         """Another status than `seen`, or `seen` after `HEARTBEAT_S`; None: there is no such job any more. Raises what
-        `look` raises."""
+        `poll` raises."""
         event = asyncio.Event()
         self._waiting.setdefault(job, set()).add(event)
         try:
-            for _ in range(int(HEARTBEAT_S / LOOK_EVERY_S)):
-                now = await look()
+            for _ in range(int(HEARTBEAT_S / POLL_EVERY_S)):
+                now = await poll()
                 if now is not seen:
                     return now
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_EVERY_S):
+                    async with asyncio.timeout(POLL_EVERY_S):
                         await event.wait()
                 event.clear()
             return seen

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import UpstreamStreamError
 from gateway.job_records import Job, JobResult, Unsealable
 from gateway.messages import ByteStream, EventStream, FullBody, Response
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer
 
 # What an answer's reader needs no more, or must not be kept: cookies are a session of whoever has them.
-NOT_KEPT = frozenset({"set-cookie", "content-length", "server", "server-timing", "date", "alt-svc"})
+DROPPED_HEADERS = frozenset({"set-cookie", "content-length", "server", "server-timing", "date", "alt-svc"})
 
 
 class NoAnswer(Exception):
@@ -43,16 +43,16 @@ class Runner:
     async def run(self, job: Job) -> JobResult:
         """Raises `NoAnswer`. To cancel it cancels the call upstream."""
         request = self._request(job)
-        response = await resolved(self._handler(request))
+        response = await resolve_response(self._handler(request))
         try:
-            body = await self._collected(response)
+            body = await self._read_body(response)
         except UpstreamStreamError as error:
             raise NoAnswer(str(error)) from None
         finally:
             await close_body(response.body)
         headers = self._own_headers.all(request, response)
-        kept = tuple((name, value) for name, value in headers if name.lower() not in NOT_KEPT)
-        return JobResult(response.status, kept, body)
+        headers_to_store = tuple((name, value) for name, value in headers if name.lower() not in DROPPED_HEADERS)
+        return JobResult(response.status, headers_to_store, body)
 
     def _request(self, job: Job) -> RequestContext:
         headers = CIMultiDict(job.headers)
@@ -77,28 +77,28 @@ class Runner:
             background=True,
         )
 
-    async def _collected(self, response: Response) -> bytes:
+    async def _read_body(self, response: Response) -> bytes:
         body = response.body
         if isinstance(body, FullBody):
-            return self._fitting([body.data], len(body.data))
-        pieces: list[bytes] = []
+            return self._check_size([body.data], len(body.data))
+        chunks: list[bytes] = []
         size = 0
         if isinstance(body, EventStream):
             async for event in body.events:
-                pieces.append(event.frame())
-                size += len(pieces[-1])
-                self._fitting(pieces, size)
+                chunks.append(event.frame())
+                size += len(chunks[-1])
+                self._check_size(chunks, size)
         elif isinstance(body, ByteStream):
             async for chunk in body.chunks:
-                pieces.append(chunk)
+                chunks.append(chunk)
                 size += len(chunk)
-                self._fitting(pieces, size)
+                self._check_size(chunks, size)
         else:
             raise NoAnswer("the backend wants a WebSocket, which a job cannot have", final=True)
-        return b"".join(pieces)
+        return b"".join(chunks)
 
-    def _fitting(self, pieces: list[bytes], size: int) -> bytes:
+    def _check_size(self, chunks: list[bytes], size: int) -> bytes:
         """Raises `NoAnswer` where it is more than a job may keep."""
         if size > self._max_result:
             raise NoAnswer(f"the answer is larger than {self._max_result} bytes (jobs.max_result)", final=True)
-        return pieces[0] if len(pieces) == 1 else b""
+        return chunks[0] if len(chunks) == 1 else b""

@@ -25,7 +25,7 @@ OWN = re.compile(r"/v1/(jobs|feedback|batches|files)(/.*)?|/(healthz|readyz)")
 TARGET = re.compile(r"/[!-~]{0,4095}")
 KEY = re.compile(r"[!-~]{1,255}")
 # Of the connection, or made anew when the job runs; the client's budgets mean an answer that somebody waits for.
-NOT_KEPT = frozenset(
+DROPPED_HEADERS = frozenset(
     {
         "accept-encoding", "connection", "content-encoding", "content-length", "expect", "host", "idempotency-key",
         "keep-alive", "prefer", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -61,7 +61,7 @@ def wants_async(headers: Mapping[str, str]) -> bool:
     return any(part.partition(";")[0].strip().lower() == "respond-async" for part in prefer.split(","))
 
 
-def preferred(
+def parse_preferred(
     method: str, path: str, query: str, headers: Mapping[str, str], body: bytes, allowed: Iterable[str]
 ) -> JobRequest:
     """A request of its own path with `Prefer: respond-async`. `allowed`: hosts that webhooks may name though they are
@@ -77,7 +77,7 @@ def preferred(
     )  # fmt: skip
 
 
-def submitted(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: Iterable[str]) -> JobRequest:
+def parse_description(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: Iterable[str]) -> JobRequest:
     """What `POST /v1/jobs` says. Raises `BadRequest`."""
     unknown = sorted(set(fields) - FIELDS)
     if unknown:
@@ -100,10 +100,10 @@ def submitted(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: It
     )  # fmt: skip
 
 
-def kept_headers(headers: Mapping[str, str], body: bytes, *, explicit: bool) -> tuple[Headers, Headers]:
+def stored_headers(headers: Mapping[str, str], body: bytes, *, explicit: bool) -> tuple[Headers, Headers]:
     """-> (what the job is run with, credentials). `explicit`: the request was described in a JSON object, so its own
     Content-Type is that of the description."""
-    pairs = [(name, value) for name, value in headers.items() if name.lower() not in NOT_KEPT and name[0] != ":"]
+    pairs = [(name, value) for name, value in headers.items() if name.lower() not in DROPPED_HEADERS and name[0] != ":"]
     plain = [(name, value) for name, value in pairs if name.lower() not in SECRET]
     if explicit:
         plain = [(name, value) for name, value in plain if name.lower() != "content-type"]

@@ -13,7 +13,7 @@ import orjson
 from standardwebhooks import Webhook
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import JobState, shown
+from gateway.job_records import JobState, job_json
 from gateway.job_store import Delivery, JobStore, WebhookOutcome
 from gateway.jobs.retry_policy import backoff_s
 from gateway.observability.telemetry import Telemetry
@@ -49,18 +49,18 @@ def message_id(job: str) -> str:
     return f"msg_{job}"
 
 
-def payload_of(standing: JobState) -> bytes:
-    fits = standing.result is not None and len(standing.result.body) <= MAX_RESPONSE
+def payload_of(job_state: JobState) -> bytes:
+    fits = job_state.result is not None and len(job_state.result.body) <= MAX_RESPONSE
     return orjson.dumps(
         {
-            "type": f"job.{standing.status.value}",
-            "timestamp": datetime.fromtimestamp(standing.finished, UTC).isoformat().replace("+00:00", "Z"),
-            "data": shown(standing, response=fits or standing.result is None),
+            "type": f"job.{job_state.status.value}",
+            "timestamp": datetime.fromtimestamp(job_state.finished, UTC).isoformat().replace("+00:00", "Z"),
+            "data": job_json(job_state, response=fits or job_state.result is None),
         }
     )
 
 
-def signed(secret: bytes, message: str, now: float, payload: bytes) -> dict[str, str]:
+def sign_headers(secret: bytes, message: str, now: float, payload: bytes) -> dict[str, str]:
     """The headers. `now`: wall clock, seconds."""
     at = datetime.fromtimestamp(int(now), UTC)
     return {
@@ -71,11 +71,11 @@ def signed(secret: bytes, message: str, now: float, payload: bytes) -> dict[str,
 
 
 # Webhooks: told what became of jobs, again and again until they have heard it, or too often.
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 
-HOLD_S = 60.0  # beyond what a client may take to answer: then another gateway may tell it
+CLAIM_S = 60.0  # beyond what a client may take to answer: then another gateway may tell it
 
-AT_ONCE = 16
+MAX_INFLIGHT = 16
 
 BASE_S, CAP_S = 2.5, 3_600.0  # of full jitter: eight attempts take 5 minutes as a rule, and 11 at most
 
@@ -83,29 +83,29 @@ GONE = 410
 
 
 class WebhookSender(Protocol):
-    async def tell(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
-        """Never raises but when it is cancelled; takes less than `HOLD_S`."""
+    async def send(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
+        """Never raises but when it is cancelled; takes less than `CLAIM_S`."""
 
     async def close(self) -> None: ...
 
 
-def next_s(told: WebhookOutcome, attempt: int, attempts: int, draw: float) -> float | None:
+def retry_delay_s(outcome: WebhookOutcome, attempt: int, attempts: int, jitter: float) -> float | None:
     """When to tell again, in seconds; None: never. 410 is a receiver that has gone for good, by the specification; an
     address that was refused is not asked again either. `attempt`: the one just made, 1 is the first. Pure."""
-    if told.heard or told.status == GONE or told.word == "refused" or attempt >= attempts:
+    if outcome.is_delivered or outcome.status == GONE or outcome.word == "refused" or attempt >= attempts:
         return None
-    return backoff_s(attempt, draw, BASE_S, CAP_S)
+    return backoff_s(attempt, jitter, BASE_S, CAP_S)
 
 
-def outcome_of(told: WebhookOutcome, again_s: float | None) -> str:
+def outcome_of(outcome: WebhookOutcome, retry_s: float | None) -> str:
     """The label `outcome` of `nearhit_jobs_webhooks_total`. Pure."""
-    if told.heard:
+    if outcome.is_delivered:
         return "delivered"
-    if again_s is not None:
+    if retry_s is not None:
         return "retried"
-    if told.status == GONE:
+    if outcome.status == GONE:
         return "gone"
-    return "refused" if told.word == "refused" else "given_up"
+    return "refused" if outcome.word == "refused" else "given_up"
 
 
 class WebhookDelivery:
@@ -114,23 +114,23 @@ class WebhookDelivery:
     def __init__(
         self,
         store: JobStore,
-        teller: WebhookSender,
+        sender: WebhookSender,
         secret: bytes,
         clock: Clock,
         telemetry: Telemetry,
-        draw: Callable[[], float],
+        jitter: Callable[[], float],
         *,
         attempts: int,
     ) -> None:
         self._store = store
-        self._teller = teller
+        self._sender = sender
         self._secret = secret
         self._clock = clock
         self._telemetry = telemetry
-        self._draw = draw
+        self._jitter = jitter
         self._attempts = attempts
         self._wake = asyncio.Event()
-        self._under_way = Background(AT_ONCE)
+        self._deliveries = Background(MAX_INFLIGHT)
 
     def over(self, job: str) -> None:
         """It has ended: there may be somebody to tell."""
@@ -141,28 +141,28 @@ class WebhookDelivery:
         try:
             while True:
                 with suppress(StoreUnavailable):
-                    await self._round()
+                    await self._deliver_due()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_EVERY_S):
+                    async with asyncio.timeout(POLL_EVERY_S):
                         await self._wake.wait()
                 self._wake.clear()
         finally:
-            await self._under_way.close()
-            await self._teller.close()
+            await self._deliveries.close()
+            await self._sender.close()
 
-    async def _round(self) -> None:
-        room = AT_ONCE - len(self._under_way)
-        if room <= 0:
+    async def _deliver_due(self) -> None:
+        free = MAX_INFLIGHT - len(self._deliveries)
+        if free <= 0:
             return
-        for delivery in await self._store.due_webhooks(room, HOLD_S):
-            self._under_way.start(delivery.job, self._tell(delivery))
+        for delivery in await self._store.due_webhooks(free, CLAIM_S):
+            self._deliveries.start(delivery.job, self._deliver(delivery))
 
-    async def _tell(self, delivery: Delivery) -> None:
-        payload = payload_of(delivery.standing)
-        headers = signed(self._secret, message_id(delivery.job), self._clock.wall(), payload)
-        told = await self._teller.tell(delivery.url, headers, payload)
-        again_s = next_s(told, delivery.attempt, self._attempts, self._draw())
-        self._telemetry.job_webhooks.add(outcome_of(told, again_s))
+    async def _deliver(self, delivery: Delivery) -> None:
+        payload = payload_of(delivery.job_state)
+        headers = sign_headers(self._secret, message_id(delivery.job), self._clock.wall(), payload)
+        outcome = await self._sender.send(delivery.url, headers, payload)
+        retry_s = retry_delay_s(outcome, delivery.attempt, self._attempts, self._jitter())
+        self._telemetry.job_webhooks.add(outcome_of(outcome, retry_s))
         with suppress(StoreUnavailable):  # then it is told once more: at least once
-            await self._store.webhook_told(delivery.job, outcome_of(told, again_s), again_s)
+            await self._store.record_delivery(delivery.job, outcome_of(outcome, retry_s), retry_s)
         self._wake.set()

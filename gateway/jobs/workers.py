@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from gateway.errors import StoreUnavailable
 from gateway.job_records import ClaimedJob, JobResult, JobStatus
 from gateway.job_store import Conclusion, JobHold, JobStore
-from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, judged
+from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, decide
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.tasks import begun, cancelled
+from gateway.tasks import cancelled, start_task
 
 LOG = logging.getLogger("nearhit.jobs")
 BEAT_S = 1.0  # how soon what another gateway cancels is given up here, and what it accepts is looked for
 SWEEP_EVERY = 60  # beats
-AT_ONCE = 16  # jobs in one claim: of 1 MiB each that is one answer of the store
+MAX_CLAIMED = 16  # jobs in one claim: of 1 MiB each that is one answer of the store
 SETTLE_EVERY_S = 1.0
 
 
@@ -32,7 +32,7 @@ class _RunningJob:
 
 
 class JobWorkers:
-    """`most`: under way at once; 0: none are taken. `visibility_s`: for so long a worker that is not heard of keeps its
+    """`limit`: under way at once; 0: none are taken. `visibility_s`: for so long a worker that is not heard of keeps its
     jobs. `over` is told the id of each job that has ended here."""
 
     def __init__(
@@ -43,10 +43,10 @@ class JobWorkers:
         terms: RetryTerms,
         clock: Clock,
         telemetry: Telemetry,
-        draw: Callable[[], float],
+        rng: Callable[[], float],
         over: Callable[[str], None],
         *,
-        most: int,
+        limit: int,
         visibility_s: float,
     ) -> None:
         self._name = name
@@ -55,33 +55,33 @@ class JobWorkers:
         self._terms = terms
         self._clock = clock
         self._telemetry = telemetry
-        self._draw = draw
-        self._over = over
-        self._most = most
+        self._rng = rng
+        self._on_job_ended = over
+        self._limit = limit
         self._visibility_s = visibility_s
-        self._pace = ConcurrencyPace(most)
-        self._held: dict[str, _RunningJob] = {}
+        self._pace = ConcurrencyPace(limit)
+        self._running: dict[str, _RunningJob] = {}
         self._wake = asyncio.Event()
-        self._lost_at = 0.0
+        self._lost_checked_at = 0.0
 
     @property
     def running(self) -> int:
-        return len(self._held)
+        return len(self._running)
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """There may be a job: it is looked for at once."""
         self._wake.set()
 
     def give_up(self, job: str) -> None:
         """It was cancelled: its call ends now, and not with the next beat."""
-        held = self._held.get(job)
+        held = self._running.get(job)
         if held is not None and not held.settling:
             held.task.cancel()
 
     async def run(self) -> None:
         """Until it is cancelled, or fails: then what is under way is given back, for others to begin at once. It may be
         run again."""
-        beats = begun(self._keep())
+        beats = start_task(self._heartbeat())
         try:
             while True:
                 await self._take()
@@ -93,51 +93,51 @@ class JobWorkers:
                     beats.result()  # raises: without them others would take what is under way here
         finally:
             await cancelled(beats)
-            await self._let_go()
+            await self._requeue_all()
 
     async def _take(self) -> None:
         """Claims until there is no room, or nothing to claim."""
-        while (room := min(AT_ONCE, self._pace.room(len(self._held), self._clock.monotonic()))) > 0:
+        while (room := min(MAX_CLAIMED, self._pace.room(len(self._running), self._clock.monotonic()))) > 0:
             now = self._clock.monotonic()
-            lost = now - self._lost_at >= BEAT_S
+            lost = now - self._lost_checked_at >= BEAT_S
             if lost:
-                self._lost_at = now
+                self._lost_checked_at = now
             try:
-                found = await self._store.claim(
+                claims = await self._store.claim(
                     self._name, room, visibility_s=self._visibility_s, attempts=self._terms.attempts,
                     dead_s=self._terms.dead_s, lost=lost,
                 )  # fmt: skip
             except StoreUnavailable:
                 return
-            for claimed in found:
-                self._begin(claimed)
-            if len(found) < room:
+            for claimed in claims:
+                self._start(claimed)
+            if len(claims) < room:
                 return
 
-    def _begin(self, claimed: ClaimedJob) -> None:
-        former = self._held.get(claimed.job.id)
-        if former is not None:  # our own claim had run out, as the store was away
-            former.task.cancel()
+    def _start(self, claimed: ClaimedJob) -> None:
+        previous = self._running.get(claimed.job.id)
+        if previous is not None:  # our own claim had run out, as the store was away
+            previous.task.cancel()
         task = asyncio.create_task(self._work(claimed))
-        self._held[claimed.job.id] = _RunningJob(claimed, task)
+        self._running[claimed.job.id] = _RunningJob(claimed, task)
         task.add_done_callback(lambda _: self._ended(claimed))
 
     def _ended(self, claimed: ClaimedJob) -> None:
-        held = self._held.get(claimed.job.id)
+        held = self._running.get(claimed.job.id)
         if held is not None and held.claimed is claimed:
-            del self._held[claimed.job.id]
+            del self._running[claimed.job.id]
         self._wake.set()
 
     async def _work(self, claimed: ClaimedJob) -> None:
-        began = self._clock.monotonic()
+        started = self._clock.monotonic()
         if claimed.attempt == 1:
             self._telemetry.job_wait_seconds.observe(claimed.age_s)
         try:
-            decision = self._judged(claimed, await self._result(claimed), began)
+            decision = self._decide(claimed, await self._result(claimed), started)
         except Exception:
             LOG.exception("a job failed inside the gateway", extra={"fields": {"job": claimed.job.id}})
-            decision = self._judged(claimed, "internal error of the gateway", began)
-        await self._settle(claimed, decision, began)
+            decision = self._decide(claimed, "internal error of the gateway", started)
+        await self._settle(claimed, decision, started)
 
     async def _result(self, claimed: ClaimedJob) -> JobResult | Conclusion | str:
         try:
@@ -147,68 +147,73 @@ class JobWorkers:
                 return Conclusion(JobStatus.FAILED, None, str(error), self._terms.result_s)
             return str(error)
 
-    def _judged(
-        self, claimed: ClaimedJob, result: JobResult | Conclusion | str, began: float
+    def _decide(
+        self, claimed: ClaimedJob, result: JobResult | Conclusion | str, started: float
     ) -> Conclusion | RetryDecision:
         now = self._clock.monotonic()
         if isinstance(result, Conclusion):
             return result
-        decision = judged(result, claimed.attempt, claimed.age_s + now - began, self._terms, self._draw())
+        decision = decide(result, claimed.attempt, claimed.age_s + now - started, self._terms, self._rng())
         if isinstance(decision, RetryDecision) and not decision.counted:
-            self._pace.told_later(began, now, decision.delay_s)
+            self._pace.back_off(started, now, decision.delay_s)
         elif isinstance(decision, Conclusion):
             self._pace.done()
         return decision
 
-    async def _settle(self, claimed: ClaimedJob, decision: Conclusion | RetryDecision, began: float) -> None:
+    async def _settle(self, claimed: ClaimedJob, decision: Conclusion | RetryDecision, started: float) -> None:
         """Said until the store has heard it: the claim is kept meanwhile, by whoever's beat gets through first."""
         job, token = claimed.job.id, claimed.token
-        held = self._held.get(job)
+        held = self._running.get(job)
         if held is not None and held.claimed is claimed:
             held.settling = True
         while True:
             try:
                 if isinstance(decision, RetryDecision):
-                    heard = await self._store.put_back(
+                    is_accepted = await self._store.requeue(
                         job, token, decision.delay_s, counted=decision.counted, error=decision.error
                     )
                 else:
-                    heard = await self._store.conclude(job, token, decision)
+                    is_accepted = await self._store.conclude(job, token, decision)
                 break
             except StoreUnavailable:
                 await asyncio.sleep(SETTLE_EVERY_S)
-        if not heard:
+        if not is_accepted:
             self._telemetry.jobs.add("fenced")
             return
         if isinstance(decision, RetryDecision):
             self._telemetry.jobs.add("retried" if decision.counted else "postponed")
             return
         self._telemetry.jobs.add("dead" if decision.dead else decision.status.value)
-        self._telemetry.job_seconds.observe(claimed.age_s + self._clock.monotonic() - began, decision.status.value)
-        self._over(job)
+        self._telemetry.job_seconds.observe(claimed.age_s + self._clock.monotonic() - started, decision.status.value)
+        self._on_job_ended(job)
 
-    async def _keep(self) -> None:
+    async def _heartbeat(self) -> None:
         """Heartbeats, and what is to be done now and then."""
-        every = min(BEAT_S, self._visibility_s / 3)
+        interval_s = min(BEAT_S, self._visibility_s / 3)
         beats = 0
         while True:
-            await asyncio.sleep(every)
-            held = [(name, one.claimed.token) for name, one in self._held.items()]
+            await asyncio.sleep(interval_s)
+            held = [(name, running_job.claimed.token) for name, running_job in self._running.items()]
             with suppress(StoreUnavailable):
                 if held:
-                    self._heard(held, await self._store.beat(self._name, held))
+                    self._cancel_lost(held, await self._store.beat(self._name, held))
                 if beats % SWEEP_EVERY == 0:
                     await self._store.sweep(self._name)
                 if beats % 5 == 0:
                     await self.sample()
             beats += 1
 
-    def _heard(self, held: list[tuple[str, int]], said: list[JobHold]) -> None:
-        for (name, token), hold in zip(held, said, strict=True):
-            one = self._held.get(name)
+    def _cancel_lost(self, held: list[tuple[str, int]], holds: list[JobHold]) -> None:
+        for (name, token), hold in zip(held, holds, strict=True):
+            running_job = self._running.get(name)
             # One that is just being concluded is lost, too: by what we have said of it ourselves.
-            if hold is JobHold.LOST and one is not None and one.claimed.token == token and not one.settling:
-                one.task.cancel()
+            if (
+                hold is JobHold.LOST
+                and running_job is not None
+                and running_job.claimed.token == token
+                and not running_job.settling
+            ):
+                running_job.task.cancel()
 
     async def sample(self) -> None:
         """The gauges. Raises `StoreUnavailable`."""
@@ -218,10 +223,10 @@ class JobWorkers:
         self._telemetry.job_bytes.set(value=counts.bytes)
         self._telemetry.job_oldest_seconds.set(value=counts.oldest_s)
 
-    async def _let_go(self) -> None:
-        for held in list(self._held.values()):
+    async def _requeue_all(self) -> None:
+        for held in list(self._running.values()):
             await cancelled(held.task)
             with suppress(StoreUnavailable):  # then its claim runs out
-                await self._store.put_back(
+                await self._store.requeue(
                     held.claimed.job.id, held.claimed.token, 0.0, counted=False, error="its gateway was stopped"
                 )

@@ -28,21 +28,21 @@ MAX_LINES = 1000  # held at most
 
 class LogShares:
     """Of how many requests there is a line: `shares` in [0, 1] by verdict (`exact`) or by class of status (`4xx`), of
-    which the status goes first; all where neither is named, and always from 500 on unless `5xx` is. `draw`: numbers in
+    which the status goes first; all where neither is named, and always from 500 on unless `5xx` is. `rng`: numbers in
     [0, 1)."""
 
-    def __init__(self, shares: Mapping[str, float], draw: Callable[[], float] = random) -> None:
+    def __init__(self, shares: Mapping[str, float], rng: Callable[[], float] = random) -> None:
         self._shares = shares
         self.all = not shares  # of each there is one
-        self._draw = draw
+        self._rng = rng
 
-    def keep(self, verdict: Verdict, status: int) -> bool:
+    def is_logged(self, verdict: Verdict, status: int) -> bool:
         if not self._shares:
             return True
         share = self._shares.get(f"{status // 100}xx")
         if share is None:
             share = 1.0 if status >= 500 else self._shares.get(verdict, 1.0)
-        return share >= 1.0 or self._draw() < share
+        return share >= 1.0 or self._rng() < share
 
 
 class AccessLog:
@@ -107,8 +107,8 @@ class LogLine:
             fields.append(("dialect", _constant(request.dialect.name)))
         if provenance is not None:
             fields.append(("verdict", _constant(provenance.verdict)))
-            said = (("reason", provenance.reason), ("backend", provenance.backend))
-            fields += [(name, _constant(value)) for name, value in said if value is not None]
+            constants = (("reason", provenance.reason), ("backend", provenance.backend))
+            fields += [(name, _constant(value)) for name, value in constants if value is not None]
             if provenance.similarity is not None:
                 fields.append(("similarity", b"%.4f"))
                 extras.append(_similarity)

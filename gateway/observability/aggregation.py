@@ -26,10 +26,10 @@ SUMMED = frozenset(
         "nearhit_upstream_inflight",
     )
 )
-LEAST = frozenset(("nearhit_store_up", "nearhit_policy_last_reload_successful"))  # 1 is good
+MINIMIZED = frozenset(("nearhit_store_up", "nearhit_policy_last_reload_successful"))  # 1 is good
 
 
-def packed(telemetry: Telemetry) -> bytes:
+def pack_metrics(telemetry: Telemetry) -> bytes:
     """To be read by `merge` in another process."""
     figures: dict[str, Any] = {}
     for metric in telemetry.metrics():
@@ -44,44 +44,46 @@ def packed(telemetry: Telemetry) -> bytes:
 def merge(into: Telemetry, own: Telemetry, alive: Iterable[bytes], ended: Iterable[bytes]) -> AbstractSet[str]:
     """Makes `into` what all of them together say. Of those that have ended only what was counted. -> the metrics that
     some of them have, and this version has not, or in another form: what they say of those is left out."""
-    read = [(_unpacked(data), True) for data in alive] + [(_unpacked(data), False) for data in ended]
+    read = [(_unpack(data), True) for data in alive] + [(_unpack(data), False) for data in ended]
     others = {metric.name: metric for metric in own.metrics()}
-    strange = {str(name) for found, _ in read for name in found if name not in others}
+    mismatched = {str(name) for figures, _ in read for name in figures if name not in others}
     for metric in into.metrics():
-        mine = others[metric.name]
-        rows = [(found[metric.name], lives) for found, lives in read if metric.name in found]
+        own_metric = others[metric.name]
+        rows = [(figures[metric.name], is_alive) for figures, is_alive in read if metric.name in figures]
         if not all(_fits(metric, row) for row, _ in rows):
-            strange.add(metric.name)
-            rows = [(row, lives) for row, lives in rows if _fits(metric, row)]
+            mismatched.add(metric.name)
+            rows = [(row, is_alive) for row, is_alive in rows if _fits(metric, row)]
         if isinstance(metric, Histogram):
-            assert isinstance(mine, Histogram)
-            _add_counts(metric, mine, [row for row, _ in rows])
+            assert isinstance(own_metric, Histogram)
+            _add_counts(metric, own_metric, [row for row, _ in rows])
         elif isinstance(metric, Counter):
-            metric.values = dict(_values(mine))
+            metric.values = dict(_values(own_metric))
             for row, _ in rows:
                 for labels, value in row:
                     metric.values[tuple(labels)] = metric.values.get(tuple(labels), 0.0) + value
         else:
-            metric.values = dict(_values(mine))
-            _choose(metric, [row for row, lives in rows if lives])
-    return strange
+            metric.values = dict(_values(own_metric))
+            _merge_gauge(metric, [row for row, is_alive in rows if is_alive])
+    return mismatched
 
 
 class VersionMismatch:
     """Says of each metric once that another version has it otherwise."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
-    def tell(self, metrics: AbstractSet[str]) -> None:
+    def report(self, metrics: AbstractSet[str]) -> None:
         """`metrics`: what `merge` has left out."""
-        if unsaid := sorted(metrics - self._said):
-            self._said.update(unsaid)
-            LOG.warning("figures of another version of the gateway are left out", extra={"fields": {"metrics": unsaid}})
+        if unreported := sorted(metrics - self._reported):
+            self._reported.update(unreported)
+            LOG.warning(
+                "figures of another version of the gateway are left out", extra={"fields": {"metrics": unreported}}
+            )
 
 
 def _fits(metric: Counter | Gauge | Histogram, rows: Any) -> bool:
-    """Whether they have the form that `packed` gives them here."""
+    """Whether they have the form that `pack_metrics` gives them here."""
     return isinstance(rows, list) and all(isinstance(row, list) and _is_row(metric, *row) for row in rows)
 
 
@@ -103,7 +105,7 @@ def _is_row(metric: Counter | Gauge | Histogram, labels: Any = None, *values: An
     )
 
 
-def _unpacked(data: bytes) -> Mapping[str, Any]:
+def _unpack(data: bytes) -> Mapping[str, Any]:
     """Empty where it cannot be read: it is written by another process all the time."""
     try:
         figures = msgpack.unpackb(data)
@@ -125,12 +127,12 @@ def _add_counts(metric: Histogram, own: Histogram, rows: Iterable[Any]) -> None:
     for row in rows:
         for names, counts, total in row:
             labels = tuple(names)
-            before = metric.begun(labels)
-            added = [a + b for a, b in zip(before, counts, strict=True)]
-            metric.counts[labels] = Series(added, before.total + total)
+            previous = metric.series_of(labels)
+            added = [a + b for a, b in zip(previous, counts, strict=True)]
+            metric.counts[labels] = Series(added, previous.total + total)
 
 
-def _choose(metric: Gauge, rows: Iterable[Any]) -> None:
+def _merge_gauge(metric: Gauge, rows: Iterable[Any]) -> None:
     for row in rows:
         for names, value in row:
             labels = tuple(names)
@@ -139,7 +141,7 @@ def _choose(metric: Gauge, rows: Iterable[Any]) -> None:
                 metric.values[labels] = value
             elif metric.name in SUMMED:
                 metric.values[labels] = known + value
-            elif metric.name in LEAST:
+            elif metric.name in MINIMIZED:
                 metric.values[labels] = min(known, value)
             else:
                 metric.values[labels] = max(known, value)

@@ -26,11 +26,11 @@ LOG = logging.getLogger("nearhit.loop")
 TICK_S, IDLE_TICK_S = 0.01, 0.05  # a stall is seen less up to that much of its length
 IDLE = 0.05  # the part of a tick that a loop computes, below which it has nothing to do
 STALL_S = 0.02
-LOOK_S = 0.05
-SAY_S = 60.0  # between two lines of the log
-FRAMES = 12  # of a stack that are kept
+WATCH_INTERVAL_S = 0.05
+LOG_INTERVAL_S = 60.0  # between two lines of the log
+MAX_FRAMES = 12  # of a stack that are kept
 NO_CODE = "the event loop itself"  # sockets, timers, and the wait for either: C
-BELOW = "asyncio.runners"  # the frames from there on are those of whoever runs the loop
+RUNNER_MODULE = "asyncio.runners"  # the frames from there on are those of whoever runs the loop
 
 
 class Cause(StrEnum):
@@ -67,35 +67,35 @@ class Stall:
         ours = (frame for frame in self.stack if frame.startswith("gateway."))
         return next(ours, self.stack[0])
 
-    def plain(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """`where` is there where it is known."""
-        told = {"ms": round(1e3 * self.seconds, 1), "cause": str(self.cause)}
-        return told if self.where is None else told | {"where": self.where}
+        summary = {"ms": round(1e3 * self.seconds, 1), "cause": str(self.cause)}
+        return summary if self.where is None else summary | {"where": self.where}
 
 
-def late(before: StackSample, now: StackSample) -> float:
+def lateness_s(previous: StackSample, now: StackSample) -> float:
     """Seconds by which a tick came too late."""
-    return max(0.0, now.at - before.at - before.tick)
+    return max(0.0, now.at - previous.at - previous.tick)
 
 
-def next_tick(before: StackSample, now: StackSample) -> float:
+def next_tick(previous: StackSample, now: StackSample) -> float:
     """Seconds until the next reading."""
-    return TICK_S if now.ran - before.ran > IDLE * (now.at - before.at) else IDLE_TICK_S
+    return TICK_S if now.ran - previous.ran > IDLE * (now.at - previous.at) else IDLE_TICK_S
 
 
-def cause_of(before: StackSample, now: StackSample) -> Cause:
+def cause_of(previous: StackSample, now: StackSample) -> Cause:
     """What took most of the time by which a tick came too late."""
-    ran, starved = now.ran - before.ran, now.starved - before.starved
-    parts = {Cause.BUSY: ran, Cause.STARVED: starved, Cause.WAITING: late(before, now) - ran - starved}
+    ran, starved = now.ran - previous.ran, now.starved - previous.starved
+    parts = {Cause.BUSY: ran, Cause.STARVED: starved, Cause.WAITING: lateness_s(previous, now) - ran - starved}
     return max(parts, key=parts.__getitem__)
 
 
 def stack_of(frame: FrameType | None) -> tuple[str, ...]:
     """Names of code, innermost first, up to who runs the loop."""
     names: list[str] = []
-    while frame is not None and len(names) < FRAMES:
+    while frame is not None and len(names) < MAX_FRAMES:
         module = frame.f_globals.get("__name__", "")
-        if module == BELOW:
+        if module == RUNNER_MODULE:
             break
         names.append(f"{module}:{frame.f_code.co_qualname}:{frame.f_lineno}")
         frame = frame.f_back
@@ -112,8 +112,11 @@ class EventLoopMonitor:
         for cause in Cause:
             self._stalls.add(str(cause), amount=0)
         self._running = threading.Lock()  # cheaper to wait for than an event; free once it is over
-        self._seen: tuple[float, tuple[str, ...]] = (0.0, ())  # the tick before a stall, and where the loop stood then
-        self._said_at, self._unsaid = -SAY_S, 0
+        self._stack_sample: tuple[float, tuple[str, ...]] = (
+            0.0,
+            (),
+        )  # the tick before a stall, and where the loop stood then
+        self._logged_at, self._suppressed = -LOG_INTERVAL_S, 0
 
     def begin(self, stack: AsyncExitStack) -> None:
         """`stack` ends it."""
@@ -121,60 +124,60 @@ class EventLoopMonitor:
         self._file = _schedstat()
         if self._file is not None:
             stack.callback(os.close, self._file)
-        self._before = self._read()
+        self._previous = self._read()
         stack.callback(lambda: self._next.cancel())
-        self._wait()
+        self._schedule_tick()
         self._running.acquire()
-        looking = threading.Thread(target=self._look, name="nearhit-loop-watch", daemon=True)
-        looking.start()
-        stack.callback(looking.join, 1.0)
+        watcher = threading.Thread(target=self._watch, name="nearhit-loop-watch", daemon=True)
+        watcher.start()
+        stack.callback(watcher.join, 1.0)
         stack.callback(self._running.release)
 
-    def forgive(self) -> None:
+    def reset(self) -> None:
         """What the loop stood still for until now does not count."""
-        self._before = self._read()
+        self._previous = self._read()
 
     def shown(self) -> dict[str, Any]:
         """For operators: see `Stall.plain`."""
         stalls = {"last": self.last, "longest": self.longest}
-        return {name: None if stall is None else stall.plain() for name, stall in stalls.items()}
+        return {name: None if stall is None else stall.as_json() for name, stall in stalls.items()}
 
-    def _wait(self) -> None:
-        self._next = asyncio.get_running_loop().call_later(self._before.tick, self._tick)
+    def _schedule_tick(self) -> None:
+        self._next = asyncio.get_running_loop().call_later(self._previous.tick, self._tick)
 
     def _tick(self) -> None:
-        before, now = self._before, self._read()
-        lag = late(before, now)
+        previous, now = self._previous, self._read()
+        lag = lateness_s(previous, now)
         self._lag.observe(lag)
         if lag > STALL_S:
-            at, stack = self._seen
-            self._stalled(Stall(lag, cause_of(before, now), stack if at == before.at else None), now.at)
-        self._before = replace(now, tick=next_tick(before, now))
-        self._wait()
+            at, stack = self._stack_sample
+            self._record_stall(Stall(lag, cause_of(previous, now), stack if at == previous.at else None), now.at)
+        self._previous = replace(now, tick=next_tick(previous, now))
+        self._schedule_tick()
 
-    def _stalled(self, stall: Stall, now: float) -> None:
+    def _record_stall(self, stall: Stall, now: float) -> None:
         self._stalls.add(str(stall.cause))
         self.last = stall
         if self.longest is None or stall.seconds > self.longest.seconds:
             self.longest = stall
-        if now - self._said_at < SAY_S:
-            self._unsaid += 1
+        if now - self._logged_at < LOG_INTERVAL_S:
+            self._suppressed += 1
             return
-        fields = stall.plain() | ({"stack": list(stall.stack)} if stall.stack else {}) | {"unsaid": self._unsaid}
+        fields = stall.as_json() | ({"stack": list(stall.stack)} if stall.stack else {}) | {"unsaid": self._suppressed}
         LOG.warning("the event loop stood still", extra={"fields": fields})
-        self._said_at, self._unsaid = now, 0
+        self._logged_at, self._suppressed = now, 0
 
     def _read(self) -> StackSample:
         # 3 us of CPU: the kernel's own count of nanoseconds ready and not running.
         starved = 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) / 1e9
         return StackSample(time.monotonic(), time.thread_time(), starved)
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         """In a thread of its own: the first that it sees of a stall is where the loop stands."""
-        while not self._running.acquire(timeout=LOOK_S):
-            before = self._before
-            if time.monotonic() - before.at > before.tick + STALL_S and self._seen[0] != before.at:
-                self._seen = before.at, stack_of(sys._current_frames().get(self._thread))
+        while not self._running.acquire(timeout=WATCH_INTERVAL_S):
+            previous = self._previous
+            if time.monotonic() - previous.at > previous.tick + STALL_S and self._stack_sample[0] != previous.at:
+                self._stack_sample = previous.at, stack_of(sys._current_frames().get(self._thread))
 
 
 def _schedstat() -> int | None:

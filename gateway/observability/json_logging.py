@@ -29,21 +29,21 @@ class JsonLines(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             # The type and the places, not the message: it may quote what a client sent.
             line["error"] = record.exc_info[0].__name__
-            line["traceback"] = _places(record)
+            line["traceback"] = _frames(record)
         return orjson.dumps(line, default=str).decode()
 
 
-def _places(record: logging.LogRecord) -> list[str]:
-    places = []
-    step = record.exc_info[2] if record.exc_info else None
-    while step is not None:
-        code = step.tb_frame.f_code
-        places.append(f"{code.co_filename.rpartition('/gateway/')[2]}:{step.tb_lineno} {code.co_name}")
-        step = step.tb_next
-    return places[-12:]
+def _frames(record: logging.LogRecord) -> list[str]:
+    frames = []
+    entry = record.exc_info[2] if record.exc_info else None
+    while entry is not None:
+        code = entry.tb_frame.f_code
+        frames.append(f"{code.co_filename.rpartition('/gateway/')[2]}:{entry.tb_lineno} {code.co_name}")
+        entry = entry.tb_next
+    return frames[-12:]
 
 
-def set_up(level: str, stream: TextIO = sys.stderr) -> None:
+def configure_logging(level: str, stream: TextIO = sys.stderr) -> None:
     """To be called within the event loop, whose faults are then said as all others are."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
@@ -55,14 +55,14 @@ def set_up(level: str, stream: TextIO = sys.stderr) -> None:
     logging.getLogger("nearhit.audit").setLevel(logging.INFO)  # at any level: who removed what is not left out
     for noisy in ("watchfiles", "asyncio", "aiohttp", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    asyncio.get_running_loop().set_exception_handler(unheard)
+    asyncio.get_running_loop().set_exception_handler(log_unhandled)
 
 
-def unheard(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def log_unhandled(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """An exception that nobody waits for. The loop's own handler writes callbacks and tasks out with all that they
     hold: requests with their keys, questions and answers."""
-    said = str(context.get("message", ""))
-    LOG.error(IN_CALLBACK if said.startswith(IN_CALLBACK) else said, exc_info=context.get("exception"))
+    message = str(context.get("message", ""))
+    LOG.error(IN_CALLBACK if message.startswith(IN_CALLBACK) else message, exc_info=context.get("exception"))
 
 
 # Warnings of what fails with every request while it fails: a line a second says as much as five thousand.
@@ -75,13 +75,13 @@ class RateLimitedLog:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._next = float("-inf")
-        self._unsaid = 0
+        self._suppressed = 0
 
     def warn(self, log: logging.Logger, message: str, fields: Mapping[str, object]) -> None:
         now = self._now()
         if now < self._next:
-            self._unsaid += 1
+            self._suppressed += 1
             return
-        more = {"more": self._unsaid} if self._unsaid else {}
-        self._next, self._unsaid = now + EVERY_S, 0
+        more = {"more": self._suppressed} if self._suppressed else {}
+        self._next, self._suppressed = now + EVERY_S, 0
         log.warning(message, extra={"fields": {**fields, **more}})

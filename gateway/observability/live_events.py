@@ -11,7 +11,7 @@ from typing import Any
 from gateway.errors import Overloaded
 
 MAX_WATCHERS = 8
-MAX_WAITING = 256  # of a watcher; then the oldest are dropped, and counted
+MAX_QUEUED = 256  # of a watcher; then the oldest are dropped, and counted
 
 Decision = dict[str, Any]
 
@@ -20,33 +20,33 @@ class Subscription:
     """One who watches. `dropped`: decisions that came faster than they were taken."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Decision] = deque()
-        self._come = asyncio.Event()
+        self._queue: deque[Decision] = deque()
+        self._ready = asyncio.Event()
         self.dropped = 0
-        self.over = False
+        self.is_closed = False
 
     def put(self, decision: Decision) -> None:
-        if len(self._waiting) >= MAX_WAITING:
-            self._waiting.popleft()
+        if len(self._queue) >= MAX_QUEUED:
+            self._queue.popleft()
             self.dropped += 1
-        self._waiting.append(decision)
-        self._come.set()
+        self._queue.append(decision)
+        self._ready.set()
 
-    def end(self) -> None:
-        self.over = True
-        self._come.set()
+    def close(self) -> None:
+        self.is_closed = True
+        self._ready.set()
 
     async def take(self, wait_s: float) -> list[Decision]:
         """All that have come; none after `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
-                await self._come.wait()
+                await self._ready.wait()
         except TimeoutError:
             return []
-        if not self.over:
-            self._come.clear()
-        taken = list(self._waiting)
-        self._waiting.clear()
+        if not self.is_closed:
+            self._ready.clear()
+        taken = list(self._queue)
+        self._queue.clear()
         return taken
 
 
@@ -58,10 +58,10 @@ class LiveEvents:
         self._closed = False
 
     @property
-    def watched(self) -> bool:
+    def is_watched(self) -> bool:
         return bool(self.watches)
 
-    def tell(self, decision: Decision) -> None:
+    def publish(self, decision: Decision) -> None:
         """The fields of the access log: neither prompts nor credentials."""
         for watch in self.watches:
             watch.put(decision)
@@ -82,4 +82,4 @@ class LiveEvents:
         """Lets all who watch go: the gateway ends."""
         self._closed = True
         for watch in self.watches:
-            watch.end()
+            watch.close()

@@ -103,11 +103,11 @@ class Histogram:
         self.exemplars: dict[Labels, dict[int, Exemplar]] = {}  # the last one of each bucket
 
     def observe(self, seconds: float, *labels: str) -> None:
-        series = self.counts.get(labels) or self.begun(labels)
+        series = self.counts.get(labels) or self.series_of(labels)
         series[bisect_left(LATENCY_BUCKETS, seconds)] += 1
         series.total += seconds
 
-    def begun(self, labels: Labels) -> Series:
+    def series_of(self, labels: Labels) -> Series:
         series = self.counts[labels] = self.counts.get(labels) or Series()
         return series
 
@@ -151,7 +151,7 @@ class MetricBundle:
         for values, labels in self._counters:
             values[labels] = values.get(labels, 0.0) + 1.0
         if not self._series:
-            self._series = [[histogram.begun(labels) for histogram, labels in group] for group in self._histograms]
+            self._series = [[histogram.series_of(labels) for histogram, labels in group] for group in self._histograms]
         for group, seconds in zip(self._series, times):  # noqa: B905 - `strict` costs more than a series
             bucket = 0 if seconds <= FASTEST else bisect_left(LATENCY_BUCKETS, seconds)
             for series in group:

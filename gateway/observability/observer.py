@@ -27,13 +27,13 @@ CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an an
 class TrafficRecorder(Protocol):
     """Who keeps what became of a request: a `Recorder`."""
 
-    def over(
+    def on_end(
         self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None: ...
 
 
 class Observer:
-    """`used` is told the fingerprint of every hit; `shares`: of which requests there are lines in the log; `tracing`
+    """`on_hit` is told the fingerprint of every hit; `shares`: of which requests there are lines in the log; `tracing`
     None: none is traced."""
 
     def __init__(
@@ -41,14 +41,14 @@ class Observer:
         telemetry: Telemetry,
         clock: Clock,
         access_log: AccessLog | None,
-        used: Callable[[str], None],
+        on_hit: Callable[[str], None],
         recorder: TrafficRecorder,
         decisions: LiveEvents,
         shares: LogShares,
         tracing: Tracing | None = None,
     ) -> None:
         self._recorder = recorder
-        self._used = used
+        self._on_hit = on_hit
         self._decisions = decisions
         self._telemetry = telemetry
         self._clock = clock
@@ -56,24 +56,24 @@ class Observer:
         self._shares = shares
         self._tracing = tracing
         # Begins or goes on with a request's trace; None: none is traced.
-        self.begin: Callable[[RequestContext], None] | None = None if tracing is None else tracing.begin
+        self.start_trace: Callable[[RequestContext], None] | None = None if tracing is None else tracing.start_trace
         self._series = AllSeries(telemetry)
 
     def exports(self, request: RequestContext, status: int, seconds: float) -> bool:
         """Whether the trace of a request that ends after `seconds` is exported."""
         traced, tracing = request.traced, self._tracing
-        return traced is not None and tracing is not None and tracing.keeps(traced, status, seconds)
+        return traced is not None and tracing is not None and tracing.should_export(traced, status, seconds)
 
     def first_byte(self, request: RequestContext) -> None:
         """When an answer begins that ends later."""
         seconds = self._clock.monotonic() - request.received
         self._telemetry.overhead_seconds.observe(_overhead(request.timings, seconds))
 
-    def over(self, request: RequestContext, status: int, provenance: Provenance | None) -> None:
+    def on_end(self, request: RequestContext, status: int, provenance: Provenance | None) -> None:
         """When its last byte has gone, or its client has left (then there may be no `provenance`)."""
         series, seconds = self.series(request, status, provenance), self._clock.monotonic() - request.received
         series.tally.add(seconds, *request.timings.values())
-        self._note(series, request, status, provenance, seconds)
+        self._record(series, request, status, provenance, seconds)
 
     def whole(
         self, request: RequestContext, status: int, provenance: Provenance, series: RequestSeries | None = None
@@ -84,13 +84,13 @@ class Observer:
         seconds, timings = self._clock.monotonic() - request.received, request.timings
         spent = seconds if "upstream" not in timings and "wait" not in timings else _overhead(timings, seconds)
         series.whole_tally.add(spent, seconds, *timings.values())
-        self._note(series, request, status, provenance, seconds)
+        self._record(series, request, status, provenance, seconds)
 
     def series(self, request: RequestContext, status: int, provenance: Provenance | None) -> RequestSeries:
         """What requests that end alike add to: for a caller of `whole` that has many of them."""
         return self._series.of(request, status, provenance)
 
-    def _note(
+    def _record(
         self,
         series: RequestSeries,
         request: RequestContext,
@@ -100,26 +100,26 @@ class Observer:
     ) -> None:
         if provenance is not None:
             if provenance.fingerprint:
-                self._used(provenance.fingerprint)
+                self._on_hit(provenance.fingerprint)
             if provenance.saved_tokens or provenance.upstream_s:
                 saved = provenance.saved_tokens, provenance.saved_dollars, provenance.upstream_s
                 self._telemetry.saved(series.route, *saved)
             if request.facts is not None:
-                self._recorder.over(request.facts, request, provenance, status=status, seconds=seconds)
+                self._recorder.on_end(request.facts, request, provenance, status=status, seconds=seconds)
         traced, tracing = request.traced, self._tracing
         if traced is not None and tracing is not None:
-            if tracing.keeps(traced, status, seconds):
+            if tracing.should_export(traced, status, seconds):
                 self._export(traced, tracing, request, status, provenance, request.received + seconds)
             else:
                 tracing.drop(traced)
-        logged = self._access_log if self._shares.all or self._shares.keep(series.verdict, status) else None
+        logged = self._access_log if self._shares.all or self._shares.is_logged(series.verdict, status) else None
         if logged is None and not self._decisions.watches:
             return
         line = series.line.of(request, provenance, self._clock.wall(), seconds)
         if logged is not None:
             logged.add(line)
         if self._decisions.watches:
-            self._decisions.tell(orjson.loads(line))
+            self._decisions.publish(orjson.loads(line))
 
     def _export(
         self,
@@ -131,7 +131,7 @@ class Observer:
         ended: float,
     ) -> None:
         seconds = ended - request.received
-        tracing.over(traced, root_of(request, traced, ended=ended, status=status, provenance=provenance))
+        tracing.on_end(traced, root_of(request, traced, ended=ended, status=status, provenance=provenance))
         telemetry, wall, trace_id = self._telemetry, self._clock.wall(), traced.trace_id
         verdict = Verdict.MISS if provenance is None else provenance.verdict
         telemetry.request_seconds.exemplify(seconds, trace_id, wall, request.route, verdict)

@@ -12,8 +12,8 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.tracing import LOW_BITS, TraceRecorder, parent_of, sampling_limit
 
-BEHIND_S = 1.0  # what goes on behind a request (audits, shadows) is handed over in pieces of this long
-MAX_BEHIND = 256  # requests with such work at once
+BACKGROUND_FLUSH_S = 1.0  # what goes on behind a request (audits, shadows) is handed over in pieces of this long
+MAX_BACKGROUND = 256  # requests with such work at once
 
 
 class SpanSink(Protocol):
@@ -35,19 +35,19 @@ class Tracing:
         self._sink = sink
         self._clock = clock
         self._telemetry = telemetry
-        self._behind: dict[TraceRecorder, asyncio.TimerHandle] = {}
+        self._flush_timers: dict[TraceRecorder, asyncio.TimerHandle] = {}
 
-    def begin(self, request: RequestContext) -> None:
+    def start_trace(self, request: RequestContext) -> None:
         """Goes on with the trace that its headers name, or begins one."""
-        kind, named = "consumer" if request.background else "server", request.trace_headers
-        parent = parent_of(request.headers) if named is None or named else None
+        kind, trace_headers = "consumer" if request.background else "server", request.trace_headers
+        parent = parent_of(request.headers) if trace_headers is None or trace_headers else None
         if parent is not None:
             request.traced = TraceRecorder(parent.trace_id, parent, parent.sampled, kind)
             return
         bits = getrandbits(128) or 1
         request.traced = TraceRecorder(bits.to_bytes(16).hex(), None, bits & LOW_BITS < self._limit, kind)
 
-    def keeps(self, traced: TraceRecorder, status: int, seconds: float) -> bool:
+    def should_export(self, traced: TraceRecorder, status: int, seconds: float) -> bool:
         """Whether a request that ends after `seconds` is exported."""
         return traced.sampled or seconds >= self._slow_s or traced.failed(status)
 
@@ -55,35 +55,35 @@ class Tracing:
         """Of a request that is not kept: nothing of it is exported, whatever is noted later."""
         traced.later = _forget
 
-    def over(self, traced: TraceRecorder, root: Root) -> None:
+    def on_end(self, traced: TraceRecorder, root: Root) -> None:
         """Of a request that is kept."""
-        self._hand_over(traced, root)
-        traced.later = self._later
+        self._export(traced, root)
+        traced.later = self._schedule_flush
 
     def close(self) -> None:
         """Hands over what is held."""
-        for traced in tuple(self._behind):
+        for traced in tuple(self._flush_timers):
             self._flush(traced)
 
-    def _hand_over(self, traced: TraceRecorder, root: Root | None) -> None:
-        marks, calls = traced.taken()
+    def _export(self, traced: TraceRecorder, root: Root | None) -> None:
+        marks, calls = traced.drain()
         wall = self._clock.wall()
         for call in calls:
             call.settle()
             if call.first is not None and call.error == "":
-                took = call.first - call.started
-                self._telemetry.backend_ttft_seconds.exemplify(took, traced.trace_id, wall, call.backend)
+                ttft_s = call.first - call.started
+                self._telemetry.backend_ttft_seconds.exemplify(ttft_s, traced.trace_id, wall, call.backend)
         self._sink.offer(Finished(traced, root, marks, calls, wall - self._clock.monotonic()))
 
-    def _later(self, traced: TraceRecorder) -> None:
-        if traced in self._behind or len(self._behind) >= MAX_BEHIND:
+    def _schedule_flush(self, traced: TraceRecorder) -> None:
+        if traced in self._flush_timers or len(self._flush_timers) >= MAX_BACKGROUND:
             return
-        self._behind[traced] = asyncio.get_running_loop().call_later(BEHIND_S, self._flush, traced)
+        self._flush_timers[traced] = asyncio.get_running_loop().call_later(BACKGROUND_FLUSH_S, self._flush, traced)
 
     def _flush(self, traced: TraceRecorder) -> None:
-        self._behind.pop(traced).cancel()
-        self._hand_over(traced, None)
+        self._flush_timers.pop(traced).cancel()
+        self._export(traced, None)
 
 
 def _forget(traced: TraceRecorder) -> None:
-    traced.taken()
+    traced.drain()

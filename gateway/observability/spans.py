@@ -25,7 +25,7 @@ OPERATIONS = {
     "generate": "text_completion",
 }
 PROVIDERS = {"openai": "openai", "anthropic": "anthropic"}  # well-known ones; another `adapter` is its own word
-INSTEAD = "upstream"  # a step that is told by the spans of its calls
+SKIPPED_STEP = "upstream"  # a step that is told by the spans of its calls
 
 
 class Span(NamedTuple):
@@ -74,7 +74,7 @@ def root_of(
 ) -> Root:
     """`ended`: monotonic seconds. A path that no dialect knows is not named: it may hold anything."""
     dialect = request.dialect
-    found: dict[str, Any] = {
+    found_attributes: dict[str, Any] = {
         "http.request.method": request.method,
         "http.response.status_code": status,
         "nearhit.request_id": request.id,
@@ -85,17 +85,17 @@ def root_of(
         "nearhit.spans_lost": traced.lost or None,
     }
     if dialect is not None:
-        found["url.path"], found["nearhit.dialect"] = request.path[:MAX_TEXT], dialect.name
+        found_attributes["url.path"], found_attributes["nearhit.dialect"] = request.path[:MAX_TEXT], dialect.name
     if traced.operation:
-        found["gen_ai.operation.name"] = OPERATIONS.get(traced.operation, traced.operation)
-        found["gen_ai.request.model"] = traced.model[:MAX_TEXT]
+        found_attributes["gen_ai.operation.name"] = OPERATIONS.get(traced.operation, traced.operation)
+        found_attributes["gen_ai.request.model"] = traced.model[:MAX_TEXT]
     if provenance is not None:
-        found |= _origin(provenance)
+        found_attributes |= _origin(provenance)
     failed = traced.failed(status)
     if failed:
-        found["error.type"] = BROKEN if status < 500 else str((provenance and provenance.reason) or status)
+        found_attributes["error.type"] = BROKEN if status < 500 else str((provenance and provenance.reason) or status)
     name = request.method if dialect is None else f"{request.method} {request.path[:MAX_TEXT]}"
-    return Root(name, request.received, ended, _said(found), failed)
+    return Root(name, request.received, ended, _without_empty(found_attributes), failed)
 
 
 def _origin(provenance: Provenance) -> dict[str, Any]:
@@ -115,11 +115,11 @@ def spans_of(finished: Finished) -> Iterator[Span]:
     traced, offset, root = finished.traced, finished.offset, finished.root
 
     def span(
-        name: str, kind: str, times: tuple[float, float], said: Mapping[str, Attribute], span_id: str, parent_id: str,
+        name: str, kind: str, times: tuple[float, float], attributes: Mapping[str, Attribute], span_id: str, parent_id: str,
         *, failed: bool = False, links: tuple[tuple[str, str], ...] = (),
     ) -> Span:  # fmt: skip
         start, end = int(1e9 * (times[0] + offset)), int(1e9 * (times[1] + offset))
-        return Span(name, kind, traced.trace_id, span_id, parent_id, start, end, said, failed, links)
+        return Span(name, kind, traced.trace_id, span_id, parent_id, start, end, attributes, failed, links)
 
     own = traced.span_id
     if root is not None:
@@ -127,11 +127,11 @@ def spans_of(finished: Finished) -> Iterator[Span]:
         times = (root.started, root.ended)
         yield span(root.name, traced.kind, times, root.attributes, own, parent, failed=root.failed, links=links)
     for name, started, ended, purpose in finished.marks:
-        if name != INSTEAD:
-            told: dict[str, Attribute] = {"nearhit.stage": name}
+        if name != SKIPPED_STEP:
+            stage_attributes: dict[str, Attribute] = {"nearhit.stage": name}
             if purpose:
-                told["nearhit.purpose"] = purpose
-            yield span(name, "internal", (started, ended), told, new_span_id(), own)
+                stage_attributes["nearhit.purpose"] = purpose
+            yield span(name, "internal", (started, ended), stage_attributes, new_span_id(), own)
     for call in finished.calls:
         times = (call.started, call.started if call.over is None else call.over)
         failed = call.error not in ("", "cancelled") or (call.status or 0) >= 400
@@ -139,10 +139,12 @@ def spans_of(finished: Finished) -> Iterator[Span]:
 
 
 def call_attributes(call: UpstreamCall) -> dict[str, Attribute]:
-    asked = call.call
-    found: dict[str, Any] = {
+    model_call = call.call
+    found_attributes: dict[str, Any] = {
         "gen_ai.provider.name": PROVIDERS.get(call.provider, call.provider),
-        "gen_ai.operation.name": OPERATIONS.get(asked.operation, asked.operation) if asked is not None else None,
+        "gen_ai.operation.name": OPERATIONS.get(model_call.operation, model_call.operation)
+        if model_call is not None
+        else None,
         "gen_ai.request.model": call.model[:MAX_TEXT] or None,
         "http.response.status_code": call.status,
         "http.request.resend_count": call.attempt - 1 or None,
@@ -152,17 +154,20 @@ def call_attributes(call: UpstreamCall) -> dict[str, Attribute]:
     }
     address = urlsplit(call.address)
     if address.hostname:
-        found["server.address"] = address.hostname
-        found["server.port"] = address.port or {"https": 443, "http": 80}.get(address.scheme)
-    if asked is not None:
-        found["gen_ai.request.stream"] = asked.stream or None
-        found["gen_ai.request.max_tokens"] = asked.max_tokens
+        found_attributes["server.address"] = address.hostname
+        found_attributes["server.port"] = address.port or {"https": 443, "http": 80}.get(address.scheme)
+    if model_call is not None:
+        found_attributes["gen_ai.request.stream"] = model_call.stream or None
+        found_attributes["gen_ai.request.max_tokens"] = model_call.max_tokens
     if call.first is not None and call.streamed:
-        found["gen_ai.response.time_to_first_chunk"] = call.first - call.started
-    read, written = call.usage
-    if read or written:  # 0: the answer does not tell
-        found["gen_ai.usage.input_tokens"], found["gen_ai.usage.output_tokens"] = read, written
-    return _said(found)
+        found_attributes["gen_ai.response.time_to_first_chunk"] = call.first - call.started
+    input_tokens, output_tokens = call.usage
+    if input_tokens or output_tokens:  # 0: the answer does not tell
+        found_attributes["gen_ai.usage.input_tokens"], found_attributes["gen_ai.usage.output_tokens"] = (
+            input_tokens,
+            output_tokens,
+        )
+    return _without_empty(found_attributes)
 
 
 def _name(call: UpstreamCall) -> str:
@@ -171,5 +176,5 @@ def _name(call: UpstreamCall) -> str:
     return f"{OPERATIONS.get(call.call.operation, call.call.operation)} {call.model[:MAX_TEXT]}".rstrip()
 
 
-def _said(found: Mapping[str, Any]) -> dict[str, Attribute]:
-    return {name: value for name, value in found.items() if value is not None and value != ""}
+def _without_empty(found_attributes: Mapping[str, Any]) -> dict[str, Attribute]:
+    return {name: value for name, value in found_attributes.items() if value is not None and value != ""}

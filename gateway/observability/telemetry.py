@@ -84,8 +84,8 @@ class Telemetry(
         return sum(n for (route, _, verdict, _), n in self.requests.values.items() if not route and verdict == "miss")
 
     def metrics(self) -> Iterator[Counter | Gauge | Histogram]:
-        every = (*vars(self).values(), *vars(self.replication).values())
-        return (value for value in every if isinstance(value, Counter | Gauge | Histogram))
+        candidates = (*vars(self).values(), *vars(self.replication).values())
+        return (value for value in candidates if isinstance(value, Counter | Gauge | Histogram))
 
     def collect(self) -> Iterator[Metric]:
         for metric in self.metrics():

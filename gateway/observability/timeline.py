@@ -64,8 +64,8 @@ class Ring:
             column = self._columns.get(series)
             if column is None:
                 continue
-            before = self._rows[row, column]
-            self._rows[row, column] = value if is_level(series) or math.isnan(before) else before + value
+            previous = self._rows[row, column]
+            self._rows[row, column] = value if is_level(series) or math.isnan(previous) else previous + value
 
     def replace(self, slot: int, values: Values) -> None:
         """All that is known of the slot."""
@@ -110,12 +110,12 @@ class Timeline:
 
     def add(self, at: float, values: Values) -> None:
         """What has happened up to `at` (seconds since 1970), since the last time."""
-        self._know(values)
+        self._add_columns(values)
         for resolution, ring in self._rings.items():
             ring.add(resolution.slot_of(at), values)
 
     def replace(self, resolution: Resolution, slot: int, values: Values) -> None:
-        self._know(values)
+        self._add_columns(values)
         self._rings[resolution].replace(slot, values)
 
     def window(self, resolution: Resolution, slots: int, now: float) -> TimelineWindow:
@@ -125,7 +125,7 @@ class Timeline:
         rows = self._rings[resolution].rows(first, last)
         return TimelineWindow(resolution, first, dict(self._columns), rows)
 
-    def _know(self, values: Values) -> None:
+    def _add_columns(self, values: Values) -> None:
         for series in values:
             if series not in self._columns and len(self._columns) < MAX_SERIES:
                 self._columns[series] = len(self._columns)
@@ -161,8 +161,8 @@ class TimelineWindow:
 
     def named(self, prefix: str) -> list[str]:
         """What follows `prefix` in the names of the series that have anything in this window, in alphabetical order."""
-        found = [name for name in self.columns if name.startswith(prefix) and self._any(name)]
-        return sorted(name.removeprefix(prefix) for name in found)
+        values = [name for name in self.columns if name.startswith(prefix) and self._any(name)]
+        return sorted(name.removeprefix(prefix) for name in values)
 
     def counts(self, prefix: str, buckets: int) -> Rows:
         """The series `prefix` + 0, 1, ..., a column each."""
@@ -183,13 +183,13 @@ def quantiles(counts: Rows, bounds: tuple[float, ...], q: float) -> Rows:
     total = seen[:, -1]
     rank = q * total
     bucket = np.argmax((counts > 0) & (seen >= rank[:, None]), axis=1)
-    here = np.arange(len(counts))
+    row_indices = np.arange(len(counts))
     lows, highs = np.array([0.0, *bounds]), np.array([*bounds, bounds[-1]])
-    inside = counts[here, bucket]
-    before = seen[here, bucket] - inside
+    inside = counts[row_indices, bucket]
+    previous = seen[row_indices, bucket] - inside
     with np.errstate(invalid="ignore", divide="ignore"):
-        part = (rank - before) / inside
-    return np.where(total > 0, lows[bucket] + (highs[bucket] - lows[bucket]) * part, math.nan)
+        fraction = (rank - previous) / inside
+    return np.where(total > 0, lows[bucket] + (highs[bucket] - lows[bucket]) * fraction, math.nan)
 
 
 # What the dashboard shows over time: the series that are kept of the metrics, and how they are told. Pure.
@@ -204,35 +204,35 @@ SAVED = {"tokens": "tokens_saved", "dollars": "cost_saved", "backend_s": "backen
 
 def totals(telemetry: Telemetry) -> dict[str, float]:
     """Everything that is counted, since the start."""
-    found: dict[str, float] = {}
-    _add(found, telemetry.requests, "verdict", 2)
-    found["unrouted"] = telemetry.unrouted
-    _add(found, telemetry.routed, "routed", 1, 2)
-    _add(found, telemetry.shed, "shed")
+    values: dict[str, float] = {}
+    _add(values, telemetry.requests, "verdict", 2)
+    values["unrouted"] = telemetry.unrouted
+    _add(values, telemetry.routed, "routed", 1, 2)
+    _add(values, telemetry.shed, "shed")
     for name, metric in SAVED.items():
-        _add(found, getattr(telemetry, metric), f"saved.{name}")
-    _add_buckets(found, telemetry.request_seconds, "seconds", 1)
-    _add_buckets(found, telemetry.stage_seconds, "stage", 0)
-    return found
+        _add(values, getattr(telemetry, metric), f"saved.{name}")
+    _add_buckets(values, telemetry.request_seconds, "seconds", 1)
+    _add_buckets(values, telemetry.stage_seconds, "stage", 0)
+    return values
 
 
 def levels(telemetry: Telemetry) -> dict[str, float]:
     """What is measured of each route, as it stands; what is not known is left out."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, metric in LEVELS.items():
         gauge: Gauge = getattr(telemetry, metric)
         for (route,), value in list(gauge.values.items())[:MAX_ROUTES]:
             if not math.isnan(value):
-                found[f"=wrong.{name}.{route}"] = value
-    return found
+                values[f"=wrong.{name}.{route}"] = value
+    return values
 
 
-def since(before: Values, now: Mapping[str, float]) -> dict[str, float]:
+def delta(previous: Values, now: Mapping[str, float]) -> dict[str, float]:
     """What has been added, without what has not."""
-    return {name: value - before.get(name, 0.0) for name, value in now.items() if value != before.get(name, 0.0)}
+    return {name: value - previous.get(name, 0.0) for name, value in now.items() if value != previous.get(name, 0.0)}
 
 
-def told(window: TimelineWindow) -> dict[str, Any]:
+def as_json(window: TimelineWindow) -> dict[str, Any]:
     """Lists of one value a slot, for `orjson` with numpy; null where nothing is known."""
     watched = window.watched
     return {
@@ -255,23 +255,23 @@ def told(window: TimelineWindow) -> dict[str, Any]:
 
 def _latencies(window: TimelineWindow, prefix: str) -> dict[str, dict[str, Rows]]:
     """Milliseconds, of what has any in this window."""
-    found = {}
-    for name in sorted({each.rpartition(".")[0] for each in window.named(prefix)}):
+    values = {}
+    for name in sorted({series.rpartition(".")[0] for series in window.named(prefix)}):
         counts = window.counts(f"{prefix}{name}.", BUCKETS)
-        found[name] = {f"p{q:g}": np.round(1e3 * quantiles(counts, LATENCY_BUCKETS, q / 100), 3) for q in (50.0, 95.0)}
-    return found
+        values[name] = {f"p{q:g}": np.round(1e3 * quantiles(counts, LATENCY_BUCKETS, q / 100), 3) for q in (50.0, 95.0)}
+    return values
 
 
-def _add(found: dict[str, float], counter: Counter, name: str, *picked: int) -> None:
+def _add(values: dict[str, float], counter: Counter, name: str, *picked: int) -> None:
     """By the labels at the places `picked`, over all others."""
     for labels, value in counter.values.items():
         series = ".".join([name, *(labels[i] for i in picked)])
-        found[series] = found.get(series, 0.0) + value
+        values[series] = values.get(series, 0.0) + value
 
 
-def _add_buckets(found: dict[str, float], histogram: Histogram, name: str, picked: int) -> None:
+def _add_buckets(values: dict[str, float], histogram: Histogram, name: str, picked: int) -> None:
     for labels, counts in histogram.counts.items():
         for i, count in enumerate(counts):
             if count:
                 series = f"{name}.{labels[picked]}.{i}"
-                found[series] = found.get(series, 0.0) + count
+                values[series] = values.get(series, 0.0) + count

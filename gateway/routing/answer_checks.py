@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.cache.answer_comparison import comparable, compare, embedded, same_text, similarity
-from gateway.cache.answer_judge import own_request
+from gateway.cache.answer_comparison import compare, embed_text, is_comparable, is_same_text, similarity
+from gateway.cache.answer_judge import internal_request
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
 from gateway.errors import EmbedderUnavailable, GatewayError, UpstreamStreamError
 from gateway.messages import Admission, Call, FullBody, Usage
 from gateway.ports import Embedder
-from gateway.routing.cascade_policy import agreement, applies, doubtful, sampled, wants_json
+from gateway.routing.cascade_policy import agreement, is_applicable, is_non_answer, sample_call, wants_json
 from gateway.routing.fallback import Fallback
-from gateway.streams import BufferedResponse, close_body, held
+from gateway.streams import BufferedResponse, buffer_response, close_body
 from gateway.upstream.backend import UpstreamPool
 
 # What a model is asked about an answer that another model gave, and how its grade is read. Pure.
@@ -34,7 +34,7 @@ MAX_CHARACTERS = 8000  # of the question and of the answer; what is longer is no
 
 MAX_TOKENS = 8
 
-BEST = 10
+MAX_GRADE = 10
 
 _GRADE = re.compile(r"(10|\d)(?:\s*/\s*10)?\.?")
 
@@ -61,10 +61,10 @@ def grade_prompt(question: str, answer: str, mark: str) -> str | None:
     return _PROMPT.format(mark=mark, question=question, answer=answer)
 
 
-def grade_of(said: str | None) -> float | None:
+def parse_grade(reply: str | None) -> float | None:
     """In [0, 1]; None where a model says anything but a grade."""
-    match = _GRADE.fullmatch((said or "").strip())
-    return None if match is None else int(match[1]) / BEST
+    match = _GRADE.fullmatch((reply or "").strip())
+    return None if match is None else int(match[1]) / MAX_GRADE
 
 
 # Asks a backend how likely an answer is right.
@@ -88,7 +88,7 @@ class Grader:
         prompt = grade_prompt(question, answer, self._mark())
         if prompt is None or request.call is None:
             return None, ()
-        asked = own_request(request, prompt, request.call.model, MAX_TOKENS)
+        asked = internal_request(request, prompt, request.call.model, MAX_TOKENS)
         call = asked.call
         assert call is not None
         try:
@@ -102,7 +102,7 @@ class Grader:
         payload = (response.body.data,)
         seen = call.dialect.inspect(call, payload, False)
         usage = Usage(name, seen.input_tokens, seen.output_tokens)
-        return grade_of(call.dialect.answer_text(call, payload, False)), (usage,)
+        return parse_grade(call.dialect.answer_text(call, payload, False)), (usage,)
 
 
 # How sure one may be of the lightest model's answer: what the checks of a cascade need beyond the answer itself.
@@ -121,9 +121,9 @@ class CheckedAnswer:
 
 
 class AnswerChecks:
-    def __init__(self, rule: Rule, asking: Fallback, grader: Grader, embedder: Embedder) -> None:
+    def __init__(self, rule: Rule, fallback: Fallback, grader: Grader, embedder: Embedder) -> None:
         self._rule = rule
-        self._asking = asking
+        self._fallback = fallback
         self._grader = grader
         self._embedder = embedder
 
@@ -139,7 +139,7 @@ class AnswerChecks:
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if text is None or all(other.text is None for other in others):
             return CheckedAnswer(None, beside)
-        labels = [await self._same(call, text, other.text) for other in others]
+        labels = [await self._compare(call, text, other.text) for other in others]
         return CheckedAnswer(agreement(label is Label.RIGHT for label in labels), beside)
 
     async def verifier(self, request: RequestContext, call: Call, answer: BufferedResponse) -> CheckedAnswer:
@@ -147,30 +147,30 @@ class AnswerChecks:
         answer is to the question, which tells an answer off the subject, and no wrong one from a right one."""
         judge = self._rule.judge
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
-        if text is None or call.question is None or not applies("verifier", call, judged=judge is not None):
+        if text is None or call.question is None or not is_applicable("verifier", call, judged=judge is not None):
             return CheckedAnswer(None)
-        if doubtful(call.question, text):
+        if is_non_answer(call.question, text):
             return CheckedAnswer(0.0)
         if judge is not None:
             return CheckedAnswer(*await self._grader.grade(judge, request, call.question, text))
-        return CheckedAnswer(await self._nearness(request, call.question, text))
+        return CheckedAnswer(await self._similarity(request, call.question, text))
 
-    async def _nearness(self, request: RequestContext, question: str, text: str) -> float | None:
+    async def _similarity(self, request: RequestContext, question: str, text: str) -> float | None:
         try:
             asked = request.embedding or await self._embedder.embed(question, request.owner)
         except EmbedderUnavailable:
             return None
-        said = await embedded(self._embedder, text)
-        if said is None or asked.partial:
+        reply = await embed_text(self._embedder, text)
+        if reply is None or asked.partial:
             return None
-        return min(1.0, max(0.0, float(asked.vector @ said)))
+        return min(1.0, max(0.0, float(asked.vector @ reply)))
 
     async def _sample(self, request: RequestContext, backend: str, number: int) -> Sample:
         assert request.call is not None  # only such are tried
-        call = sampled(request.call, number)
+        call = sample_call(request.call, number)
         try:
-            response = await self._asking.only(request.child("sample").with_call(call), backend)
-            answer = None if response is None else await held(response)
+            response = await self._fallback.call_backend(request.child("sample").with_call(call), backend)
+            answer = None if response is None else await buffer_response(response)
         except (GatewayError, UpstreamStreamError):
             return Sample(None, None)
         if answer is None:
@@ -181,17 +181,17 @@ class AnswerChecks:
             text if seen.admission is Admission.STORED else None, Usage(backend, seen.input_tokens, seen.output_tokens)
         )
 
-    async def _same(self, call: Call, a: str, b: str | None) -> Label:
+    async def _compare(self, call: Call, a: str, b: str | None) -> Label:
         if b is None:
             return Label.UNDECIDED
         if wants_json(call.body):
-            return _same_value(a, b)
-        if same_text(a, b) or not comparable(a, b):
+            return _compare_json(a, b)
+        if is_same_text(a, b) or not is_comparable(a, b):
             return compare(a, b, None)
         return compare(a, b, await similarity(self._embedder, a, b))
 
 
-def _same_value(a: str, b: str) -> Label:
+def _compare_json(a: str, b: str) -> Label:
     """Of two JSON texts: order and white space say nothing, everything else does."""
     try:
         return Label.RIGHT if orjson.loads(a) == orjson.loads(b) else Label.WRONG

@@ -13,13 +13,13 @@ from gateway.dialects.anthropic import speaks_anthropic
 from gateway.latency_forecast import LatencyForecast, Prediction, Remaining
 from gateway.messages import Call
 from gateway.ports import Clock, ComplexityScorer
-from gateway.routing.cascade_policy import applies
+from gateway.routing.cascade_policy import is_applicable
 from gateway.routing.latency_promises import Promises
-from gateway.routing.selection import EMBEDDINGS, BackendTraits, Decision, Signals, fits, only, resolved, select
+from gateway.routing.selection import EMBEDDINGS, BackendTraits, Decision, Signals, fits, only, resolve_splits, select
 from gateway.routing.tier_learning import TierLearning
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.load_balancer import sticky_key
-from gateway.upstream.upstream import asked_of
+from gateway.upstream.upstream import call_features
 
 
 class Prospect(BackendTraits, Protocol):
@@ -27,11 +27,11 @@ class Prospect(BackendTraits, Protocol):
 
     def wait_s(self, request: RequestContext) -> float: ...
 
-    def predict(self, asked: CallFeatures, now: float, confidence: float) -> Prediction | None: ...
+    def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None: ...
 
 
 class BackendChoice:
-    """Of one route. `complexity` judges how hard a request is; `draw`: numbers in [0, 1)."""
+    """Of one route. `complexity` judges how hard a request is; `rng`: numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class BackendChoice:
         escalations: TierLearning,
         clock: Clock,
         complexity: ComplexityScorer,
-        draw: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._route = route
         self._pools = pools
@@ -49,31 +49,33 @@ class BackendChoice:
         self._escalations = escalations
         self._clock = clock
         self._complexity = complexity
-        self._draw = draw
-        self._divided = any(tier.parts for tier in route.target.tiers)
-        self.sole = route.target.tiers[0].backend if _has_no_choice(route.target) else None  # whatever is asked
+        self._rng = rng
+        self._has_splits = any(tier.parts for tier in route.target.tiers)
+        self.single_backend = (
+            route.target.tiers[0].backend if _has_no_choice(route.target) else None
+        )  # whatever is asked
 
     def decide(self, request: RequestContext) -> Decision:
         """Fills in the request's complexity, wish and outlook."""
         target, call = self._route.target, request.call
-        if self.sole is not None and (call is None or not request.bounded):
-            return only(self.sole)
+        if self.single_backend is not None and (call is None or not request.has_budget):
+            return only(self.single_backend)
         if call is None:
             anthropic = speaks_anthropic(request.headers)
-            return select(target, self._pools, Signals(None, anthropic), self._route.promise.late)
+            return select(target, self._pools, Signals(None, anthropic), self._route.slo.late)
         if call.operation == EMBEDDINGS:
-            return select(target, self._pools, Signals(EMBEDDINGS), self._route.promise.late)
-        target = self._resolved(request, call)
-        return select(target, self._pools, self._signals(request, call, target), self._route.promise.late)
+            return select(target, self._pools, Signals(EMBEDDINGS), self._route.slo.late)
+        target = self._resolve(request, call)
+        return select(target, self._pools, self._signals(request, call, target), self._route.slo.late)
 
     def _signals(self, request: RequestContext, call: Call, target: Target) -> Signals:
         """Nothing is predicted where there is no budget to hold it against."""
         if len(target.tiers) > 1:
-            request.complexity = score = self._judged(request, call)
+            request.complexity = score = self._score_complexity(request, call)
             request.wish = self._escalations.wish(self._route.name, target, score)
         remaining, cascade = self._remaining(request), target.cascade
         predictions: Mapping[str, Prediction | None] = {}
-        if remaining.bounded:
+        if remaining.has_budget:
             request.outlook = outlook = self.outlook(request)
             if outlook is not None:
                 predictions = outlook.predictions
@@ -84,7 +86,7 @@ class BackendChoice:
             remaining=remaining,
             predictions=predictions,
             waits={name: self._pools[name].wait_s(request) for name in target.backends},
-            tries=cascade is not None and applies(cascade.check, call, judged=cascade.judge is not None),
+            can_check=cascade is not None and is_applicable(cascade.check, call, judged=cascade.judge is not None),
             light_only=request.light_only,
         )
 
@@ -93,33 +95,33 @@ class BackendChoice:
         call = request.call
         if call is None or call.operation == "embeddings":
             return None
-        names = self._resolved(request, call).backends
-        predictions = {name: self._predicted(request, name) for name in names}
-        required = self._promises.sureness(self._route).required
+        names = self._resolve(request, call).backends
+        predictions = {name: self._predict(request, name) for name in names}
+        required = self._promises.confidence(self._route).required
         return LatencyForecast(self._remaining(request), predictions, required)
 
     def in_time(self, request: RequestContext, name: str) -> bool:
         """Whether a backend is predicted to keep what is left of the budget; whatever has none is in time."""
         remaining = self._remaining(request)
-        return not remaining.bounded or fits(self._predicted(request, name), remaining)
+        return not remaining.has_budget or fits(self._predict(request, name), remaining)
 
-    def _resolved(self, request: RequestContext, call: Call) -> Target:
+    def _resolve(self, request: RequestContext, call: Call) -> Target:
         target = self._route.target
-        if not self._divided:  # most are not: a key costs a hash over the opening
+        if not self._has_splits:  # most are not: a key costs a hash over the opening
             return target
-        return resolved(target, sticky_key(call, request.tenant, "conversation"), self._draw)
+        return resolve_splits(target, sticky_key(call, request.tenant, "conversation"), self._rng)
 
-    def _judged(self, request: RequestContext, call: Call) -> float:
+    def _score_complexity(self, request: RequestContext, call: Call) -> float:
         """By the question, which is what was embedded; without one by the whole prompt. The vector of a cut text stands
         for its head, as it did in training; that of a text with unknown words for no text at all."""
         embedding = request.embedding
         vector = None if embedding is None or embedding.unreadable else embedding.vector
         return self._complexity.score(call.question or call.prompt, call.max_tokens, vector)
 
-    def _predicted(self, request: RequestContext, name: str) -> Prediction | None:
-        asked = asked_of(request.call, self._route.name)
-        required = self._promises.sureness(self._route).required
-        return None if asked is None else self._pools[name].predict(asked, self._clock.monotonic(), required)
+    def _predict(self, request: RequestContext, name: str) -> Prediction | None:
+        features = call_features(request.call, self._route.name)
+        required = self._promises.confidence(self._route).required
+        return None if features is None else self._pools[name].predict(features, self._clock.monotonic(), required)
 
     def _remaining(self, request: RequestContext) -> Remaining:
         now = self._clock.monotonic()

@@ -42,10 +42,10 @@ UNBOUNDED = Budget(None, None, None)
 def budget_of(headers: Mapping[str, str], policy_s: float | None) -> Budget:
     """The client's `x-latency-budget-ms`, `x-slo-ttft-ms`, `x-slo-tpot-ms`; the policy's `latency_budget` where the
     client says nothing, and as an upper bound where it does. Raises `BadRequest` on a value that is no duration."""
-    given = headers.get(TOTAL), headers.get(TTFT), headers.get(TPOT)
-    if given == NONE_GIVEN:  # as a rule
+    values = headers.get(TOTAL), headers.get(TTFT), headers.get(TPOT)
+    if values == NONE_GIVEN:  # as a rule
         return UNBOUNDED if policy_s is None else Budget(policy_s, None, None)
-    total, ttft, tpot = (_seconds(name, value) for name, value in zip(HEADERS, given, strict=True))
+    total, ttft, tpot = (_seconds(name, value) for name, value in zip(HEADERS, values, strict=True))
     if policy_s is not None:
         total = policy_s if total is None else min(total, policy_s)
     return Budget(total, ttft, tpot)
@@ -58,10 +58,10 @@ def priority_of(headers: Mapping[str, str], policy: Priority, *, raised: bool) -
     if value is None:
         return policy
     try:
-        asked = Priority[value.strip().upper()]
+        requested = Priority[value.strip().upper()]
     except KeyError:
         raise BadRequest("the header x-priority is no priority: expected high, normal or low") from None
-    return asked if raised else max(asked, policy)
+    return requested if raised else max(requested, policy)
 
 
 def _seconds(name: str, value: str | None) -> float | None:
@@ -76,6 +76,6 @@ def _seconds(name: str, value: str | None) -> float | None:
     return milliseconds / 1e3
 
 
-def patience_s(request: RequestContext, now: float) -> float:
+def max_wait_s(request: RequestContext, now: float) -> float:
     """How long a request may wait for somebody else's call. `now`: monotonic clock."""
     return max(0.0, min(MAX_WAIT_S, SHARE_OF_BUDGET * (request.due - now)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
-from gateway.dialects.odds import TokenLogprobs, odds_of
+from gateway.dialects.odds import TokenLogprobs, logprobs_reader
 from gateway.errors import BackendError, BadRequest, GatewayError, UpstreamStreamError
 from gateway.messages import Admission, Call, Choice, Inspection, Usage
 from gateway.observability.telemetry import Telemetry
@@ -17,7 +17,7 @@ from gateway.routing.answer_checks import AnswerChecks, CheckedAnswer, Sample
 from gateway.routing.cascade_policy import token_confidence
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
-from gateway.streams import BufferedResponse, close_body, held
+from gateway.streams import BufferedResponse, buffer_response, close_body
 
 # One answer of the lightest model, read to its end and checked.
 
@@ -31,10 +31,10 @@ REFUSED = frozenset({400, 403, 404, 422})  # what servers answer to a field that
 
 @dataclass(frozen=True, slots=True)
 class TriedAnswer:
-    """`answer` None: nothing that could be served. `own`: what the answer cost, `checked.beside` what its check did."""
+    """`answer` None: nothing that could be served. `usage`: what the answer cost, `checked.beside` what its check did."""
 
     answer: BufferedResponse | None = None
-    own: Usage | None = None
+    usage: Usage | None = None
     checked: CheckedAnswer = UNCHECKED
 
 
@@ -49,57 +49,59 @@ class _Trial:
 
 
 class LightTrials:
-    def __init__(self, rule: Rule, asking: Fallback, checks: AnswerChecks) -> None:
+    def __init__(self, rule: Rule, fallback: Fallback, checks: AnswerChecks) -> None:
         self._rule = rule
-        self._asking = asking
+        self._fallback = fallback
         self._checks = checks
 
-    async def of(self, request: RequestContext, call: Call, backend: str) -> TriedAnswer:
+    async def run(self, request: RequestContext, call: Call, backend: str) -> TriedAnswer:
         """Never raises for what may be wrong with a backend."""
-        odds = odds_of(call.dialect.name) if self._rule.check == "logprobs" else None
+        odds = logprobs_reader(call.dialect.name) if self._rule.check == "logprobs" else None
         async with asyncio.TaskGroup() as group:  # where the client leaves, all calls end
             early = self._rule.check == "consistency"
             samples = self._checks.samples(group, request, backend) if early else []
             trial = _Trial(request, call, backend, odds, group, samples)
-            tried = await self._tried(trial)
+            tried = await self._run_trial(trial)
             if tried.answer is None:
                 for sample in samples:
                     sample.cancel()
         return tried
 
-    async def _tried(self, trial: _Trial) -> TriedAnswer:
+    async def _run_trial(self, trial: _Trial) -> TriedAnswer:
         call, odds = trial.call, trial.odds
-        asked = call if odds is None else odds.asked(call)
-        with trial.request.timed("upstream"):
-            answer, refused = await self._answer(trial, asked)
-            if refused and asked is not call and self._rule.otherwise != "escalate":
-                asked = call  # it may be the log probabilities that it would not give: another check does without
-                answer, _ = await self._answer(trial, asked)
+        with_logprobs = call if odds is None else odds.with_logprobs(call)
+        with trial.request.timer("upstream"):
+            answer, refused = await self._answer(trial, with_logprobs)
+            if refused and with_logprobs is not call and self._rule.otherwise != "escalate":
+                with_logprobs = (
+                    call  # it may be the log probabilities that it would not give: another check does without
+                )
+                answer, _ = await self._answer(trial, with_logprobs)
         if answer is None:
             return TriedAnswer()
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
         usage = Usage(trial.backend, seen.input_tokens, seen.output_tokens)
         if seen.admission not in USABLE:
             return TriedAnswer(None, usage)
-        with trial.request.timed("check"):
-            checked = await self._checked(trial, answer, seen)
-        if odds is not None and asked is not call:
-            answer = answer.changed(lambda data: odds.hidden(call, data))
+        with trial.request.timer("check"):
+            checked = await self._check(trial, answer, seen)
+        if odds is not None and with_logprobs is not call:
+            answer = answer.map_data(lambda data: odds.strip_logprobs(call, data))
         return TriedAnswer(answer, usage, checked)
 
     async def _answer(self, trial: _Trial, call: Call) -> tuple[BufferedResponse | None, bool]:
         """-> (the answer, whether there is none because the request was refused)."""
         try:
-            response = await self._asking.only(trial.request.child("trial").with_call(call), trial.backend)
+            response = await self._fallback.call_backend(trial.request.child("trial").with_call(call), trial.backend)
             if response is None:
                 return None, False
-            return await held(response), response.status in REFUSED
+            return await buffer_response(response), response.status in REFUSED
         except BadRequest:  # the backend's dialect has no place for it
             return None, True
         except (GatewayError, UpstreamStreamError):
             return None, False
 
-    async def _checked(self, trial: _Trial, answer: BufferedResponse, seen: Inspection) -> CheckedAnswer:
+    async def _check(self, trial: _Trial, answer: BufferedResponse, seen: Inspection) -> CheckedAnswer:
         """An answer that is not complete is doubted, whatever the check would say."""
         check, call = self._rule.check, trial.call
         if seen.admission is not Admission.STORED:
@@ -120,24 +122,24 @@ class LightTrials:
 # The lightest model first, where the complexity asks for more: its answer is held back until it is checked, then
 # served, or a better model is asked. All calls are paid for, and told by the answer's provenance.
 class CascadeDispatch:
-    """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget. `told`
+    """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget. `on_check`
     hears of every check that came to something: whether it had the light model's answer pass."""
 
     def __init__(
         self,
         accept_above: float,
         trials: LightTrials,
-        asking: Fallback,
+        fallback: Fallback,
         telemetry: Telemetry,
         in_time: Callable[[RequestContext, str], bool],
-        told: Callable[[RequestContext, bool], None],
+        on_check: Callable[[RequestContext, bool], None],
     ) -> None:
         self._accept_above = accept_above
         self._trials = trials
-        self._asking = asking
+        self._fallback = fallback
         self._telemetry = telemetry
         self._in_time = in_time
-        self._told = told
+        self._on_check = on_check
 
     async def answer(self, request: RequestContext, decision: Decision) -> BackendAnswer:
         """Raises what asking the backends of the decision raises, where there is nothing else to serve."""
@@ -145,39 +147,41 @@ class CascadeDispatch:
         if call is None or light is None:
             if decision.trial_skipped:
                 self._count(request, "skipped")
-            return await self._asking.first_answer(request, decision.backends)
-        tried = await self._trials.of(request, call, light)
+            return await self._fallback.first_answer(request, decision.backends)
+        tried = await self._trials.run(request, call, light)
         confidence = tried.checked.confidence
         if confidence is not None:
-            self._told(request, confidence > self._accept_above)
+            self._on_check(request, confidence > self._accept_above)
         if tried.answer is not None and confidence is not None and confidence > self._accept_above:
             self._count(request, "accepted")
-            return BackendAnswer(tried.answer.released(), light, Choice.ACCEPTED, tried.checked.beside)
-        return await self._escalated(request, decision, light, tried)
+            return BackendAnswer(tried.answer.to_response(), light, Choice.ACCEPTED, tried.checked.beside)
+        return await self._escalate(request, decision, light, tried)
 
-    async def _escalated(
+    async def _escalate(
         self, request: RequestContext, decision: Decision, light: str, tried: TriedAnswer
     ) -> BackendAnswer:
         """Nothing has gone to the client yet: an answer in hand is better than an error."""
         others, answer = tuple(name for name in decision.backends if name != light), tried.answer
         if answer is not None and not self._in_time(request, others[0]):
-            return self._kept(request, light, answer, tried)
+            return self._use_light_answer(request, light, answer, tried)
         try:
-            better = await self._asking.first_answer(request, others)
+            better = await self._fallback.first_answer(request, others)
         except BackendError:
             if answer is None:
                 raise
-            return self._kept(request, light, answer, tried)
+            return self._use_light_answer(request, light, answer, tried)
         if answer is not None and better.response.status >= 400:
             await close_body(better.response.body)
-            return self._kept(request, light, answer, tried)
+            return self._use_light_answer(request, light, answer, tried)
         self._count(request, _outcome(tried))
-        spent = (*(() if tried.own is None else (tried.own,)), *tried.checked.beside)
+        spent = (*(() if tried.usage is None else (tried.usage,)), *tried.checked.beside)
         return replace(better, instead=better.instead or Choice.ESCALATED, beside=spent)
 
-    def _kept(self, request: RequestContext, light: str, answer: BufferedResponse, tried: TriedAnswer) -> BackendAnswer:
+    def _use_light_answer(
+        self, request: RequestContext, light: str, answer: BufferedResponse, tried: TriedAnswer
+    ) -> BackendAnswer:
         self._count(request, "kept")
-        return BackendAnswer(answer.released(), light, Choice.KEPT, tried.checked.beside)
+        return BackendAnswer(answer.to_response(), light, Choice.KEPT, tried.checked.beside)
 
     def _count(self, request: RequestContext, outcome: str) -> None:
         self._telemetry.cascade.add(request.route, outcome)

@@ -20,26 +20,26 @@ from gateway.messages import Call
 SAMPLE_TEMPERATURE = 0.7
 
 # A model caught in a loop: of runs of four words fewer than half are different, in an answer of at least so many words.
-LOOP_WORDS, RUN, DIFFERENT = 40, 4, 0.5
+LOOP_WORDS, NGRAM, MIN_DISTINCT = 40, 4, 0.5
 
-MAX_LOOKED_AT = 20_000  # characters of an answer: 5 ms
+MAX_CHECKED_CHARACTERS = 20_000  # characters of an answer: 5 ms
 
 OPERATIONS = frozenset({"chat.completions", "completions", "messages"})  # whose answers are text, as a rule
 
 OPENING = 200  # characters of an answer in which a refusal stands, where it is one
 
-_REFUSED = re.compile(
+_REFUSAL = re.compile(
     r"\b(?:i(?:'m| am) sorry, but|i(?: can(?:'t|not)|'m unable| am unable|'m not able| am not able) (?:to )?"
     r"(?:help|assist|answer|provide|do that|comply|access|browse)|as an ai(?: language)? model)\b"
 )
 
-_HEDGED = re.compile(
+_UNCERTAINTY = re.compile(
     r"\b(?:i (?:do not|don't) know|i(?:'m| am) not (?:sure|certain)|i (?:do not|don't) have (?:enough )?information|"
     r"(?:it is|it's) not possible to (?:say|tell|determine)|cannot be determined)\b"
 )
 
 
-def applies(check: Check, call: Call, *, judged: bool) -> bool:
+def is_applicable(check: Check, call: Call, *, judged: bool) -> bool:
     """Whether the check can say anything of the answer to such a call. `judged`: a model grades the answer."""
     body = call.body
     if call.operation not in OPERATIONS or (body.get("n") or 1) > 1:
@@ -73,7 +73,7 @@ def agreement(agrees: Iterable[bool]) -> float | None:
     return sum(said) / len(said) if said else None
 
 
-def sampled(call: Call, number: int) -> Call:
+def sample_call(call: Call, number: int) -> Call:
     """The call for one more sample, from 1 on: whole, hot enough to differ, and not with the same seed."""
     body = {key: value for key, value in call.body.items() if key not in ("stream", "stream_options")}
     temperature = body.get("temperature")
@@ -84,19 +84,19 @@ def sampled(call: Call, number: int) -> Call:
     return replace(call, body=body, stream=False)
 
 
-def doubtful(question: str, answer: str) -> bool:
+def is_non_answer(question: str, answer: str) -> bool:
     """Whether the answer is plainly none: empty, the question again, a refusal or an admission of not knowing at its
     beginning (English phrases alone), or a model in a loop."""
-    said = " ".join(answer[:MAX_LOOKED_AT].casefold().replace("\u2019", "'").split())
+    said = " ".join(answer[:MAX_CHECKED_CHARACTERS].casefold().replace("\u2019", "'").split())
     if not said or said == " ".join(question.casefold().split()):
         return True
     opening = said[:OPENING]
-    return bool(_REFUSED.search(opening) or _HEDGED.search(opening)) or loops(said)
+    return bool(_REFUSAL.search(opening) or _UNCERTAINTY.search(opening)) or is_repetitive(said)
 
 
-def loops(text: str) -> bool:
+def is_repetitive(text: str) -> bool:
     words = text.split()
     if len(words) < LOOP_WORDS:
         return False
-    runs = [tuple(words[i : i + RUN]) for i in range(len(words) - RUN + 1)]
-    return len(set(runs)) < DIFFERENT * len(runs)
+    ngrams = [tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)]
+    return len(set(ngrams)) < MIN_DISTINCT * len(ngrams)

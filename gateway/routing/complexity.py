@@ -31,7 +31,7 @@ TRAINED = WeightFiles("complexity", "the weights of complexity")
 VARIANTS = ("text", "vector")
 
 # A feature further from its mean than this, in standard deviations, is taken to lie here: no single one runs away.
-FURTHEST = 3.0
+MAX_DEVIATIONS = 3.0
 
 # Set by hand, for no data has it: what an answer of 1,000 tokens and more adds to the logit, beside one of a few.
 OUTPUT, OUTPUT_HALF = 0.4, 1000
@@ -39,7 +39,7 @@ OUTPUT, OUTPUT_HALF = 0.4, 1000
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """Brings features to mean 0 and deviation 1, within +-`FURTHEST`."""
+    """Brings features to mean 0 and deviation 1, within +-`MAX_DEVIATIONS`."""
 
     mean: FloatArray
     deviation: FloatArray
@@ -47,7 +47,7 @@ class Standard:
     def __call__(self, values: FloatArray) -> FloatArray:
         """(k,) or (n, k)."""
         inner = (values - self.mean) / self.deviation
-        return np.asarray(np.minimum(np.maximum(inner, -FURTHEST), FURTHEST))
+        return np.asarray(np.minimum(np.maximum(inner, -MAX_DEVIATIONS), MAX_DEVIATIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def weights_from(about: bytes, arrays: bytes) -> ComplexityWeights:
 
 
 def _standard(tables: Tables, form: str, width: int) -> Standard:
-    mean, deviation = (_checked(tables, f"{form}/{part}", width) for part in ("mean", "deviation"))
+    mean, deviation = (_array(tables, f"{form}/{part}", width) for part in ("mean", "deviation"))
     if not (deviation > 0).all():
         raise ValueError(f"{form}/deviation must be above 0")
     return Standard(mean, deviation)
@@ -152,9 +152,9 @@ def _standard(tables: Tables, form: str, width: int) -> Standard:
 
 def _variant(tables: Tables, said: Mapping[str, Any], name: str, dimension: int) -> Variant:
     def linear(part: str, width: int) -> Linear:
-        vector = _checked(tables, f"{name}/{part}/vector", dimension) if dimension else None
-        bias = _checked(tables, f"{name}/{part}/bias", 1)
-        return Linear(_checked(tables, f"{name}/{part}/features", width), vector, float(bias[0]))
+        vector = _array(tables, f"{name}/{part}/vector", dimension) if dimension else None
+        bias = _array(tables, f"{name}/{part}/bias", 1)
+        return Linear(_array(tables, f"{name}/{part}/features", width), vector, float(bias[0]))
 
     a, b, c = (float(number) for number in said["stacks"][name])
     if not all(math.isfinite(number) for number in (a, b, c)):
@@ -163,7 +163,7 @@ def _variant(tables: Tables, said: Mapping[str, Any], name: str, dimension: int)
     return Variant(linear("open", len(NAMES)), linear("wrong", width), linear("able", width), (a, b, c))
 
 
-def _checked(tables: Tables, name: str, width: int) -> FloatArray:
+def _array(tables: Tables, name: str, width: int) -> FloatArray:
     values = np.asarray(tables[name], np.float64)
     if values.shape != (width,) or not np.isfinite(values).all():
         raise ValueError(f"{name} must be {width} finite numbers")

@@ -34,7 +34,7 @@ class Fallback:
         self._clock = clock
         self._telemetry = telemetry
 
-    async def only(self, request: RequestContext, name: str) -> Response | None:
+    async def call_backend(self, request: RequestContext, name: str) -> Response | None:
         """Of this backend alone; None where its breaker is open. Raises `BackendError`."""
         pool = self._pools[name]
         if not pool.allow(self._clock.monotonic()):

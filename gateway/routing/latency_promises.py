@@ -11,7 +11,7 @@ from gateway.context import RequestContext
 from gateway.messages import Event, EventStream, FullBody, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.streams import StreamObserver, tapped
+from gateway.streams import StreamObserver, with_observer
 
 # How sure a backend must be to make it before it is asked: what keeps promises at the confidence that was asked for.
 # Pure.
@@ -21,9 +21,9 @@ from gateway.streams import StreamObserver, tapped
 STEP = 0.01
 
 # Nobody is asked who is more likely to be late than not.
-LEAST = 0.5
+MIN_REQUIRED = 0.5
 
-MOST = 0.999
+MAX_REQUIRED = 0.999
 
 
 class Confidence:
@@ -32,8 +32,8 @@ class Confidence:
     A bound that each answer keeps with 95 % keeps more of all promises than 95 %, since most budgets are loose; and
     fewer where the predictions are wrong. So what is asked of each (`required`) falls while promises are kept and rises
     when one is broken, until the share that is kept is the confidence. Whatever the answers do, after T promises it is
-    off by at most 1 / (T * STEP), as long as `required` is not at one of its ends: below `LEAST` it does not go (then
-    more is kept), and above `MOST` nothing is left to ask (then less is)."""
+    off by at most 1 / (T * STEP), as long as `required` is not at one of its ends: below `MIN_REQUIRED` it does not go (then
+    more is kept), and above `MAX_REQUIRED` nothing is left to ask (then less is)."""
 
     __slots__ = ("adapts", "confidence", "required")
 
@@ -42,12 +42,12 @@ class Confidence:
         self.required = confidence
         self.adapts = adapts  # no: the confidence is asked of each request
 
-    def told(self, *, kept: bool) -> None:
+    def record(self, *, kept: bool) -> None:
         """A promise was kept, or broken."""
         if not self.adapts:
             return
         step = STEP * ((1.0 - self.confidence) - (0.0 if kept else 1.0))
-        self.required = min(MOST, max(min(LEAST, self.confidence), self.required - step))
+        self.required = min(MAX_REQUIRED, max(min(MIN_REQUIRED, self.confidence), self.required - step))
 
 
 # Latency budgets that are promised to be kept, and what became of them.
@@ -59,18 +59,18 @@ class Promises:
         self._telemetry = telemetry
         self._routes: dict[str, Confidence] = {}
 
-    def sureness(self, route: Route) -> Confidence:
+    def confidence(self, route: Route) -> Confidence:
         """Anew where the policy now asks for another confidence."""
-        known, rule = self._routes.get(route.name), route.promise
-        if known is None or known.confidence != rule.confidence or known.adapts == rule.each:
-            known = self._routes[route.name] = Confidence(rule.confidence, adapts=not rule.each)
+        known, rule = self._routes.get(route.name), route.slo
+        if known is None or known.confidence != rule.confidence or known.adapts == rule.per_request:
+            known = self._routes[route.name] = Confidence(rule.confidence, adapts=not rule.per_request)
         return known
 
-    def of(self, request: RequestContext, route: Route, *, promised: bool) -> Promise | None:
+    def promise_for(self, request: RequestContext, route: Route, *, promised: bool) -> Promise | None:
         """To be told what becomes of this request; None where it has no budget."""
-        if request.call is None or not request.bounded:
+        if request.call is None or not request.has_budget:
             return None
-        return Promise(request, self.sureness(route), self._clock, self._telemetry, promised=promised)
+        return Promise(request, self.confidence(route), self._clock, self._telemetry, promised=promised)
 
     def not_asked(self, route: Route, outcome: str) -> None:
         """No backend was: `refused`, or `stale`."""
@@ -82,69 +82,71 @@ class Promise:
     otherwise it is seen whether they are met all the same."""
 
     def __init__(
-        self, request: RequestContext, sureness: Confidence, clock: Clock, telemetry: Telemetry, *, promised: bool
+        self, request: RequestContext, confidence: Confidence, clock: Clock, telemetry: Telemetry, *, promised: bool
     ) -> None:
         self._request = request
-        self._sureness = sureness
+        self._confidence = confidence
         self._clock = clock
         self._telemetry = telemetry
         self._promised = promised
-        self._over = False
+        self._is_counted = False
 
     def failed(self, error: BaseException) -> None:
         """No answer came. A client that leaves before its time is up says nothing; one that leaves after it does."""
         if not isinstance(error, asyncio.CancelledError):
             self._count("failed")
         else:
-            self._given_up()
+            self._on_abandoned()
 
-    def watched(self, response: Response, *, as_chosen: bool) -> Response:
+    def observe_response(self, response: Response, *, as_chosen: bool) -> Response:
         """`as_chosen`: whether the one that was predicted is the one that answers. Where another had to, the promise
         counts, and says nothing of the predictions."""
         body, now = response.body, self._clock.monotonic()
         if response.status >= 400:
             self._count("failed")
         elif isinstance(body, FullBody):
-            self._told(self._in_time(now, now, 0), as_chosen)
+            self._report(self._in_time(now, now, 0), as_chosen)
         elif isinstance(body, EventStream):
-            return replace(response, body=EventStream(tapped(body.events, self._counting(now, as_chosen))))
+            return replace(
+                response, body=EventStream(with_observer(body.events, self._stream_observer(now, as_chosen)))
+            )
         return response
 
-    def _counting(self, first: float, as_chosen: bool) -> StreamObserver[Event]:
+    def _stream_observer(self, first: float, as_chosen: bool) -> StreamObserver[Event]:
         pieces = 0
 
-        def saw(events: Sequence[Event]) -> Sequence[Event]:
+        def on_events(events: Sequence[Event]) -> Sequence[Event]:
             nonlocal pieces
             pieces += len(events)
             return events
 
-        def ended() -> None:
-            self._told(self._in_time(first, self._clock.monotonic(), pieces), as_chosen)
+        def on_end() -> None:
+            self._report(self._in_time(first, self._clock.monotonic(), pieces), as_chosen)
 
-        return StreamObserver(saw, ended, closed=self._given_up)
+        return StreamObserver(on_events, on_end, on_close=self._on_abandoned)
 
     def _in_time(self, first: float, end: float, pieces: int) -> bool:
-        due = self._request
+        request = self._request
         return (
-            (due.deadline is None or end <= due.deadline)
-            and (due.ttft_deadline is None or first <= due.ttft_deadline)
-            and (due.tpot_s is None or (end - first) <= due.tpot_s * max(1, pieces))
+            (request.deadline is None or end <= request.deadline)
+            and (request.ttft_deadline is None or first <= request.ttft_deadline)
+            and (request.tpot_s is None or (end - first) <= request.tpot_s * max(1, pieces))
         )
 
-    def _given_up(self) -> None:
+    def _on_abandoned(self) -> None:
         deadline = self._request.deadline
-        if not self._over and deadline is not None and self._clock.monotonic() > deadline:
-            self._told(False, True)
+        if not self._is_counted and deadline is not None and self._clock.monotonic() > deadline:
+            self._report(False, True)
 
-    def _told(self, in_time: bool, as_chosen: bool) -> None:
+    def _report(self, in_time: bool, as_chosen: bool) -> None:
         if not self._promised:
             self._count("in-time" if in_time else "late")
             return
         self._count("kept" if in_time else "broken")
         if as_chosen:
-            self._sureness.told(kept=in_time)
-            self._telemetry.required_confidence.set(self._request.route, value=self._sureness.required)
+            self._confidence.record(kept=in_time)
+            self._telemetry.required_confidence.set(self._request.route, value=self._confidence.required)
 
     def _count(self, outcome: str) -> None:
-        self._over = True
+        self._is_counted = True
         self._telemetry.promises.add(self._request.route, outcome)

@@ -63,9 +63,9 @@ class Typical:
 
 
 # From a route's limits to what a request asks of them, and from what became of that to words and headers. Pure.
-EVERYWHERE = "*"  # in place of a route, which cannot be called so
+ALL_ROUTES = "*"  # in place of a route, which cannot be called so
 
-LONG_S = 60  # clients that retry by themselves are told not to, where it takes longer
+MAX_CLIENT_RETRY_S = 60  # clients that retry by themselves are told not to, where it takes longer
 
 PERIOD = {"s": "second", "min": "minute", "h": "hour", "day": "day"}
 
@@ -92,9 +92,9 @@ class LimitRequest:
     pace: Pace | None = None
 
     @property
-    def everywhere(self) -> bool:
+    def is_global(self) -> bool:
         """It counts over all routes: an API key's own."""
-        return self.demand.key.startswith(EVERYWHERE + ":")
+        return self.demand.key.startswith(ALL_ROUTES + ":")
 
 
 def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str]:
@@ -107,11 +107,11 @@ def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str
     }
 
 
-def asked_of(
+def limit_requests(
     route: str, limits: Sequence[Limits], whose: Mapping[Per, str], estimate: Estimate, member: str
 ) -> list[LimitRequest]:
     """All that a call demands before it is sent to a backend."""
-    return [asked for rule in limits for asked in _asked(route, rule, whose[rule.per], estimate, member)]
+    return [asked for rule in limits for asked in _limit_requests(route, rule, whose[rule.per], estimate, member)]
 
 
 def requests_of(route: str, limits: Sequence[Limits], whose: Mapping[Per, str]) -> list[LimitRequest]:
@@ -124,15 +124,15 @@ def _requests(route: str, rule: Limits, subject: str) -> Iterator[LimitRequest]:
         yield _paced(route, rule.per, subject, "requests", pace, 1)
 
 
-def _asked(route: str, rule: Limits, subject: str, estimate: Estimate, member: str) -> Iterator[LimitRequest]:
+def _limit_requests(route: str, rule: Limits, subject: str, estimate: Estimate, member: str) -> Iterator[LimitRequest]:
     where = f"{route}:{rule.per}:{subject}:"
     if not rule.count_hits:
         yield from _requests(route, rule, subject)
     for pace in rule.tokens:
         yield _paced(route, rule.per, subject, "tokens", pace, estimate.tokens)
     if rule.concurrency is not None:
-        place = Slot(where + "concurrency", rule.concurrency, member)
-        yield LimitRequest("concurrency", rule.per, subject, str(rule.concurrency), place)
+        slot = Slot(where + "concurrency", rule.concurrency, member)
+        yield LimitRequest("concurrency", rule.per, subject, str(rule.concurrency), slot)
     if rule.large_share is not None:
         part = LimitPart(where + "large_share", rule.large_share)
         yield LimitRequest("large_share", rule.per, subject, f"{100 * rule.large_share:g}%", part)
@@ -153,48 +153,52 @@ def _cap_key(where: str, cap: Cap) -> str:
 
 def light_only(asked: Sequence[LimitRequest], taken: TakeResult) -> str | None:
     """The first limit that leaves only the lightest model; None where none does."""
-    return next((a.limit for a, told in zip(asked, taken.told, strict=True) if not told.ok), None)
+    return next((a.limit for a, observed in zip(asked, taken.observed, strict=True) if not observed.ok), None)
 
 
 def refused(route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> tuple[LimitRequest, str, int]:
     """Of a request that was not granted: the limit that takes longest, a sentence about it, and the seconds until
     then, at least 1."""
-    failed = [(a, told) for a, told in zip(asked, taken.told, strict=True) if not told.ok and not _soft(a.demand)]
-    waits = [wait_us(a.demand, told, taken.at_us) for a, told in failed]
+    failed = [
+        (a, observed)
+        for a, observed in zip(asked, taken.observed, strict=True)
+        if not observed.ok and not _is_soft(a.demand)
+    ]
+    waits = [wait_us(a.demand, observed, taken.at_us) for a, observed in failed]
     at = max(range(len(failed)), key=waits.__getitem__)
-    asked_most, told = failed[at]
+    slowest, observed = failed[at]
     seconds = max(1, math.ceil(waits[at] / MICROS))
-    return asked_most, f"{_sentence(route, asked_most, told)}; try again in {seconds} s", seconds
+    return slowest, f"{_sentence(route, slowest, observed)}; try again in {seconds} s", seconds
 
 
-def _sentence(route: str, asked: LimitRequest, told: LimitState) -> str:
+def _sentence(route: str, asked: LimitRequest, observed: LimitState) -> str:
     whose = f"this {asked.per}" if asked.per != "route" else "everybody"
-    remaining = left(asked.demand, told, taken=False)
-    where = "" if asked.everywhere else f" on route {route}"
+    remaining = left(asked.demand, observed, taken=False)
+    where = "" if asked.is_global else f" on route {route}"
     if isinstance(asked.demand, PacedLimit):
         amount, _, period = asked.said.partition("/")
         needs = f", this request takes about {asked.demand.units:.0f}" if asked.limit == "tokens" else ""
         what = f"limit of {amount} {asked.limit} a {PERIOD[period]}"
         return f"the {what} for {whose}{where} is reached: {remaining:.0f} left{needs}"
     if isinstance(asked.demand, Slot):
-        return f"the limit of {asked.said} calls at once for {whose}{where} is reached: {told.level} in flight"
+        return f"the limit of {asked.said} calls at once for {whose}{where} is reached: {observed.level} in flight"
     return f"the cap of {asked.said} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
 
 
-def headers_of(asked: Sequence[LimitRequest], taken: TakeResult) -> Headers:
+def rate_limit_headers(asked: Sequence[LimitRequest], taken: TakeResult) -> Headers:
     """`RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10), and OpenAI's `x-ratelimit-*` of the
     window of which least is left."""
     rates = [
-        (a, a.pace, a.demand, told)
-        for a, told in zip(asked, taken.told, strict=True)
+        (a, a.pace, a.demand, observed)
+        for a, observed in zip(asked, taken.observed, strict=True)
         if isinstance(a.demand, PacedLimit)
     ]
     policies, states = [], []
     tightest: dict[str, tuple[float, Pace, float]] = {}
-    for a, pace, demand, told in rates:
+    for a, pace, demand, observed in rates:
         assert pace is not None and isinstance(demand, PacedLimit)
-        remaining = left(demand, told, taken=taken.granted)
-        backlog_us = told.level + (demand.cost_us if taken.granted else 0.0)
+        remaining = left(demand, observed, taken=taken.granted)
+        backlog_us = observed.level + (demand.cost_us if taken.granted else 0.0)
         name = f'"{a.limit}-{pace.period}"'
         policies.append(f"{name};q={pace.amount};w={pace.period_s}")
         states.append(f"{name};r={remaining:.0f};t={math.ceil(backlog_us / MICROS)}")
@@ -231,23 +235,23 @@ def returns_of(asked: Sequence[LimitRequest], taken: TakeResult, real: Estimate)
     return found
 
 
-def not_large(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
+def returns_without_large(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
     """Of a call that might have been a large one and was none."""
-    told = zip(asked, taken.told, strict=True)
-    return [Return("part", a.demand.key) for a, t in told if isinstance(a.demand, LimitPart) and t.ok]
+    observed = zip(asked, taken.observed, strict=True)
+    return [Return("part", a.demand.key) for a, t in observed if isinstance(a.demand, LimitPart) and t.ok]
 
 
-def not_asked(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
+def returns_without_call(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
     """Of a request that was put to no backend: it was no call, and none of a large model."""
     calls = [
         Return("pace", a.demand.key, -a.demand.cost_us)
         for a in asked
         if isinstance(a.demand, PacedLimit) and a.limit == "requests"
     ]
-    return calls + not_large(asked, taken)
+    return calls + returns_without_large(asked, taken)
 
 
-def _soft(demand: Demand) -> bool:
+def _is_soft(demand: Demand) -> bool:
     return isinstance(demand, LimitPart) or (isinstance(demand, Cost) and demand.soft)
 
 

@@ -19,7 +19,7 @@ from gateway.messages import Call, Event, EventStream, FullBody, Price, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.priority import Priority
-from gateway.streams import StreamObserver, held, tapped
+from gateway.streams import StreamObserver, buffer_response, with_observer
 from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.shadow")
@@ -36,7 +36,7 @@ class _Copy:
 
 
 class Mirroring:
-    """`draw`: numbers in [0, 1)."""
+    """`rng`: numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class Mirroring:
         prices: Mapping[str, Price],
         telemetry: Telemetry,
         clock: Clock,
-        draw: Callable[[], float],
+        rng: Callable[[], float],
     ) -> None:
         self._pools = pools
         self._prices = prices
         self._telemetry = telemetry
         self._clock = clock
-        self._draw = draw
+        self._rng = rng
         self._calls = BackgroundCalls(clock)
 
     def __len__(self) -> int:
         """How many wait or are under way."""
         return len(self._calls)
 
-    def watched(
+    def observe_response(
         self, request: RequestContext, response: Response, rule: Shadow, comparisons: AnswerComparer
     ) -> Response:
         """The same answer, copied by chance as it goes by. Nothing is sent on behalf of a client that wants nothing
@@ -65,23 +65,23 @@ class Mirroring:
         call, body = request.call, response.body
         if call is None or call.operation == "embeddings" or response.status != 200:
             return response
-        if call.stateful or request.internal or request.directives.no_store or self._draw() >= rule.share:
+        if call.stateful or request.internal or request.directives.no_store or self._rng() >= rule.share:
             return response
         copy = _Copy(request, call, rule, comparisons)
         if isinstance(body, FullBody) and len(body.data) <= MAX_BYTES:
-            self._begin(copy, (body.data,), streamed=False)
+            self._start(copy, (body.data,), streamed=False)
         elif isinstance(body, EventStream):
-            return replace(response, body=EventStream(tapped(body.events, self._copying(copy))))
+            return replace(response, body=EventStream(with_observer(body.events, self._stream_observer(copy))))
         return response
 
     async def close(self) -> None:
         await self._calls.close()
 
-    def _copying(self, copy: _Copy) -> StreamObserver[Event]:
+    def _stream_observer(self, copy: _Copy) -> StreamObserver[Event]:
         payload: list[bytes] = []
         size = 0
 
-        def saw(events: Sequence[Event]) -> Sequence[Event]:
+        def on_events(events: Sequence[Event]) -> Sequence[Event]:
             nonlocal size
             for event in events:
                 size += len(event.data)
@@ -89,26 +89,26 @@ class Mirroring:
                     payload.append(event.data)
             return events
 
-        def ended() -> None:  # a client that leaves before has no copy
+        def on_end() -> None:  # a client that leaves before has no copy
             if size <= MAX_BYTES:
-                self._begin(copy, tuple(payload), streamed=True)
+                self._start(copy, tuple(payload), streamed=True)
 
-        return StreamObserver(saw, ended)
+        return StreamObserver(on_events, on_end)
 
-    def _begin(self, copy: _Copy, payload: tuple[bytes, ...], *, streamed: bool) -> None:
+    def _start(self, copy: _Copy, payload: tuple[bytes, ...], *, streamed: bool) -> None:
         request, call, rule = copy.request, copy.call, copy.rule
 
-        def asked() -> Coroutine[Any, Any, None]:  # reads the answer only where there is room to compare it
-            return self._asked(copy, call.dialect.answer_text(call, payload, streamed))
+        def make_call() -> Coroutine[Any, Any, None]:  # reads the answer only where there is room to compare it
+            return self._run(copy, call.dialect.answer_text(call, payload, streamed))
 
         if (
-            self._calls.begin(request.id, request.route, AuditSettings(rule.share, rule.per_hour), 0.0, asked)
+            self._calls.start(request.id, request.route, AuditSettings(rule.share, rule.per_hour), 0.0, make_call)
             is not None
         ):
             self._telemetry.shadow.add(request.route, "dropped")
 
-    async def _asked(self, copy: _Copy, served: str | None) -> None:
-        async with self._calls.places:
+    async def _run(self, copy: _Copy, served: str | None) -> None:
+        async with self._calls.limiter:
             outcome = await self._outcome(copy, served)
         self._telemetry.shadow.add(copy.request.route, outcome)
 
@@ -117,10 +117,10 @@ class Mirroring:
         request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
         if not pool.allow(self._clock.monotonic()):
             return "dropped"
-        again = request.own_call("shadow")
-        again.priority = Priority.LOW
+        shadow_request = request.internal_child("shadow")
+        shadow_request.priority = Priority.LOW
         try:
-            answer = await held(await pool.call(again), MAX_BYTES)
+            answer = await buffer_response(await pool.call(shadow_request), MAX_BYTES)
         except BackendOverloaded:
             return "dropped"
         except (GatewayError, UpstreamStreamError) as error:
@@ -131,7 +131,7 @@ class Mirroring:
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
         cost = self._prices[copy.rule.backend].of(seen.input_tokens, seen.output_tokens)
         self._telemetry.shadow_cost.add(request.route, amount=cost)
-        told = call.dialect.answer_text(call, answer.payload, answer.streamed)
-        if told is None or served is None:
+        shadow_answer = call.dialect.answer_text(call, answer.payload, answer.streamed)
+        if shadow_answer is None or served is None:
             return OUTCOMES[Label.UNDECIDED]
-        return OUTCOMES[await copy.comparisons.alike(served, told)]
+        return OUTCOMES[await copy.comparisons.compare_texts(served, shadow_answer)]

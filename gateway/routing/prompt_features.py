@@ -22,9 +22,9 @@ FloatArray = npt.NDArray[np.float64]
 
 # A longer text is judged by its head and its tail, where questions are put; its length is known besides.
 HEAD, TAIL = 600, 800
-FEWEST_OPTIONS = 2
-LONGEST_CUE = 40
-SEEN_OPTIONS = 6
+MIN_OPTIONS = 2
+MAX_CUE_CHARACTERS = 40
+MAX_OPTIONS = 6
 
 _TOKEN = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:['\u2019][a-z]+)?|\d+(?:[.,:]\d+)*|__+|[^\w\s]"
@@ -100,14 +100,14 @@ class PromptReading:
 
     def __init__(self, text: str, rarity: Commonness) -> None:
         body = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
-        if (cue := _CUE.search(body, max(0, len(body) - LONGEST_CUE))) is not None:
+        if (cue := _CUE.search(body, max(0, len(body) - MAX_CUE_CHARACTERS))) is not None:
             body = body[: cue.start()]
-        found = list(_OPTION.finditer(body))
-        exam = len(found) >= FEWEST_OPTIONS and "".join(match[1] for match in found) in "ABCDEFGHIJ"
-        stem = body[: found[0].start()] if exam else body
-        left_out = len(text) - len(body)
-        self.features, known = _of_text(stem, max(0, left_out), rarity)
-        self.options = _of_options([match[2] for match in found[:SEEN_OPTIONS]], known, rarity) if exam else None
+        matches = list(_OPTION.finditer(body))
+        exam = len(matches) >= MIN_OPTIONS and "".join(match[1] for match in matches) in "ABCDEFGHIJ"
+        stem = body[: matches[0].start()] if exam else body
+        omitted = len(text) - len(body)
+        self.features, known = _text_features(stem, max(0, omitted), rarity)
+        self.options = _option_features([match[2] for match in matches[:MAX_OPTIONS]], known, rarity) if exam else None
 
 
 class _Counted(NamedTuple):
@@ -135,7 +135,7 @@ class _Counted(NamedTuple):
     content: frozenset[str]  # the words that carry the meaning
 
 
-def _counted(tokens: Sequence[str], rarity: Commonness) -> _Counted:
+def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
     kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
     words = letters = long = longest = function = rare = numbers = large = 0
     shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
@@ -182,31 +182,31 @@ def _counted(tokens: Sequence[str], rarity: Commonness) -> _Counted:
     )  # fmt: skip
 
 
-def _of_text(text: str, left_out: int, rarity: Commonness) -> tuple[FloatArray, frozenset[str]]:
+def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatArray, frozenset[str]]:
     """And the words that carry the meaning."""
     tokens = _TOKEN.findall(text)
-    of = _counted(tokens, rarity)
+    counts = _count_tokens(tokens, rarity)
     # What was left out is taken to be like the rest.
-    whole = 1.0 + left_out / max(1, len(text))
-    each = max(1, of.words)
+    whole = 1.0 + omitted / max(1, len(text))
+    words = max(1, counts.words)
     cut = _SENTENCE.split(text.strip())
     log = math.log1p
     values = [
-        log(len(text) * whole), log(of.words * whole), of.letters / each, of.long / each, of.longest / each,
-        of.function / each, len(of.content) / max(1, of.meant), of.rarities / max(1, of.meant),
-        of.rare / max(1, of.meant), log(of.rare), log(len(cut) * whole), log(of.words / len(cut)),
+        log(len(text) * whole), log(counts.words * whole), counts.letters / words, counts.long / words, counts.longest / words,
+        counts.function / words, len(counts.content) / max(1, counts.meant), counts.rarities / max(1, counts.meant),
+        counts.rare / max(1, counts.meant), log(counts.rare), log(len(cut) * whole), log(counts.words / len(cut)),
         log(cut[-1].count(" ") + 1), log(text.count("\n")), float("?" in cut[-1]), float(text.rstrip().endswith(":")),
-        float("__" in text or "..." in text), float(_FENCE in text), log(of.numbers), of.numbers / (each + 3),
-        log(of.different), log(of.large), log(of.shouted), log(of.roman), log(of.capitals), log(of.acronyms),
-        log(of.single), log(of.foreign),
-        *map(log, of.kinds), *map(log, of.signs), *[of.kinds[at] / (each + 3) for at in _DENSE_AT],
+        float("__" in text or "..." in text), float(_FENCE in text), log(counts.numbers), counts.numbers / (words + 3),
+        log(counts.different), log(counts.large), log(counts.shouted), log(counts.roman), log(counts.capitals), log(counts.acronyms),
+        log(counts.single), log(counts.foreign),
+        *map(log, counts.kinds), *map(log, counts.signs), *[counts.kinds[at] / (words + 3) for at in _DENSE_AT],
     ]  # fmt: skip
     opener = next((token.lower() for token in tokens if token[0].isalpha()), "")
     values += _OPENED_BY.get(opener, _OPENED_OTHERWISE)
-    return np.array(values), of.content
+    return np.array(values), counts.content
 
 
-def _of_options(options: Sequence[str], stem: frozenset[str], rarity: Commonness) -> FloatArray:
+def _option_features(options: Sequence[str], stem: frozenset[str], rarity: Commonness) -> FloatArray:
     cut = [_TOKEN.findall(option[:300]) for option in options]
     lowered = [[token.lower() for token in tokens] for tokens in cut]
     sets = [frozenset(tokens) for tokens in lowered]

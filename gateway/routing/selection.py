@@ -18,16 +18,16 @@ from gateway.messages import Choice, TierDecision
 
 
 # Which part of a tier answers a request, and who is asked after it. Pure.
-def resolved(target: Target, key: bytes | None, draw: Callable[[], float]) -> Target:
+def resolve_splits(target: Target, key: bytes | None, rng: Callable[[], float]) -> Target:
     """The same target with one backend a tier. `key`: what belongs together, such as the turns of a conversation, has
-    the same one and gets the same parts, as long as the policy says the same shares; None: by `draw`, in [0, 1).
+    the same one and gets the same parts, as long as the policy says the same shares; None: by `rng`, in [0, 1).
 
     Over many keys each part gets its share. Parts lie one after another in the order in which they are written: where
     the last one grows, what it already had stays with it."""
     if not any(tier.parts for tier in target.tiers):
         return target
     tiers = tuple(
-        replace(tier, backend=_part_at(tier.parts, draw() if key is None else point_of(key, tier.name)))
+        replace(tier, backend=_part_for(tier.parts, rng() if key is None else split_point(key, tier.name)))
         if tier.parts
         else tier
         for tier in target.tiers
@@ -35,13 +35,13 @@ def resolved(target: Target, key: bytes | None, draw: Callable[[], float]) -> Ta
     return replace(target, tiers=tiers)
 
 
-def point_of(key: bytes, name: str) -> float:
+def split_point(key: bytes, name: str) -> float:
     """In [0, 1), even over keys; for each tier another one, so that one canary says nothing of the other."""
     digest = blake2b(key, digest_size=8, person=blake2b(name.encode(), digest_size=16).digest()).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-def _part_at(parts: Sequence[TierPart], point: float) -> str:
+def _part_for(parts: Sequence[TierPart], point: float) -> str:
     reached = 0.0
     for part in parts:
         reached += part.share
@@ -95,13 +95,13 @@ def choose(
     is known (None) is taken to fit. Where none fits, the one that is predicted to be soonest is asked, or with `late`
     `light` the lightest; whether it is asked at all is the caller's to decide.
     """
-    wanted = bisect_left(thresholds, complexity)  # at a threshold is not above it
-    fitting = next((tier for tier in _nearest(wanted, len(predictions)) if fits(predictions[tier], remaining)), None)
+    preferred = bisect_left(thresholds, complexity)  # at a threshold is not above it
+    fitting = next((tier for tier in _nearest(preferred, len(predictions)) if fits(predictions[tier], remaining)), None)
     chosen = fitting
     if chosen is None:
-        chosen = 0 if late == "light" else _soonest(wanted, predictions)
-    reason = Choice.BUDGET if chosen != wanted else Choice.COMPLEX if wanted else Choice.SIMPLE
-    promised = remaining.bounded and fitting is not None and predictions[chosen] is not None
+        chosen = 0 if late == "light" else _soonest(preferred, predictions)
+    reason = Choice.BUDGET if chosen != preferred else Choice.COMPLEX if preferred else Choice.SIMPLE
+    promised = remaining.has_budget and fitting is not None and predictions[chosen] is not None
     hopeless = fitting is None and (remaining.spent or not any(p is None or math.isinf(p.total_s) for p in predictions))
     if len(target.tiers) == 1:
         return Decision((target.tiers[0].backend,), None, Choice.ONLY, promised, hopeless)
@@ -110,34 +110,34 @@ def choose(
     return Decision(backends, target.tiers[chosen].name, reason, promised, hopeless)
 
 
-def _nearest(wanted: int, tiers: int) -> Iterable[int]:
+def _nearest(preferred: int, tiers: int) -> Iterable[int]:
     """The one that is wanted, then those below it, then those above it."""
-    return chain(range(wanted, -1, -1), range(wanted + 1, tiers))
+    return chain(range(preferred, -1, -1), range(preferred + 1, tiers))
 
 
-def _soonest(wanted: int, predictions: Sequence[Prediction | None]) -> int:
+def _soonest(preferred: int, predictions: Sequence[Prediction | None]) -> int:
     """Of those of whom nothing is known yet the lightest: a crowd must not find out all at once."""
 
     def by(tier: int) -> tuple[float, int]:
         prediction = predictions[tier]
         if prediction is None or math.isinf(prediction.total_s):
             return math.inf, tier
-        return prediction.total_s, tier != wanted
+        return prediction.total_s, tier != preferred
 
     return min(range(len(predictions)), key=by)
 
 
-def relieved(decision: Decision, target: Target, waits: Sequence[float], remaining: Remaining) -> Decision:
+def avoid_overloaded(decision: Decision, target: Target, waits: Sequence[float], remaining: Remaining) -> Decision:
     """The same, but that who has a place goes before the choice, where waiting for a place there takes longer by itself
     than what is left. `waits`: seconds, one a tier."""
-    left = min((s for s in (remaining.total_s, remaining.ttft_s) if s is not None), default=math.inf)
+    remaining_s = min((s for s in (remaining.total_s, remaining.ttft_s) if s is not None), default=math.inf)
     wait = dict(zip(target.backends, waits, strict=True))
-    if wait[decision.backends[0]] <= max(0.0, left):
+    if wait[decision.backends[0]] <= max(0.0, remaining_s):
         return decision
     order = tuple(sorted(decision.backends, key=lambda name: wait[name] > 0.0))
     if order == decision.backends:
         return decision
-    tier = target.tier_of(order[0])
+    tier = target.tier_with_backend(order[0])
     return replace(decision, backends=order, tier=tier, reason=Choice.OVERLOADED, promised=False)
 
 
@@ -162,7 +162,7 @@ def thresholds_of(target: Target, wish: TierDecision | None) -> Sequence[float]:
     return (-1.0 if wish.large else 1.0,) * (len(target.tiers) - 1)  # the best one, or the lightest
 
 
-def decided(
+def decide(
     target: Target,
     wish: TierDecision | None,
     score: float,
@@ -171,16 +171,16 @@ def decided(
     waits: Sequence[float],
     late: Late,
     *,
-    tries: bool,
+    can_check: bool,
 ) -> Decision:
-    """`predictions`, `waits`: one a tier, which each have one backend by now. `tries`: whether the cascade's check
+    """`predictions`, `waits`: one a tier, which each have one backend by now. `can_check`: whether the cascade's check
     could tell anything of an answer."""
     decision = choose(target, thresholds_of(target, wish), score, remaining, predictions, late)
-    decision = relieved(decision, target, waits, remaining)
-    if not tries:
+    decision = avoid_overloaded(decision, target, waits, remaining)
+    if not can_check:
         return decision
     better = predictions[target.backends.index(decision.backends[0])]
-    return tried_first(decision, target.tiers[0].backend, remaining, predictions[0], better)
+    return with_trial(decision, target.tiers[0].backend, remaining, predictions[0], better)
 
 
 # Selects the backends of a request, in order, with the reason. Pure: the gateway, `nearhit explain`, the tests of
@@ -228,7 +228,7 @@ class Signals:
     remaining: Remaining = UNBOUNDED  # of the latency budget
     predictions: Mapping[str, Prediction | None] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)
-    tries: bool = False  # the cascade's check could tell something of an answer
+    can_check: bool = False  # the cascade's check could tell something of an answer
     light_only: bool = False  # a limit takes the larger models away
 
 
@@ -264,10 +264,10 @@ def _by_tiers(target: Target, signals: Signals, late: Late) -> Decision:
     predictions = [signals.predictions.get(name) for name in target.backends]
     waits = [signals.waits.get(name, 0.0) for name in target.backends]
     score = signals.complexity if len(target.tiers) > 1 else 0.0
-    return decided(target, signals.wish, score, signals.remaining, predictions, waits, late, tries=signals.tries)
+    return decide(target, signals.wish, score, signals.remaining, predictions, waits, late, can_check=signals.can_check)
 
 
-def tried_first(
+def with_trial(
     decision: Decision, lightest: str, remaining: Remaining, light: Prediction | None, better: Prediction | None
 ) -> Decision:
     """The same, with the lightest tier's backend before it, where the complexity asks for a better tier and both fit
@@ -276,7 +276,7 @@ def tried_first(
     Both predictions are quantiles; their sum is kept more often than each of them where the two are independent."""
     if decision.reason is not Choice.COMPLEX or decision.backends[0] == lightest or decision.late:
         return decision
-    if remaining.bounded and not fits(after(better, light), remaining):
+    if remaining.has_budget and not fits(after(better, light), remaining):
         return replace(decision, trial_skipped=True)
     return replace(decision, trial=lightest)
 

@@ -115,7 +115,7 @@ BAND = 0.02  # of the requests, at most; of small and of large shares a tenth, s
 # Of an hour's requests, over which a debt is paid back, and never over fewer than these. On even scores at 1,200 an
 # hour 92 % of those chosen are an oracle's with .1 and with .25, 91 % with .05; where a fifth must be light, .25 leaves
 # the share 1 point short, .1 half a point (tests/routing/test_threshold.py has both streams).
-REPAID, LEAST_REPAID = 0.1, 50.0
+REPAYMENT_SHARE, MIN_REPAYMENT_WINDOW = 0.1, 50.0
 
 
 def band_of(share: float) -> float:
@@ -152,9 +152,9 @@ class ShareSpent:
 
     def _fade(self, now: float) -> None:
         if self._since is not None and now > self._since:
-            left = math.exp(-(now - self._since) / HOUR_S)
-            self._all *= left
-            self._large *= left
+            decay = math.exp(-(now - self._since) / HOUR_S)
+            self._all *= decay
+            self._large *= decay
         self._since = now if self._since is None else max(self._since, now)
 
 
@@ -172,42 +172,42 @@ class ShareController:
         self._carried = 0.0
 
     def wish(self, score: float, scores: ScoreWindow, spent: ShareSpent, now: float) -> TierDecision:
-        wanted = self._wanted(spent, now)
-        threshold = scores.top(wanted)
+        target = self._target_share(spent, now)
+        threshold = scores.top(target)
         if self.share <= 0.0 or self.share >= 1.0:
             return TierDecision(self.share >= 1.0, threshold)
-        part = self._part(score, wanted, scores)
+        part = self._part(score, target, scores)
         large, carried = part >= 1.0, None
         if 0.0 < part < 1.0:  # one of several that are equal: every so many of them, rather than all or none
             large = self._carried + part >= 1.0 - 1e-9
             carried = min(1.0, max(0.0, self._carried + part - large))
-        return TierDecision(self._bounded(large), threshold, carried)
+        return TierDecision(self._clamp(large), threshold, carried)
 
     def threshold(self, scores: ScoreWindow, spent: ShareSpent, now: float) -> float:
-        return scores.top(self._wanted(spent, now))
+        return scores.top(self._target_share(spent, now))
 
     def count(self, wish: TierDecision, *, large: bool) -> None:
         """What one request came to."""
         if wish.carried is not None:
             self._carried = wish.carried
-        self._move(large - self.share, self.band)
+        self._update_room(large - self.share, self.band)
 
     def recount(self, *, large: bool) -> None:
         """One that was counted went to the other model after all: `large` says to which."""
-        self._move(1.0 if large else -1.0, 0.0)
+        self._update_room(1.0 if large else -1.0, 0.0)
 
-    def _wanted(self, spent: ShareSpent, now: float) -> float:
+    def _target_share(self, spent: ShareSpent, now: float) -> float:
         """The share that the quantile is set to."""
-        over = max(LEAST_REPAID, REPAID * spent.requests(now))
-        return min(1.0, max(0.0, self.share - spent.beyond(self.share, now) / over))
+        window = max(MIN_REPAYMENT_WINDOW, REPAYMENT_SHARE * spent.requests(now))
+        return min(1.0, max(0.0, self.share - spent.beyond(self.share, now) / window))
 
     @staticmethod
-    def _part(score: float, wanted: float, scores: ScoreWindow) -> float:
+    def _part(score: float, target: float, scores: ScoreWindow) -> float:
         """How much of this score is wanted, itself among its equals: rises with the score, in [0, 1]."""
-        places = wanted * (len(scores) + 1) - scores.above(score)
+        places = target * (len(scores) + 1) - scores.above(score)
         return min(1.0, max(0.0, places / (scores.equal(score) + 1)))
 
-    def _bounded(self, large: bool) -> bool:
+    def _clamp(self, large: bool) -> bool:
         """As wanted where there is room for it, otherwise the other one, otherwise what there is more room for."""
         may_large = self._room_above + self.band >= 1.0 - self.share
         may_light = self._room_below + self.band >= self.share
@@ -217,6 +217,6 @@ class ShareController:
             return may_large
         return self._room_above > self._room_below
 
-    def _move(self, beyond: float, brought: float) -> None:
-        self._room_above = min(DEPTH, max(-DEPTH, self._room_above + brought - beyond))
-        self._room_below = min(DEPTH, max(-DEPTH, self._room_below + brought + beyond))
+    def _update_room(self, beyond: float, refill: float) -> None:
+        self._room_above = min(DEPTH, max(-DEPTH, self._room_above + refill - beyond))
+        self._room_below = min(DEPTH, max(-DEPTH, self._room_below + refill + beyond))

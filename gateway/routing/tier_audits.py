@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gateway.cache.admission import judged
+from gateway.cache.admission import admit_response
 from gateway.cache.answer_comparison import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import AuditCalls
@@ -20,7 +20,7 @@ from gateway.messages import NO_CACHE, Admission, Entry, Price
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.tier_learning import TierLearning
-from gateway.streams import held
+from gateway.streams import buffer_response
 from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.quality")
@@ -28,7 +28,7 @@ MAX_BYTES = 1024 * 1024  # of the large model's answer; what is longer is not co
 
 
 class TierAudits:
-    """`draw` gives numbers in [0, 1)."""
+    """`rng` gives numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class TierAudits:
         escalations: TierLearning,
         telemetry: Telemetry,
         clock: Clock,
-        draw: Callable[[], float],
+        rng: Callable[[], float],
     ) -> None:
         self._pools = pools
         self._prices = prices
         self._escalations = escalations
         self._telemetry = telemetry
-        self._draw = draw
+        self._rng = rng
         self._calls = AuditCalls(judge, telemetry, clock)
 
     def consider(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
@@ -53,12 +53,12 @@ class TierAudits:
         rule = target.audit
         if rule.share <= 0 or request.internal or request.complexity is None:
             return
-        if len(target.tiers) == 1 or target.tier_of(light.backend) != target.tiers[0].name:
+        if len(target.tiers) == 1 or target.tier_with_backend(light.backend) != target.tiers[0].name:
             return
-        if self._draw() >= rule.share:
+        if self._rng() >= rule.share:
             return
         expected = self._prices[target.tiers[-1].backend].of(light.input_tokens, light.output_tokens)
-        skipped = self._calls.begin(
+        skipped = self._calls.start(
             request.fingerprint,
             request.route,
             rule,
@@ -75,7 +75,7 @@ class TierAudits:
     async def _audit(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
         score = request.complexity
         assert score is not None  # `consider` asked for it
-        async with self._calls.places:
+        async with self._calls.limiter:
             large = await self._answer(request, light, target.tiers[-1].backend)
             if large is None:  # what was set aside stays spent: a call that failed may have cost as much
                 self._telemetry.light_audits.add(request.route, "failed")
@@ -90,10 +90,10 @@ class TierAudits:
 
     async def _answer(self, request: RequestContext, light: Entry, name: str) -> Entry | None:
         """The large model's; None where none could be had, or none that is whole."""
-        again = request.own_call("audit")
-        again.directives = NO_CACHE
+        audit_request = request.internal_child("audit")
+        audit_request.directives = NO_CACHE
         try:
-            answer = await held(await self._pools[name].call(again), MAX_BYTES)
+            answer = await buffer_response(await self._pools[name].call(audit_request), MAX_BYTES)
         except (GatewayError, UpstreamStreamError) as error:
             LOG.warning("an audit failed", extra={"fields": {**request.log_fields, "error": str(error)}})
             return None
@@ -102,7 +102,7 @@ class TierAudits:
         assert request.call is not None
         seen = request.call.dialect.inspect(request.call, answer.payload, answer.streamed)
         cost = self._prices[name].of(seen.input_tokens, seen.output_tokens)
-        self._calls.spent(request.route, self._prices[name].of(light.input_tokens, light.output_tokens), cost)
-        if judged(AdmissionRules(tools=True), seen, cost) is not Admission.STORED:
+        self._calls.record_cost(request.route, self._prices[name].of(light.input_tokens, light.output_tokens), cost)
+        if admit_response(AdmissionRules(tools=True), seen, cost) is not Admission.STORED:
             return None
         return replace(light, payload=answer.payload, streamed=answer.streamed, backend=name, cost_dollars=cost)

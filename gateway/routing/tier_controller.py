@@ -33,9 +33,9 @@ BANDS = 20  # of scores: a label is kept as one count of its band
 # cache's ledger (`PRIOR_LABELS`); slopes are known less well from labels, and held more firmly.
 SHIFT_SPREAD, SLOPE_SPREAD = 0.7, 0.25
 
-MOST_SHIFT = 2.0  # a score of .5 means .12 to .88 at the utmost
+MAX_SHIFT = 2.0  # a score of .5 means .12 to .88 at the utmost
 
-LEAST_SLOPE, MOST_SLOPE = 0.5, 2.0
+MIN_SLOPE, MAX_SLOPE = 0.5, 2.0
 
 MEMORY = 5000  # requests after which a label counts 1/e: traffic and models change
 
@@ -64,16 +64,16 @@ class Fit:
         logits = self.shift + self.slope * np.log(clipped / (1 - clipped))
         return np.asarray(1 / (1 + np.exp(-logits)))
 
-    def around(self) -> tuple[Fit, ...]:
+    def sigma_points(self) -> tuple[Fit, ...]:
         """Four that together are spread as what is not known: the sigma points of the unscented transform (Julier and
         Uhlmann 1997), each of weight 1/4."""
         a, _, c, d = (math.sqrt(2.0) * x for x in self.root)
         steps = ((a, c), (-a, -c), (0.0, d), (0.0, -d))
-        return tuple(bounded(self.shift + x, self.slope + y, self.root) for x, y in steps)
+        return tuple(clamped_fit(self.shift + x, self.slope + y, self.root) for x, y in steps)
 
 
-def bounded(shift: float, slope: float, root: tuple[float, float, float, float]) -> Fit:
-    return Fit(min(MOST_SHIFT, max(-MOST_SHIFT, shift)), min(MOST_SLOPE, max(LEAST_SLOPE, slope)), root)
+def clamped_fit(shift: float, slope: float, root: tuple[float, float, float, float]) -> Fit:
+    return Fit(min(MAX_SHIFT, max(-MAX_SHIFT, shift)), min(MAX_SLOPE, max(MIN_SLOPE, slope)), root)
 
 
 class TierCalibration:
@@ -106,7 +106,7 @@ class TierCalibration:
     def fit(self) -> Fit:
         """0.2 ms after something has changed."""
         if self._fit is None:
-            self._fit = _fitted(self.labels, self.worse)
+            self._fit = _fit_labels(self.labels, self.worse)
         return self._fit
 
 
@@ -114,7 +114,7 @@ def band_of(score: float) -> int:
     return min(BANDS - 1, max(0, int(score * BANDS)))
 
 
-def _fitted(labels: Floats, worse: Floats) -> Fit:
+def _fit_labels(labels: Floats, worse: Floats) -> Fit:
     design = np.stack([np.ones(BANDS), _LOGITS], axis=1)
     theta = _PRIOR.copy()
     curvature = _PRECISION
@@ -127,7 +127,7 @@ def _fitted(labels: Floats, worse: Floats) -> Fit:
         if float(np.abs(step).max()) < 1e-6:
             break
     root = np.linalg.cholesky(np.linalg.inv(curvature))
-    return bounded(float(theta[0]), float(theta[1]), (root[0, 0], root[0, 1], root[1, 0], root[1, 1]))
+    return clamped_fit(float(theta[0]), float(theta[1]), (root[0, 0], root[0, 1], root[1, 0], root[1, 1]))
 
 
 # `quality`: how much of the gap between the light and the large model's answers a threshold keeps. Pure.
@@ -195,7 +195,7 @@ class Routed:
         if self.all.sum() <= 0:
             return QualityRetention(math.nan, 0.0, 1.0)
         part = self._part(fit)
-        others = np.array([self._part(other) for other in fit.around()])
+        others = np.array([self._part(other) for other in fit.sigma_points()])
         spread = Z * float(np.sqrt(np.mean((others - part) ** 2)))
         return QualityRetention(part, max(0.0, part - spread), min(1.0, part + spread))
 
@@ -216,7 +216,7 @@ class TierState:
     """What is known of a route. Shares are in [0, 1], NaN where nothing is known."""
 
     rule: str  # the key of the policy that decides: escalate_above, large_share or quality
-    asked: float | tuple[float, ...]  # its value
+    setting: float | tuple[float, ...]  # its value
     threshold: float  # the score above which the lightest model is not asked, now
     large_share: float  # of the last hour's misses that could have gone to either
     kept: QualityRetention
@@ -303,17 +303,17 @@ class TierController:
             self._calibration.observe(score, light_was_worse, min(1.0, weight))
             self._quality = None
 
-    def hear(self, score: float, light_was_worse: bool, weight: float) -> None:
+    def apply_event(self, score: float, light_was_worse: bool, weight: float) -> None:
         """What `observe` was told at another gateway, which counts and keeps it."""
         if self.learning and weight > 0:
             self._calibration.observe(score, light_was_worse, min(1.0, weight))
             self._quality = None
 
-    def standing(self, target: Target, now: float) -> TierState:
-        rule, asked = rule_of(target)
+    def tier_state(self, target: Target, now: float) -> TierState:
+        rule, setting = rule_of(target)
         return TierState(
             rule,
-            asked,
+            setting,
             self.threshold(target, now),
             self._spent.share(now),
             self._routed.kept(self._calibration.fit),
@@ -361,13 +361,13 @@ class TierController:
             scores = [float(score) for score in recent[-CAPACITY:]]
             if not all(math.isfinite(score) and 0 <= score <= 1 for score in scores):
                 raise SnapshotInvalid("scores outside of [0, 1]")
-            heard = {str(source): int(count) for source, count in sources.items()}
+            label_counts = {str(source): int(count) for source, count in sources.items()}
             version = int(version)
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._calibration.restore(labels, np.minimum(worse, labels))
         self._routed.all, self._routed.large = every, np.minimum(large, every)
-        self._scores, self._labels, self.version, self._quality = ScoreWindow(scores), heard, version, None
+        self._scores, self._labels, self.version, self._quality = ScoreWindow(scores), label_counts, version, None
 
 
 def rule_of(target: Target) -> tuple[str, float | tuple[float, ...]]:

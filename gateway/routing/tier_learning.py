@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.threshold.route_control import Said
+from gateway.cache.threshold.route_control import LearningEvent
 from gateway.config.policy.model import Policy, Target
 from gateway.context import RequestContext
 from gateway.messages import TierDecision
@@ -17,9 +17,9 @@ from gateway.routing.tier_controller import TierController
 MAX_ANSWERED = 5_000  # answers that feedback can still refer to: 2 MB
 # Feedback is worth half of a comparison: those who complain are no sample, and a wrong answer of the light model may be
 # one that the large one gives, too.
-OF_LIGHT = 0.5
+LIGHT_WEIGHT = 0.5
 # A wrong answer of the large model: the light one would hardly have been worse. A right one says nothing of the light.
-OF_LARGE_WRONG, OF_LARGE_RIGHT = 0.25, 0.0
+LARGE_WRONG_WEIGHT, LARGE_RIGHT_WEIGHT = 0.25, 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +29,25 @@ class TierAnswer:
     route: str
     score: float
     light: bool
-    told: bool = False  # a client has said what it thinks of it: that counts once
+    has_feedback: bool = False  # a client has said what it thinks of it: that counts once
 
 
 class TierLearning:
-    """`basis` names what makes the scores; `tell` is given what other gateways are to hear of a route."""
+    """`basis` names what makes the scores; `publish` is given what other gateways are to hear of a route."""
 
     def __init__(
         self,
         basis: str,
         clock: Clock,
         telemetry: Telemetry,
-        tell: Callable[[str, str, Said], None] = lambda *_: None,
+        publish: Callable[[str, str, LearningEvent], None] = lambda *_: None,
     ) -> None:
         self.basis = basis
-        self._tell = tell
+        self._publish = publish
         self._clock = clock
         self._telemetry = telemetry
         self._routes: dict[str, TierController] = {}
-        self._answered: BoundedCache[tuple[str, str], TierAnswer] = BoundedCache(MAX_ANSWERED)
+        self._answers: BoundedCache[tuple[str, str], TierAnswer] = BoundedCache(MAX_ANSWERED)
 
     def of(self, route: str) -> TierController:
         control = self._routes.get(route)
@@ -83,7 +83,7 @@ class TierLearning:
             return
         if instead:
             self.of(request.route).recount(score, self._clock.monotonic(), large=large)
-        self._answered.put((request.tenant, request.id), TierAnswer(request.route, score, light=not large))
+        self._answers.put((request.tenant, request.id), TierAnswer(request.route, score, light=not large))
 
     # What became known
 
@@ -91,23 +91,23 @@ class TierLearning:
         """`source`: feedback, audit or cascade. `weight`: see `TierController.observe`."""
         self._telemetry.routing_labels.add(route, source, "worse" if light_was_worse else "as-good")
         self.of(route).observe(score, light_was_worse, source, weight)
-        self._tell(self.basis, route, (score, light_was_worse, weight))
+        self._publish(self.basis, route, (score, light_was_worse, weight))
 
-    def hear(self, basis: str, route: str, said: Said) -> None:
+    def apply_event(self, basis: str, route: str, label: LearningEvent) -> None:
         """What another gateway has observed. Raises `ValueError` or `TypeError` where it cannot be read."""
         if basis == self.basis and route in self._routes:
-            score, worse, weight = said
-            self._routes[route].hear(float(score), bool(worse), float(weight))
+            score, worse, weight = label
+            self._routes[route].apply_event(float(score), bool(worse), float(weight))
 
     def feedback(self, tenant: str, request_id: str, verdict: str) -> TierAnswer | None:
         """A client says that an answer was `right` or `wrong`; the first word on it counts. None: no such answer of
         this tenant is remembered."""
-        found = self._answered.peek((tenant, request_id))
-        if found is None or found.told:
-            return found
-        self._answered.put((tenant, request_id), replace(found, told=True))
+        answer = self._answers.peek((tenant, request_id))
+        if answer is None or answer.has_feedback:
+            return answer
+        self._answers.put((tenant, request_id), replace(answer, has_feedback=True))
         wrong = verdict == "wrong"
-        weight = OF_LIGHT if found.light else OF_LARGE_WRONG if wrong else OF_LARGE_RIGHT
-        worse = wrong if found.light else not wrong
-        self.observe(found.route, found.score, light_was_worse=worse, source="feedback", weight=weight)
-        return found
+        weight = LIGHT_WEIGHT if answer.light else LARGE_WRONG_WEIGHT if wrong else LARGE_RIGHT_WEIGHT
+        worse = wrong if answer.light else not wrong
+        self.observe(answer.route, answer.score, light_was_worse=worse, source="feedback", weight=weight)
+        return answer

@@ -6,15 +6,15 @@ import math
 from collections.abc import Awaitable, Callable
 from ipaddress import IPv6Address, ip_address
 
-from gateway.api_keys import PREFIX, digest_of, well_formed
+from gateway.api_keys import PREFIX, digest_of, is_well_formed
 from gateway.bounded_cache import BoundedCache
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import key_of, tenant_of
 from gateway.errors import TooManyAuthFailures, Unauthorized
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import HEADER, Principal
-from gateway.steps.key_cache import Found, KeyCache
+from gateway.steps.key_cache import KeyCache, LookupResult
 
 # How often an address may show credentials that are none: bounds guesses, and what they cost the store.
 #
@@ -50,18 +50,18 @@ class AuthThrottle:
 def network_of(address: str) -> str:
     """Who has one IPv6 address has the 2^64 of its network."""
     try:
-        found = ip_address(address.partition("%")[0])
+        result = ip_address(address.partition("%")[0])
     except ValueError:
         return address[:64]
-    if not isinstance(found, IPv6Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(IPv6Address(int(found) >> 64 << 64))
+    if not isinstance(result, IPv6Address):
+        return str(result)
+    if result.ipv4_mapped is not None:
+        return str(result.ipv4_mapped)
+    return str(IPv6Address(int(result) >> 64 << 64))
 
 
 # Who asks: every request gets the tenant whose answers it may see.
-SENTENCES = {
+REJECTION_MESSAGES = {
     "unknown": "the API key is not known",
     "expired": "the API key has expired",
     "revoked": "the API key was revoked",
@@ -88,9 +88,9 @@ class ApiKeyAuth:
     """The gateway judges the credentials. `failures` bounds what an address can have looked up that is no key: one that
     is known already is served whatever came from its address before."""
 
-    def __init__(self, inner: Handler, keyring: KeyCache, failures: AuthThrottle, telemetry: Telemetry) -> None:
+    def __init__(self, inner: Handler, key_cache: KeyCache, failures: AuthThrottle, telemetry: Telemetry) -> None:
         self._inner = inner
-        self._keyring = keyring
+        self._key_cache = key_cache
         self._failures = failures
         self._telemetry = telemetry
 
@@ -100,47 +100,47 @@ class ApiKeyAuth:
             self._telemetry.auth_failures.add("data", "missing")
             raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
         digest = digest_of(text)  # a lookup by full hash: its timing tells nothing of a key
-        permit = self._keyring.at_hand(digest)
+        permit = self._key_cache.cached(digest)
         if permit is None:
             request.require_capacity()
-            return self._looked_up(request, text, digest)
-        return self._permitted(request, permit)
+            return self._look_up(request, text, digest)
+        return self._admit(request, permit)
 
-    def _permitted(self, request: RequestContext, permit: Principal) -> Response | Awaitable[Response]:
+    def _admit(self, request: RequestContext, permit: Principal) -> Response | Awaitable[Response]:
         request.tenant, request.permit = permit.tenant, permit
         return self._inner(request)
 
-    async def _looked_up(self, request: RequestContext, text: str, digest: str) -> Response:
+    async def _look_up(self, request: RequestContext, text: str, digest: str) -> Response:
         """Raises `Unauthorized`, `TooManyAuthFailures`, or `Overloaded` where the store does not answer."""
         wait_s = self._failures.wait_s(request.client_address)
         if wait_s is not None:
             self._telemetry.auth_failures.add("data", "too-many")
             raise TooManyAuthFailures(retry_after_s=wait_s)
-        if well_formed(text):
-            found: Found = await self._keyring.find(digest)
+        if is_well_formed(text):
+            result: LookupResult = await self._key_cache.find(digest)
         else:
-            found = "mistyped" if text.startswith(PREFIX) else "unknown"
-        if not isinstance(found, Principal):
+            result = "mistyped" if text.startswith(PREFIX) else "unknown"
+        if not isinstance(result, Principal):
             self._failures.failed(request.client_address)
-            self._telemetry.auth_failures.add("data", found)
-            raise Unauthorized(SENTENCES[found])
-        return await resolved(self._permitted(request, found))
+            self._telemetry.auth_failures.add("data", result)
+            raise Unauthorized(REJECTION_MESSAGES[result])
+        return await resolve_response(self._admit(request, result))
 
 
 class JobAuth:
     """Of a job that is run: what the key that it was accepted with may, by now."""
 
-    def __init__(self, inner: Handler, keyring: KeyCache) -> None:
+    def __init__(self, inner: Handler, key_cache: KeyCache) -> None:
         self._inner = inner
-        self._keyring = keyring
+        self._key_cache = key_cache
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         identity = request.headers.get(HEADER)
-        return self._inner(request) if identity is None else self._looked_up(request, identity)
+        return self._inner(request) if identity is None else self._look_up(request, identity)
 
-    async def _looked_up(self, request: RequestContext, identity: str) -> Response:
-        found = await self._keyring.find_by_id(identity)
-        if not isinstance(found, Principal):
-            raise Unauthorized(SENTENCES[found])
-        request.permit = found
-        return await resolved(self._inner(request))
+    async def _look_up(self, request: RequestContext, identity: str) -> Response:
+        result = await self._key_cache.find_by_id(identity)
+        if not isinstance(result, Principal):
+            raise Unauthorized(REJECTION_MESSAGES[result])
+        request.permit = result
+        return await resolve_response(self._inner(request))

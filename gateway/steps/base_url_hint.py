@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 
 from gateway.context import RequestContext
-from gateway.dialects.known import likely_path
+from gateway.dialects.known import suggest_path
 from gateway.messages import Response
 from gateway.observability.json_logging import RateLimitedLog
 
@@ -18,13 +18,13 @@ class BaseUrlHint:
     """The answer stays the backend's: some have these paths too."""
 
     def __init__(self) -> None:
-        self._seldom = RateLimitedLog()
+        self._log = RateLimitedLog()
 
-    def look_at(self, request: RequestContext, response: Response) -> None:
+    def check(self, request: RequestContext, response: Response) -> None:
         """An answer to a request that no dialect knows."""
         if response.status != NOT_FOUND:
             return
-        likely = likely_path(request.method, request.path)
+        likely = suggest_path(request.method, request.path)
         if likely is not None:
             fields = {**request.log_fields, "path": request.path[:128], "likely": likely[:128]}
-            self._seldom.warn(LOG, "the backend has no such path: is the client's base URL wrong?", fields)
+            self._log.warn(LOG, "the backend has no such path: is the client's base URL wrong?", fields)

@@ -9,14 +9,14 @@ from dataclasses import replace
 from gateway.cache.admission import HitForMiss
 from gateway.cache.cluster_leases import ClusterLeases
 from gateway.cache.freshness import freshness_of
-from gateway.cache.hits import answer_from
-from gateway.context import Handler, RequestContext, resolved
+from gateway.cache.hits import response_from_entry
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import StoreUnavailable
 from gateway.messages import Bypass, Lifetime, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore
-from gateway.routing.budget import patience_s
-from gateway.streams import with_end
+from gateway.routing.budget import max_wait_s
+from gateway.streams import with_completion
 
 # A holder may die; if the next one ends without an answer too, waiting for a third would only line up the others.
 MAX_HOLDERS = 2
@@ -29,7 +29,7 @@ class ClusterLease:
     def __init__(
         self,
         inner: Handler,
-        leasing: ClusterLeases,
+        leases: ClusterLeases,
         store: NearbyStore,
         clock: Clock,
         telemetry: Telemetry,
@@ -39,7 +39,7 @@ class ClusterLease:
         exact: bool,
     ) -> None:
         self._inner = inner
-        self._leasing = leasing
+        self._leases = leases
         self._store = store
         self._clock = clock
         self._telemetry = telemetry
@@ -53,49 +53,49 @@ class ClusterLease:
         if request.fingerprint in self._unstorable or request.note == Bypass.STORE:
             return self._inner(request)  # nothing to wait for; or a store that has just failed
         request.require_capacity()
-        return self._leased(request)
+        return self._forward_leased(request)
 
-    async def _leased(self, request: RequestContext) -> Response:
+    async def _forward_leased(self, request: RequestContext) -> Response:
         try:
-            turn = await self._turn(request)
+            lease = await self._acquire(request)
         except StoreUnavailable:
             self._telemetry.store_errors.add()
             self._telemetry.crowds.add("store-unavailable")
-            turn = 0
-        if isinstance(turn, Response):
-            return turn
-        return await (self._led(request, turn) if turn else resolved(self._inner(request)))
+            lease = 0
+        if isinstance(lease, Response):
+            return lease
+        return await (self._lead(request, lease) if lease else resolve_response(self._inner(request)))
 
-    async def _turn(self, request: RequestContext) -> Response | int:
+    async def _acquire(self, request: RequestContext) -> Response | int:
         """The answer of another gateway's flight; or the token of this one's lease, 0 where it flies without."""
         name = request.fingerprint
         since, holders = 0 if self._exact else None, list[int]()
-        until = self._clock.monotonic() + patience_s(request, self._clock.monotonic())
+        until = self._clock.monotonic() + max_wait_s(request, self._clock.monotonic())
         while True:
-            with request.timed("lease"):
-                claim = await self._leasing.claim(name, since)
+            with request.timer("lease"):
+                claim = await self._leases.claim(name, since)
             if claim.token:
                 self._telemetry.crowds.add("led")
                 return claim.token
             if not claim.holder:
-                answer = await self._landed(request, waited=bool(holders))
+                answer = await self._stored_answer(request, waited=bool(holders))
                 if answer is not None:
                     return answer
                 since = None  # it is of no use here: from now on only a lease counts
                 continue
             if len(holders) == MAX_HOLDERS:
                 self._unstorable.add(name)
-            if len(holders) == MAX_HOLDERS or self._leasing.ours(name, claim.holder):
+            if len(holders) == MAX_HOLDERS or self._leases.is_held(name, claim.holder):
                 return 0
             holders.append(claim.holder)
             since = holders[0]
             self._telemetry.crowds.add("waits")
-            with request.timed("wait"):
-                if not await self._leasing.over(name, claim.holder, until - self._clock.monotonic()):
+            with request.timer("wait"):
+                if not await self._leases.over(name, claim.holder, until - self._clock.monotonic()):
                     self._telemetry.crowds.add("in-vain")
                     return 0
 
-    async def _landed(self, request: RequestContext, *, waited: bool) -> Response | None:
+    async def _stored_answer(self, request: RequestContext, *, waited: bool) -> Response | None:
         """What another gateway has stored, if it may be served; in process there may still be an older one."""
         self._store.forget(request.fingerprint)
         entry = await self._store.get(request.fingerprint)
@@ -106,21 +106,21 @@ class ClusterLease:
             return None
         self._telemetry.crowds.add("followed")
         if not waited:  # it landed between the lookup and the lease
-            return answer_from(request, entry, freshness, Verdict.EXACT)
+            return response_from_entry(request, entry, freshness, Verdict.EXACT)
         provenance = Provenance(Verdict.COALESCED, backend=entry.backend)
-        return replace(answer_from(request, entry, freshness, Verdict.COALESCED), provenance=provenance)
+        return replace(response_from_entry(request, entry, freshness, Verdict.COALESCED), provenance=provenance)
 
-    async def _led(self, request: RequestContext, token: int) -> Response:
+    async def _lead(self, request: RequestContext, token: int) -> Response:
         def over() -> None:
             if request.stored is None:
-                self._leasing.give_back(request.fingerprint, token)
+                self._leases.release(request.fingerprint, token)
             else:
-                self._leasing.settled(request.fingerprint, token)
+                self._leases.on_stored(request.fingerprint, token)
 
         request.lease = token
         try:
-            response = await resolved(self._inner(request))
+            response = await resolve_response(self._inner(request))
         except BaseException:
             over()
             raise
-        return with_end(response, over)  # an error's at once: it is not worth waiting for
+        return with_completion(response, over)  # an error's at once: it is not worth waiting for

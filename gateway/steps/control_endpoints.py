@@ -27,9 +27,9 @@ class ControlEndpoints:
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         head = request.head
-        if head.claimed is None:
-            head.claimed = any(endpoint.claims(request) for endpoint in self._endpoints)
-        if not head.claimed:
+        if head.is_control_request is None:
+            head.is_control_request = any(endpoint.claims(request) for endpoint in self._endpoints)
+        if not head.is_control_request:
             return self._inner(request)
         request.require_capacity()
         return next(endpoint for endpoint in self._endpoints if endpoint.claims(request)).answer(request)

@@ -30,7 +30,7 @@ class Dispatch:
     def __init__(
         self,
         route: Route,
-        deciding: BackendChoice,
+        backend_choice: BackendChoice,
         call: Call,
         promises: Promises,
         escalations: TierLearning,
@@ -40,7 +40,7 @@ class Dispatch:
         sole: UpstreamPool | None = None,
     ) -> None:
         self._route = route
-        self._deciding = deciding
+        self._backend_choice = backend_choice
         self._call = call
         self._promises = promises
         self._escalations = escalations
@@ -57,11 +57,11 @@ class Dispatch:
         if request.directives.only_if_cached:
             raise OnlyIfCached("there is no stored answer, and the request allows no other (only-if-cached)")
         request.require_capacity()
-        if self._sole is not None and (request.call is None or not request.bounded):
-            return self._answered_by_sole(request, self._sole)
-        return self._decided(request)
+        if self._sole is not None and (request.call is None or not request.has_budget):
+            return self._call_sole(request, self._sole)
+        return self._choose_and_call(request)
 
-    async def _answered_by_sole(self, request: RequestContext, sole: UpstreamPool) -> Response:
+    async def _call_sole(self, request: RequestContext, sole: UpstreamPool) -> Response:
         response = await sole.call(request)
         self._telemetry.routed.add_to(self._routed_to_sole)
         bypass = request.bypass
@@ -69,39 +69,39 @@ class Dispatch:
         if provenance is None:
             provenance = Provenance(_verdict(request), bypass or Choice.ONLY, backend=sole.name)
             self._from_sole[bypass] = provenance
-        return self._finished(request, response, provenance)
+        return self._finish(request, response, provenance)
 
-    async def _decided(self, request: RequestContext) -> Response:
-        decision = self._deciding.decide(request)
+    async def _choose_and_call(self, request: RequestContext) -> Response:
+        decision = self._backend_choice.decide(request)
         if decision.late:
             self._refuse_if_late(request)
         if request.wish is not None and decision.tier is not None:  # at once: who is next is decided by it
             self._escalations.sent(request, request.wish, large=self._large(decision.tier))
-        promise = self._promises.of(request, self._route, promised=decision.promised)
-        answered = await self._called(request, decision, promise)
+        slo = self._promises.promise_for(request, self._route, promised=decision.promised)
+        answered = await self._call_backends(request, decision, slo)
         response = answered.response
-        if promise is not None:
-            response = promise.watched(response, as_chosen=answered.instead is None)
-        return self._finished(request, response, self._provenance(request, decision, answered))
+        if slo is not None:
+            response = slo.observe_response(response, as_chosen=answered.instead is None)
+        return self._finish(request, response, self._provenance(request, decision, answered))
 
-    async def _called(self, request: RequestContext, decision: Decision, promise: Promise | None) -> BackendAnswer:
+    async def _call_backends(self, request: RequestContext, decision: Decision, slo: Promise | None) -> BackendAnswer:
         try:
             return await self._call(request, decision)
         except BaseException as error:
-            if promise is not None:
-                promise.failed(error)
+            if slo is not None:
+                slo.failed(error)
             raise
 
-    def _finished(self, request: RequestContext, response: Response, provenance: Provenance) -> Response:
+    def _finish(self, request: RequestContext, response: Response, provenance: Provenance) -> Response:
         if self._mirror is not None:
             response = self._mirror(request, response)
         if request.call is None:
-            self._base_url_hint.look_at(request, response)
+            self._base_url_hint.check(request, response)
         return Response(response.status, response.headers, response.body, provenance)
 
     def _provenance(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Provenance:
         reason: str = answered.instead or decision.reason
-        tier = self._route.target.tier_of(answered.backend) if decision.tier is not None else None
+        tier = self._route.target.tier_with_backend(answered.backend) if decision.tier is not None else None
         self._telemetry.routed.add(self._route.name, tier or "none", reason)
         if tier is not None:
             large, meant = self._large(tier), self._large(decision.tier)
@@ -120,9 +120,9 @@ class Dispatch:
 
     def _refuse_if_late(self, request: RequestContext) -> None:
         """No backend is predicted to be in time. Raises where the policy would rather not call any."""
-        late, outlook = self._route.promise.late, request.outlook
-        told = "" if outlook is None else f" ({outlook.sentence()})"
-        message = f"no backend is predicted to answer within the latency budget{told}"
+        late, outlook = self._route.slo.late, request.outlook
+        forecast = "" if outlook is None else f" ({outlook.describe()})"
+        message = f"no backend is predicted to answer within the latency budget{forecast}"
         if late == "refuse":
             self._promises.not_asked(self._route, "refused")
             raise BudgetExceeded(message)

@@ -37,16 +37,16 @@ class ErrorBoundary:
         try:
             answer = self._inner(request)
         except Exception as error:
-            return self._refused(request, error)
-        return answer if isinstance(answer, Response) else self._awaited(request, answer)
+            return self._error_response(request, error)
+        return answer if isinstance(answer, Response) else self._await_answer(request, answer)
 
-    async def _awaited(self, request: RequestContext, answer: Awaitable[Response]) -> Response:
+    async def _await_answer(self, request: RequestContext, answer: Awaitable[Response]) -> Response:
         try:
             return await answer
         except Exception as error:
-            return self._refused(request, error)
+            return self._error_response(request, error)
 
-    def _refused(self, request: RequestContext, error: Exception) -> Response:
+    def _error_response(self, request: RequestContext, error: Exception) -> Response:
         if isinstance(error, BackendOverloaded):  # of all that its route might have called
             self._telemetry.shed.add(error.reason)
         elif isinstance(error, TooManyInflight):

@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from gateway.cache.freshness import FAILED, Freshness, freshness_of
-from gateway.cache.hits import answer_from
-from gateway.context import Handler, RequestContext, resolved
+from gateway.cache.freshness import STALE_IF_ERROR_STATUSES, Freshness, freshness_of
+from gateway.cache.hits import response_from_entry
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, GatewayError, LimitReached, StoreUnavailable, UpstreamStreamError
 from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Response, Verdict
 from gateway.observability.telemetry import Telemetry
@@ -70,25 +70,25 @@ class ExactCache:
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.bypass is not None:
             return self._inner(request)
-        began, fingerprint = self._clock.monotonic(), request.fingerprint
+        started, fingerprint = self._clock.monotonic(), request.fingerprint
         entry = self._store.peek(fingerprint)
         if entry is None and not self._lacks(fingerprint):
             request.require_capacity()
-            return self._looked_up(request, began)
-        request.since("exact", began)
+            return self._look_up(request, started)
+        request.since("exact", started)
         return self._inner(request) if entry is None else self._answered(request, entry)
 
-    async def _looked_up(self, request: RequestContext, began: float) -> Response:
+    async def _look_up(self, request: RequestContext, started: float) -> Response:
         """In the store."""
         if self._prefetch is not None:
             self._prefetch.begin(request)
-        entry = await self._find(request)
+        entry = await self._get(request)
         if self._prefetch is not None:
             self._prefetch.observe(found=entry is not None)
-        request.since("exact", began)
+        request.since("exact", started)
         if entry is None:  # meanwhile a flight may have landed
             entry = self._store.peek(request.fingerprint)
-        return await resolved(self._inner(request) if entry is None else self._answered(request, entry))
+        return await resolve_response(self._inner(request) if entry is None else self._answered(request, entry))
 
     def _answered(self, request: RequestContext, entry: Entry) -> Response | Awaitable[Response]:
         # Whose it is was decided by the key; that the record agrees is checked all the same.
@@ -97,15 +97,15 @@ class ExactCache:
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
         if freshness.fresh:
             request.served = (entry, self._lifetime)
-            return answer_from(request, entry, freshness, Verdict.EXACT)
-        if freshness.revalidate:
-            self._background.start(f"refresh {request.fingerprint}", self._refresh(request))
-            return answer_from(request, entry, freshness, Verdict.STALE)
-        if freshness.on_error:
-            return self._unless_it_fails(request, entry, freshness)
+            return response_from_entry(request, entry, freshness, Verdict.EXACT)
+        if freshness.stale_while_revalidate:
+            self._background.start(f"refresh {request.fingerprint}", self._revalidate(request))
+            return response_from_entry(request, entry, freshness, Verdict.STALE)
+        if freshness.stale_if_error:
+            return self._stale_if_error(request, entry, freshness)
         return self._inner(request)
 
-    async def _find(self, request: RequestContext) -> Entry | None:
+    async def _get(self, request: RequestContext) -> Entry | None:
         try:
             return await self._store.get(request.fingerprint)
         except StoreUnavailable as error:
@@ -114,25 +114,25 @@ class ExactCache:
             self._telemetry.store_warnings.warn(LOG, "lookup failed", {**request.log_fields, "error": str(error)})
             return None
 
-    async def _refresh(self, request: RequestContext) -> None:
+    async def _revalidate(self, request: RequestContext) -> None:
         """A new answer for an entry that has been served stale; `StoreResponse`, further in, stores it."""
-        anew = request.child("refresh")
-        anew.directives, anew.bypass = NO_CACHE, Bypass.NO_CACHE
+        refresh = request.child("refresh")
+        refresh.directives, refresh.bypass = NO_CACHE, Bypass.NO_CACHE
         try:
-            await drain((await resolved(self._inner(anew))).body)
+            await drain((await resolve_response(self._inner(refresh))).body)
         except (GatewayError, UpstreamStreamError) as error:
             LOG.warning("a refresh failed", extra={"fields": {**request.log_fields, "error": str(error)}})
 
-    async def _unless_it_fails(self, request: RequestContext, entry: Entry, freshness: Freshness) -> Response:
+    async def _stale_if_error(self, request: RequestContext, entry: Entry, freshness: Freshness) -> Response:
         request.stale_available = True
         try:
-            response = await resolved(self._inner(request))
+            response = await resolve_response(self._inner(request))
         except (BackendError, LimitReached) as error:
             if self._store.banned(entry):  # removed while the backend was asked
                 raise
             LOG.warning("served stale", extra={"fields": {**request.log_fields, "error": error.message}})
-            return answer_from(request, entry, freshness, Verdict.STALE)
-        if response.status not in FAILED or self._store.banned(entry):
+            return response_from_entry(request, entry, freshness, Verdict.STALE)
+        if response.status not in STALE_IF_ERROR_STATUSES or self._store.banned(entry):
             return response
         await close_body(response.body)
-        return answer_from(request, entry, freshness, Verdict.STALE)
+        return response_from_entry(request, entry, freshness, Verdict.STALE)

@@ -21,7 +21,7 @@ from aiohttp.helpers import rfc822_formatted_time
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import provenance_of
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import StoreUnavailable
 from gateway.inflight import Inflight
 from gateway.messages import (
@@ -77,11 +77,11 @@ class _CachedHit:
     as_stored: bool  # the answer is what the store has, byte for byte
     size: int  # bytes that lie here alone
 
-    def is_of(self, entry: Entry) -> bool:
+    def matches(self, entry: Entry) -> bool:
         """Whether this is the entry of the remembered answer, as far as the answer shows."""
         return _shown(entry) == _shown(self.entry) and not entry.streamed and len(entry.payload[0]) == self.length
 
-    def lean(self) -> _CachedHit:
+    def without_body(self) -> _CachedHit:
         """Without what is large, for an entry that does not lie in memory."""
         return replace(self, entry=replace(self.entry, payload=(), question=None), body=None)
 
@@ -100,7 +100,7 @@ class _CachedHit:
 
 
 class ExactFastPath:
-    """First of all steps. `table` returns the policy in force; it is compared by identity. `holds`: whether a key is
+    """First of all steps. `table` returns the policy in force; it is compared by identity. `is_valid`: whether a key is
     still as good as when it was looked at; where that is not known, `Authenticate` asks. `inflight` None: the
     caller bounds what waits."""
 
@@ -111,106 +111,106 @@ class ExactFastPath:
         table: Callable[[], RouteTable],
         observer: Observer,
         clock: Clock,
-        holds: Callable[[Principal], bool],
+        is_valid: Callable[[Principal], bool],
         inflight: Inflight | None,
     ) -> None:
         self._inner = inner
         self._store = store
         self._table = table
         self._observer = observer
-        self._begin = observer.begin
+        self._start_trace = observer.start_trace
         self._clock = clock
-        self._holds = holds
+        self._is_valid = is_valid
         self._inflight = inflight
-        self._known: BoundedCache[Hashable, _CachedHit] = BoundedCache(MAX_KNOWN, max_weight=MAX_BYTES, weigh=_size)
+        self._hits: BoundedCache[Hashable, _CachedHit] = BoundedCache(MAX_KNOWN, max_weight=MAX_BYTES, weigh=_size)
         self._seen_once: set[int] = (
             set()
         )  # hashes of requests that were hits once: one that comes again is worth a place
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        body = request.body_source.taken
+        body = request.body_source.buffered_body
         if not request.head_digest or body is None or len(body) > MAX_BODY:
             return self._inner(request)
         key = self._key(request, body) if self._table().traced_matches else (request.head_digest, body)
-        known = self._known.get(key)
-        if known is not None:
-            answer = self._repeat(request, key, known)
+        cached_hit = self._hits.get(key)
+        if cached_hit is not None:
+            answer = self._replay(request, key, cached_hit)
             if answer is not None:
                 return answer
-        request.on_written = self._learn
+        request.on_written = self._remember
         return self._inner(request)
 
     def _key(self, request: RequestContext, body: bytes) -> Hashable:
         """What a route matches on and the digest leaves out is added."""
-        also = self._table().traced_matches
-        return (request.head_digest, body, *[request.headers.get(name) for name in also])
+        extra = self._table().traced_matches
+        return (request.head_digest, body, *[request.headers.get(name) for name in extra])
 
-    def _repeat(
-        self, request: RequestContext, key: Hashable, known: _CachedHit
+    def _replay(
+        self, request: RequestContext, key: Hashable, cached_hit: _CachedHit
     ) -> Response | Awaitable[Response] | None:
         """None where the request has to be read."""
-        if known.table is self._table():
-            entry = self._store.peek(known.entry.fingerprint)
-            if entry is known.entry and known.body is not None:
-                return self._answered(request, known, known.body)
-            if entry is None and known.as_stored and not (self._inflight is not None and self._inflight.full):
-                if known.body is not None:
-                    known = known.lean()
-                    self._known.put(key, known)
-                return self._from_store(request, key, known)
-        self._known.pop(key)  # another policy; or it was fetched anew
+        if cached_hit.table is self._table():
+            entry = self._store.peek(cached_hit.entry.fingerprint)
+            if entry is cached_hit.entry and cached_hit.body is not None:
+                return self._answer_hit(request, cached_hit, cached_hit.body)
+            if entry is None and cached_hit.as_stored and not (self._inflight is not None and self._inflight.full):
+                if cached_hit.body is not None:
+                    cached_hit = cached_hit.without_body()
+                    self._hits.put(key, cached_hit)
+                return self._from_store(request, key, cached_hit)
+        self._hits.pop(key)  # another policy; or it was fetched anew
         return None
 
-    async def _from_store(self, request: RequestContext, key: Hashable, known: _CachedHit) -> Response:
+    async def _from_store(self, request: RequestContext, key: Hashable, cached_hit: _CachedHit) -> Response:
         """From the store: its entry has made room for others."""
         try:
-            entry = await self._store.get(known.entry.fingerprint)
+            entry = await self._store.get(cached_hit.entry.fingerprint)
         except StoreUnavailable:  # the steps find out, and say so
             entry = None
         except BaseException:
-            if self._begin is not None:
-                self._begin(request)
-            request.dialect, request.route, request.tenant = known.dialect, known.route, known.tenant
-            self._observer.over(request, CLIENT_CLOSED, None)
+            if self._start_trace is not None:
+                self._start_trace(request)
+            request.dialect, request.route, request.tenant = cached_hit.dialect, cached_hit.route, cached_hit.tenant
+            self._observer.on_end(request, CLIENT_CLOSED, None)
             raise
-        if entry is None or known.table is not self._table() or not known.is_of(entry):
-            self._known.pop(key)
+        if entry is None or cached_hit.table is not self._table() or not cached_hit.matches(entry):
+            self._hits.pop(key)
         else:
-            answer = self._answered(request, known, entry.payload[0])
+            answer = self._answer_hit(request, cached_hit, entry.payload[0])
             if answer is not None:
                 return answer
-        request.on_written = self._learn
-        return await resolved(self._inner(request))
+        request.on_written = self._remember
+        return await resolve_response(self._inner(request))
 
-    def _answered(self, request: RequestContext, known: _CachedHit, body: bytes) -> Response | None:
+    def _answer_hit(self, request: RequestContext, cached_hit: _CachedHit, body: bytes) -> Response | None:
         """None where it may not be served: the steps say why."""
-        entry = known.entry
-        if known.permit is not None and not self._holds(known.permit):
+        entry = cached_hit.entry
+        if cached_hit.permit is not None and not self._is_valid(cached_hit.permit):
             return None
-        freshness = freshness_of(entry, known.lifetime, NO_DIRECTIVES, self._clock.wall())
+        freshness = freshness_of(entry, cached_hit.lifetime, NO_DIRECTIVES, self._clock.wall())
         if not freshness.fresh:
             return None
-        request.dialect, request.route, request.tenant = known.dialect, known.route, known.tenant
-        request.permit, request.facts = known.permit, known.facts
-        if self._begin is not None:
-            self._begin(request)
+        request.dialect, request.route, request.tenant = cached_hit.dialect, cached_hit.route, cached_hit.tenant
+        request.permit, request.facts = cached_hit.permit, cached_hit.facts
+        if self._start_trace is not None:
+            self._start_trace(request)
         seconds = request.since("exact", request.received) - request.received
-        traced, provenance = request.traced, known.provenance
+        traced, provenance = request.traced, cached_hit.provenance
         if traced is not None:
             traced.operation, traced.model = entry.operation, entry.model
         if request.facts is not None or (traced is not None and self._observer.exports(request, 200, seconds)):
             provenance = provenance_of(entry, freshness, Verdict.EXACT)  # they tell of its age
-        self._observer.whole(request, 200, provenance, known.series)
-        return Response(200, (), NO_BODY, provenance, known.wire(request, body, freshness, seconds))
+        self._observer.whole(request, 200, provenance, cached_hit.series)
+        return Response(200, (), NO_BODY, provenance, cached_hit.wire(request, body, freshness, seconds))
 
     # What becomes a hit
 
-    def _learn(
+    def _remember(
         self, request: RequestContext, response: Response, headers: HeaderTemplate, form: bytes, data: bytes
     ) -> None:
         """Remembers a request with its second answer, if both were exact hits and nothing else. `form`: head and body
         as a format, which the headers' values, the body's length, the date and the body complete; `data`: the body."""
-        provenance, body, served = response.provenance, request.body_source.taken, request.served
+        provenance, body, served = response.provenance, request.body_source.buffered_body, request.served
         if provenance.verdict is not Verdict.EXACT or served is None or body is None:
             return
         entry, lifetime = served
@@ -220,7 +220,7 @@ class ExactFastPath:
         if not (as_stored or (in_memory and len(data) <= MAX_FORMED)) or self._is_first(request.head_digest, body):
             return
         assert request.dialect is not None
-        known = _CachedHit(
+        cached_hit = _CachedHit(
             table=request.table,
             entry=entry,
             lifetime=lifetime,
@@ -238,7 +238,7 @@ class ExactFastPath:
             as_stored=as_stored,
             size=len(body) + (0 if as_stored else len(data)),
         )
-        self._known.put(self._key(request, body), known if in_memory else known.lean())
+        self._hits.put(self._key(request, body), cached_hit if in_memory else cached_hit.without_body())
 
     def _is_first(self, digest: bytes, body: bytes) -> bool:
         mark = hash((digest, body))
@@ -250,5 +250,5 @@ class ExactFastPath:
         return True
 
 
-def _size(known: _CachedHit) -> int:
-    return known.size
+def _size(cached_hit: _CachedHit) -> int:
+    return cached_hit.size

@@ -18,7 +18,7 @@ from gateway.cache.feedback import Counterexamples, ServedHit, ServedHits
 from gateway.cache.judgement import relation_between
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
-from gateway.dialects.json_body import ABSENT, parse_object, wrong
+from gateway.dialects.json_body import ABSENT, invalid_field, parse_object
 from gateway.errors import BadRequest, NotFound
 from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
@@ -26,7 +26,7 @@ from gateway.routing.tier_learning import TierLearning
 
 PATH = "/v1/feedback"
 # Tenant, request id and verdict -> what it was about.
-Heed = Callable[[str, str, str], Awaitable[dict[str, Any] | None]]
+ApplyFeedback = Callable[[str, str, str], Awaitable[dict[str, Any] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class FeedbackService:
         self._escalations = escalations
         self._telemetry = telemetry
 
-    async def heed(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
+    async def apply_feedback(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
         """-> what it was about; None: no such answer of this tenant is remembered here."""
         served = self._memory.served.get(tenant, request_id)
         if served is None:
-            return self._of_a_model(tenant, request_id, verdict)
+            return self._apply_to_tier(tenant, request_id, verdict)
         self._telemetry.feedback.add(served.route, verdict)
-        if not served.told:
-            self._memory.served.tell(tenant, request_id)
+        if not served.has_feedback:
+            self._memory.served.report(tenant, request_id)
             self._learn(served, verdict)
-        kept = verdict != "wrong" or await self._spaces.serving.labels.refute(relation_between(served.judged))
-        return {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": kept}
+        stored = verdict != "wrong" or await self._spaces.serving.labels.refute(relation_between(served.judged))
+        return {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": stored}
 
-    def _of_a_model(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
+    def _apply_to_tier(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
         """Kept with the route's next snapshot rather than at once: it is one label among many."""
         answered = self._escalations.feedback(tenant, request_id, verdict)
         if answered is None:
@@ -73,47 +73,47 @@ class FeedbackService:
         if space is None:
             return
         label = Label(verdict)
-        space.labels.tell(served.route, served.judged, label, "feedback")
+        space.labels.report(served.route, served.judged, label, "feedback")
         if label is Label.WRONG:
-            space.controls.of(served.route).complained()
+            space.controls.of(served.route).record_complaint()
 
 
 class FeedbackEndpoint:
-    """`elsewhere` asks the other gateways on the store, as a client need not come back to the one that answered it."""
+    """`forward` asks the other gateways on the store, as a client need not come back to the one that answered it."""
 
-    def __init__(self, verdicts: FeedbackService, elsewhere: Heed) -> None:
+    def __init__(self, verdicts: FeedbackService, forward: ApplyFeedback) -> None:
         self._verdicts = verdicts
-        self._elsewhere = elsewhere
+        self._forward = forward
 
     def claims(self, request: RequestContext) -> bool:
         return request.path == PATH and request.method == "POST"
 
     async def answer(self, request: RequestContext) -> Response:
-        request_id, verdict = _read(parse_object(await request.body_source.read()))
-        heard = await self._verdicts.heed(request.tenant, request_id, verdict)
-        if heard is None:
-            heard = await self._elsewhere(request.tenant, request_id, verdict)
-        if heard is None:
+        request_id, verdict = _parse(parse_object(await request.body_source.read()))
+        outcome = await self._verdicts.apply_feedback(request.tenant, request_id, verdict)
+        if outcome is None:
+            outcome = await self._forward(request.tenant, request_id, verdict)
+        if outcome is None:
             raise NotFound(
                 f"no answer of yours with the request id {request_id[:128]!r} is remembered: expected the x-request-id "
                 "of a recent answer with Cache-Status 'hit; detail=semantic', or of a miss that a light or a large "
                 "model has answered"
             )
-        request.route = heard["route"]
-        return _heard(heard)
+        request.route = outcome["route"]
+        return _json(outcome)
 
 
-def _heard(body: dict[str, Any]) -> Response:
+def _json(body: dict[str, Any]) -> Response:
     provenance = Provenance(Verdict.BYPASS, reason=Bypass.FEEDBACK)
     return Response(200, (("Content-Type", "application/json"),), FullBody(orjson.dumps(body)), provenance)
 
 
-def _read(body: dict[str, Any]) -> tuple[str, str]:
+def _parse(body: dict[str, Any]) -> tuple[str, str]:
     request_id, verdict = body.get("request_id"), body.get("verdict")
     if not isinstance(request_id, str) or not request_id:
-        raise wrong("request_id", "the x-request-id of an answer", body.get("request_id", ABSENT))
+        raise invalid_field("request_id", "the x-request-id of an answer", body.get("request_id", ABSENT))
     if verdict is None:
-        raise wrong("verdict", "'wrong' or 'right'", body.get("verdict", ABSENT))
+        raise invalid_field("verdict", "'wrong' or 'right'", body.get("verdict", ABSENT))
     if verdict not in ("wrong", "right"):
         raise BadRequest("'verdict': expected 'wrong' or 'right'", param="verdict")
     return request_id, verdict

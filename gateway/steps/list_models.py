@@ -44,7 +44,7 @@ class ModelList:
         return self._answer(request, backends, anthropic=anthropic)
 
     async def _answer(self, request: RequestContext, backends: Sequence[UpstreamPool], *, anthropic: bool) -> Response:
-        models = await self._merged(request, backends)
+        models = await self._merge_models(request, backends)
         name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models have slashes
         if not name:
             listed = list(models.values())
@@ -53,7 +53,9 @@ class ModelList:
             raise NotFound(f"the model {name[:100]!r} does not exist")
         return _json(anthropic_model(models[name]) if anthropic else models[name])
 
-    async def _merged(self, request: RequestContext, backends: Sequence[UpstreamPool]) -> dict[str, dict[str, Any]]:
+    async def _merge_models(
+        self, request: RequestContext, backends: Sequence[UpstreamPool]
+    ) -> dict[str, dict[str, Any]]:
         answers = await asyncio.gather(*(backend.models(request) for backend in backends), return_exceptions=True)
         models: dict[str, dict[str, Any]] = {}
         failures = [answer for answer in answers if isinstance(answer, BaseException)]

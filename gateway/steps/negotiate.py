@@ -9,21 +9,21 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from gateway.cache.hits import Sleep, SplitCache, lasts_s, paced
+from gateway.cache.hits import Sleep, SplitCache, paced, replay_duration_s
 from gateway.config.policy.model import ReplaySettings
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, MalformedResponse, UpstreamStreamError
 from gateway.messages import Admission, Body, Call, Event, EventStream, FullBody, Response, Verdict
 from gateway.ports import Clock
 from gateway.response_headers import HITS
 from gateway.steps.list_models import ModelList
 from gateway.steps.split_inputs import SplitInputs
-from gateway.streams import BufferedStream, ClosingStream, StreamObserver, close_body, tapped
+from gateway.streams import BufferedStream, ClosingStream, StreamObserver, close_body, with_observer
 
 LOG = logging.getLogger("nearhit")
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 JSON = (("Content-Type", "application/json"),)
-OF_FORM = frozenset({"content-type", "cache-control", "inference-header-content-length"})
+FORM_HEADERS = frozenset({"content-type", "cache-control", "inference-header-content-length"})
 
 
 class Negotiate:
@@ -43,7 +43,7 @@ class Negotiate:
     ) -> None:
         self._inner = inner
         self._rule = rule
-        self._replays = rule.fresh_ids or rule.paced
+        self._has_replay = rule.fresh_ids or rule.paced
         self._clock = clock
         self._split_cache = split_cache
         self._inputs = inputs
@@ -59,50 +59,50 @@ class Negotiate:
             return self._split(request, call, self._inputs)
         answer = self._inner(request)
         if not isinstance(answer, Response):
-            return self._awaited(request, call, answer)
-        return answer if self._is_plain(call, answer) else self._negotiated(request, call, answer)
+            return self._await_answer(request, call, answer)
+        return answer if self._is_plain(call, answer) else self._negotiate(request, call, answer)
 
     async def _split(self, request: RequestContext, call: Call, inputs: SplitInputs) -> Response:
-        return await resolved(self._negotiated(request, call, await inputs.answer(request, call, self._inner)))
+        return await resolve_response(self._negotiate(request, call, await inputs.answer(request, call, self._inner)))
 
-    async def _awaited(self, request: RequestContext, call: Call, pending: Awaitable[Response]) -> Response:
+    async def _await_answer(self, request: RequestContext, call: Call, pending: Awaitable[Response]) -> Response:
         response = await pending
         if self._is_plain(call, response):
             return response
-        return await resolved(self._negotiated(request, call, response))
+        return await resolve_response(self._negotiate(request, call, response))
 
     def _is_plain(self, call: Call, response: Response) -> bool:
         """Whether the answer is in the client's form as it is, as most are."""
         plain = isinstance(response.body, FullBody) and not (
             call.stream or call.own is not None or call.dialect.reforms
         )
-        return plain and not self._replays
+        return plain and not self._has_replay
 
-    def _negotiated(self, request: RequestContext, call: Call, response: Response) -> Response | Awaitable[Response]:
+    def _negotiate(self, request: RequestContext, call: Call, response: Response) -> Response | Awaitable[Response]:
         if response.status != 200:
             return response
         verdict, body = response.provenance.verdict, response.body
         hit = verdict in HITS
         streamed = isinstance(body, EventStream) and not isinstance(body.events, BufferedStream)
         if streamed and (hit or not call.stream):
-            return self._collected(request, call, response, hit=hit)
+            return self._collect(request, call, response, hit=hit)
         if call.own is not None and (hit or verdict is Verdict.COALESCED):
-            response = _owned(call.own, response)
-        return self._in_form(request, call, response, hit=hit)
+            response = _personalize(call.own, response)
+        return self._convert(request, call, response, hit=hit)
 
-    def _in_form(self, request: RequestContext, call: Call, response: Response, *, hit: bool) -> Response:
+    def _convert(self, request: RequestContext, call: Call, response: Response, *, hit: bool) -> Response:
         body = response.body
         if isinstance(body, FullBody):
-            response = self._formed(call, response, body, hit=hit)
+            response = self._to_client_form(call, response, body, hit=hit)
         elif isinstance(body, EventStream):
             if call.stream:
                 response = _shown(call, response, body)
             else:
                 assert isinstance(body.events, BufferedStream)
-                response = _whole(call, response, body.events.rest())
-        return self._replayed(request, call, response) if hit and self._replays else response
+                response = _assemble(call, response, body.events.take_all())
+        return self._replay(request, call, response) if hit and self._has_replay else response
 
-    async def _collected(self, request: RequestContext, call: Call, response: Response, *, hit: bool) -> Response:
+    async def _collect(self, request: RequestContext, call: Call, response: Response, *, hit: bool) -> Response:
         """A stream for a client that asked for the whole, and a hit, whose events are all there, also where it comes by
         a flight that others share."""
         body = response.body
@@ -115,20 +115,22 @@ class Negotiate:
             await close_body(body)
         response = _with_body(response, EventStream(BufferedStream(events)))
         if call.own is not None and (hit or response.provenance.verdict is Verdict.COALESCED):
-            response = _owned(call.own, response)
-        return self._in_form(request, call, response, hit=hit)
+            response = _personalize(call.own, response)
+        return self._convert(request, call, response, hit=hit)
 
-    def _formed(self, call: Call, response: Response, body: FullBody, *, hit: bool) -> Response:
+    def _to_client_form(self, call: Call, response: Response, body: FullBody, *, hit: bool) -> Response:
         try:
             if call.stream and call.operation != "embeddings":
                 events = (self._split_cache if hit else call.dialect).events(call, body.data)
-                return _with(response, SSE, EventStream(BufferedStream(tuple(call.dialect.shown_among(call, events)))))
+                return _with_form(
+                    response, SSE, EventStream(BufferedStream(tuple(call.dialect.shown_among(call, events))))
+                )
             formed = call.dialect.client_form(call, body.data)
         except MalformedResponse as error:
             raise BackendError(str(error), retryable=False) from None
-        return response if formed is None else _with(response, formed.headers, FullBody(formed.data))
+        return response if formed is None else _with_form(response, formed.headers, FullBody(formed.data))
 
-    def _replayed(self, request: RequestContext, call: Call, response: Response) -> Response:
+    def _replay(self, request: RequestContext, call: Call, response: Response) -> Response:
         """A hit under an id of its own, or at a pace, where the policy says so. Such an answer is nobody else's."""
         rule, body = self._rule, response.body
         if rule.fresh_ids:
@@ -136,9 +138,9 @@ class Negotiate:
             body = _renewed(call, body, secrets.token_hex(12), int(self._clock.wall()))
         if rule.paced and isinstance(body, EventStream) and isinstance(body.events, BufferedStream):
             request.served = None
-            events = body.events.rest()
-            left_s = None if request.deadline is None else request.deadline - self._clock.monotonic()
-            duration_s = lasts_s(rule, response.provenance, len(events), left_s)
+            events = body.events.take_all()
+            remaining_s = None if request.deadline is None else request.deadline - self._clock.monotonic()
+            duration_s = replay_duration_s(rule, response.provenance, len(events), remaining_s)
             body = EventStream(ClosingStream(paced(events, duration_s, self._clock, self._sleep)))
         return response if body is response.body else _with_body(response, body)
 
@@ -146,12 +148,12 @@ class Negotiate:
 def _shown(call: Call, response: Response, body: EventStream) -> Response:
     if isinstance(body.events, BufferedStream):
         return _with_body(
-            response, EventStream(BufferedStream(tuple(call.dialect.shown_among(call, body.events.rest()))))
+            response, EventStream(BufferedStream(tuple(call.dialect.shown_among(call, body.events.take_all()))))
         )
-    return _with_body(response, EventStream(tapped(body.events, _live(call))))
+    return _with_body(response, EventStream(with_observer(body.events, _live_observer(call))))
 
 
-def _whole(call: Call, response: Response, events: Sequence[Event]) -> Response:
+def _assemble(call: Call, response: Response, events: Sequence[Event]) -> Response:
     """Raises `BackendError` where they are no complete answer."""
     payload = [event.data for event in events]
     try:
@@ -160,10 +162,10 @@ def _whole(call: Call, response: Response, events: Sequence[Event]) -> Response:
         whole = call.dialect.whole(call, payload)
     except (UpstreamStreamError, MalformedResponse) as error:
         raise BackendError(str(error), retryable=False) from None
-    return _with(response, JSON, FullBody(whole))
+    return _with_form(response, JSON, FullBody(whole))
 
 
-def _owned(own: Callable[[bytes], bytes], response: Response) -> Response:
+def _personalize(own: Callable[[bytes], bytes], response: Response) -> Response:
     """An answer that was made for another request, with what this one's own would repeat of it."""
     body = response.body
     if isinstance(body, FullBody):
@@ -171,13 +173,13 @@ def _owned(own: Callable[[bytes], bytes], response: Response) -> Response:
     if not isinstance(body, EventStream):
         return response
     if isinstance(body.events, BufferedStream):
-        events = tuple(Event(own(event.data), event.name) for event in body.events.rest())
+        events = tuple(Event(own(event.data), event.name) for event in body.events.take_all())
         return _with_body(response, EventStream(BufferedStream(events)))
 
-    def saw(events: Sequence[Event]) -> Sequence[Event]:
+    def on_items(events: Sequence[Event]) -> Sequence[Event]:
         return [Event(own(event.data), event.name) for event in events]
 
-    return _with_body(response, EventStream(tapped(body.events, StreamObserver(saw))))
+    return _with_body(response, EventStream(with_observer(body.events, StreamObserver(on_items))))
 
 
 def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:
@@ -188,24 +190,24 @@ def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:
         return FullBody(renewed(body.data))
     if isinstance(body, EventStream) and isinstance(body.events, BufferedStream):
         return EventStream(
-            BufferedStream(tuple(Event(renewed(event.data), event.name) for event in body.events.rest()))
+            BufferedStream(tuple(Event(renewed(event.data), event.name) for event in body.events.take_all()))
         )
     return body
 
 
-def _live(call: Call) -> StreamObserver[Event]:
+def _live_observer(call: Call) -> StreamObserver[Event]:
     """What the client asked for, as it comes; a break ends with an error event in the dialect's shape."""
 
-    def broke(error: UpstreamStreamError) -> Sequence[Event]:
+    def on_error(error: UpstreamStreamError) -> Sequence[Event]:
         LOG.warning("stream broken", extra={"fields": {"error": str(error)}})
         return call.dialect.error_events("upstream_error", str(error))
 
-    return StreamObserver(partial(call.dialect.shown_among, call), broke=broke)
+    return StreamObserver(partial(call.dialect.shown_among, call), on_error=on_error)
 
 
-def _with(response: Response, form: tuple[tuple[str, str], ...], body: FullBody | EventStream) -> Response:
-    kept = tuple((name, value) for name, value in response.headers if name.lower() not in OF_FORM)
-    return Response(response.status, kept + form, body, response.provenance)
+def _with_form(response: Response, form: tuple[tuple[str, str], ...], body: FullBody | EventStream) -> Response:
+    retained = tuple((name, value) for name, value in response.headers if name.lower() not in FORM_HEADERS)
+    return Response(response.status, retained + form, body, response.provenance)
 
 
 def _with_body(response: Response, body: Body) -> Response:

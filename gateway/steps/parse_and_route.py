@@ -11,7 +11,7 @@ from typing import Protocol
 from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import keys_of, owner_of
 from gateway.config.policy.model import Policy, Route
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
 from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.priority import Priority
@@ -20,7 +20,7 @@ from gateway.routing.budget import BOUNDS, budget_of, priority_of
 # A longer body is parsed in another thread, where it holds others up for its longest step instead of for all of them
 # together: 10 MiB of turns took 1,030 ms on the loop of a busy machine, and 270 at a time in a thread (orjson keeps the
 # interpreter's lock). Up to this the loop is at it for 0.7 ms.
-LARGE = 256 * 1024
+LARGE_BODY = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,26 @@ class ParseAndRoute:
         table = request.table = self._table()
         dialect = self._dialect_of(request.method, request.path)
         if dialect is None:
-            return self._routed(request, table, None)
+            return self._route(request, table, None)
         request.dialect = dialect
         body = request.body_source.read_nowait()
-        if body is None or len(body) > LARGE:
+        if body is None or len(body) > LARGE_BODY:
             request.require_capacity()
-            return self._parsed_later(request, table, dialect, body)
+            return self._parse_later(request, table, dialect, body)
         request.body = body
-        return self._routed(request, table, dialect.parse(request.path, body, request.headers))
+        return self._route(request, table, dialect.parse(request.path, body, request.headers))
 
-    async def _parsed_later(
+    async def _parse_later(
         self, request: RequestContext, table: RouteTable, dialect: Dialect, body: bytes | None
     ) -> Response:
         request.body = body = await request.body_source.read() if body is None else body
-        if len(body) <= LARGE:
+        if len(body) <= LARGE_BODY:
             call = dialect.parse(request.path, body, request.headers)
         else:
             call = await asyncio.to_thread(dialect.parse, request.path, body, request.headers)
-        return await resolved(self._routed(request, table, call))
+        return await resolve_response(self._route(request, table, call))
 
-    def _routed(self, request: RequestContext, table: RouteTable, call: Call | None) -> Response | Awaitable[Response]:
+    def _route(self, request: RequestContext, table: RouteTable, call: Call | None) -> Response | Awaitable[Response]:
         if call is not None and request.traced is not None:
             request.traced.operation, request.traced.model = call.operation, call.model
         if request.permit is not None:  # before anything is looked up: what a tenant has stored is not every key's
@@ -117,9 +117,9 @@ def apply_route(request: RequestContext, call: Call | None, route: Route) -> Non
 
 def _apply_budget(request: RequestContext, route: Route) -> None:
     head = request.head
-    if head.bounded is None:
-        head.bounded = any(name in request.headers for name in BOUNDS)
-    if head.bounded:
+    if head.has_budget is None:
+        head.has_budget = any(name in request.headers for name in BOUNDS)
+    if head.has_budget:
         request.priority = priority_of(request.headers, route.priority, raised=route.client_priority)
         budget = budget_of(request.headers, route.latency_budget_s)
         request.deadline, request.ttft_deadline = budget.due(request.received)

@@ -7,29 +7,29 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.config.policy.model import Route
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BudgetExceeded, ServeStale
 from gateway.limits import MICROS, Limits
 from gateway.messages import Call, Event, EventStream, FullBody, Price, Response, Usage
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.limit_evaluation import (
+    ALL_ROUTES,
     BYTES_A_TOKEN,
-    EVERYWHERE,
     Estimate,
     LimitRequest,
     Typical,
-    asked_of,
-    headers_of,
     input_tokens,
     light_only,
-    not_asked,
-    not_large,
+    limit_requests,
+    rate_limit_headers,
     requests_of,
     returns_of,
+    returns_without_call,
+    returns_without_large,
     with_headers,
 )
-from gateway.routing.rate_limiter import Grant, RateLimiter, own_of, take_limits, whose
-from gateway.streams import StreamObserver, tapped, with_end
+from gateway.routing.rate_limiter import Grant, RateLimiter, key_limits, limit_subjects, take_limits
+from gateway.streams import StreamObserver, with_completion, with_observer
 
 
 # Holds limits of requests that count what the caches answer, too: a route's, or an API key's.
@@ -41,18 +41,20 @@ class CountRequests:
         self._telemetry = telemetry
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        own, key = own_of(request)
-        asked = requests_of(self._route.name, self._route.limits, whose(request)) + requests_of(EVERYWHERE, own, key)
-        if not asked:
+        own, key = key_limits(request)
+        requested_limits = requests_of(self._route.name, self._route.limits, limit_subjects(request)) + requests_of(
+            ALL_ROUTES, own, key
+        )
+        if not requested_limits:
             return self._inner(request)
         request.require_capacity()
-        return self._counted(request, asked)
+        return self._forward_counted(request, requested_limits)
 
-    async def _counted(self, request: RequestContext, asked: Sequence[LimitRequest]) -> Response:
-        grant = await take_limits(request, self._route.name, asked, self._quotas, self._telemetry)
-        response = await resolved(self._inner(request))
+    async def _forward_counted(self, request: RequestContext, requested_limits: Sequence[LimitRequest]) -> Response:
+        grant = await take_limits(request, self._route.name, requested_limits, self._quotas, self._telemetry)
+        response = await resolve_response(self._inner(request))
         request.served = None  # the exact fast path would answer the next one without counting it
-        headers = with_headers(response.headers, headers_of(asked, grant.taken))
+        headers = with_headers(response.headers, rate_limit_headers(requested_limits, grant.taken))
         return Response(response.status, headers, response.body, response.provenance)
 
 
@@ -78,31 +80,31 @@ class RateLimit:
         self._dearest = [prices.get(name, Price()) for name in route.target.members]
         self._largest = route.target.tiers[-1]
         if any(rule.caps for rule in route.limits) and all(price == Price() for price in self._dearest):
-            said = "a cap on costs holds nothing back: no backend of the route has a price"
-            LOG.warning(said, extra={"fields": {"route": route.name}})
+            message = "a cap on costs holds nothing back: no backend of the route has a price"
+            LOG.warning(message, extra={"fields": {"route": route.name}})
         self._telemetry = telemetry
         self._typical = Typical()
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.directives.only_if_cached:
             return self._inner(request)  # no call will be made
-        asked = self._asked(request)
-        if not asked:
+        requested_limits = self._requested_limits(request)
+        if not requested_limits:
             return self._inner(request)
         request.require_capacity()
-        return self._limited(request, asked)
+        return self._forward_limited(request, requested_limits)
 
-    async def _limited(self, request: RequestContext, asked: Sequence[LimitRequest]) -> Response:
-        grant = await take_limits(request, self._route.name, asked, self._quotas, self._telemetry)
-        held = light_only(asked, grant.taken)
-        if held is not None:
-            self._telemetry.limited.add(self._route.name, held)
-        account = _Account(self, asked, grant)
+    async def _forward_limited(self, request: RequestContext, requested_limits: Sequence[LimitRequest]) -> Response:
+        grant = await take_limits(request, self._route.name, requested_limits, self._quotas, self._telemetry)
+        light_limit = light_only(requested_limits, grant.taken)
+        if light_limit is not None:
+            self._telemetry.limited.add(self._route.name, light_limit)
+        account = _Account(self, requested_limits, grant)
         try:
-            request.light_only, request.metered = held is not None, True
-            response = await resolved(self._inner(request))
+            request.light_only, request.metered = light_limit is not None, True
+            response = await resolve_response(self._inner(request))
         except (BudgetExceeded, ServeStale):
-            self._quotas.give_back(grant, not_asked(asked, grant.taken))
+            self._quotas.refund(grant, returns_without_call(requested_limits, grant.taken))
             account.close(Estimate())
             raise
         except Exception:
@@ -112,75 +114,79 @@ class RateLimit:
             account.close(self._cost(None, input_tokens(request.call) if request.call else 0, 0))
             raise
         if response.provenance.backend not in self._largest.members:
-            self._quotas.give_back(grant, not_large(asked, grant.taken))
-        response = replace(response, headers=with_headers(response.headers, headers_of(asked, grant.taken)))
-        return self._counted(request.call, response, account)
+            self._quotas.refund(grant, returns_without_large(requested_limits, grant.taken))
+        response = replace(
+            response, headers=with_headers(response.headers, rate_limit_headers(requested_limits, grant.taken))
+        )
+        return self._forward_counted(request.call, response, account)
 
-    def _asked(self, request: RequestContext) -> list[LimitRequest]:
-        of_route = [rule for rule in self._route.limits if rule.per == "route" or not request.internal]
-        own, key = own_of(request)
-        if not of_route and not own:
+    def _requested_limits(self, request: RequestContext) -> list[LimitRequest]:
+        route_limits = [rule for rule in self._route.limits if rule.per == "route" or not request.internal]
+        own, key = key_limits(request)
+        if not route_limits and not own:
             return []
         if request.call is None or request.call.operation == "embeddings":  # nothing is chosen by how large it is
-            of_route, own = _without_shares(of_route), tuple(_without_shares(own))
+            route_limits, own = _without_shares(route_limits), tuple(_without_shares(own))
         estimate, member = self._estimate(request.call), self._quotas.member()
         return [
-            *asked_of(self._route.name, of_route, whose(request), estimate, member),
-            *asked_of(EVERYWHERE, own, key, estimate, member),
+            *limit_requests(self._route.name, route_limits, limit_subjects(request), estimate, member),
+            *limit_requests(ALL_ROUTES, own, key, estimate, member),
         ]
 
     def _estimate(self, call: Call | None) -> Estimate:
         """By the dearest model that may answer."""
         if call is None:
             return Estimate()
-        read, written = input_tokens(call), self._typical.output_tokens(call)
-        dollars = max(price.of(read, written) for price in self._dearest)
-        return Estimate(read + written, round(dollars * MICROS))
+        input_count, output_count = input_tokens(call), self._typical.output_tokens(call)
+        dollars = max(price.of(input_count, output_count) for price in self._dearest)
+        return Estimate(input_count + output_count, round(dollars * MICROS))
 
-    def _cost(self, backend: str | None, read: int, written: int) -> Estimate:
+    def _cost(self, backend: str | None, input_count: int, output_count: int) -> Estimate:
         price = self._prices.get(backend or self._largest.backend, Price())
-        return Estimate(read + written, round(price.of(read, written) * MICROS))
+        return Estimate(input_count + output_count, round(price.of(input_count, output_count) * MICROS))
 
-    def _counted(self, call: Call | None, response: Response, account: _Account) -> Response:
+    def _forward_counted(self, call: Call | None, response: Response, account: _Account) -> Response:
         """Closes the account when the answer is over."""
         body, backend = response.body, response.provenance.backend
-        account.beside = self._summed(response.provenance.beside)
+        account.beside = self._sum_costs(response.provenance.beside)
         if call is None or response.status != 200 or not isinstance(body, FullBody | EventStream):
-            return with_end(response, lambda: account.close(Estimate()))
+            return with_completion(response, lambda: account.close(Estimate()))
         if isinstance(body, FullBody):
-            account.close(self._real(call, backend, [body.data], len(body.data) // BYTES_A_TOKEN, streamed=False))
+            account.close(
+                self._actual_cost(call, backend, [body.data], len(body.data) // BYTES_A_TOKEN, streamed=False)
+            )
             return response
-        kept: list[bytes] = []
+        payload_events: list[bytes] = []
         seen = [0, 0]  # events, bytes
 
         def saw(events: Sequence[Event]) -> Sequence[Event]:
             for event in events:
                 seen[0], seen[1] = seen[0] + 1, seen[1] + len(event.data)
                 if seen[1] <= MAX_READ:
-                    kept.append(event.data)
+                    payload_events.append(event.data)
             return events
 
-        def over() -> None:
-            whole = kept if seen[1] <= MAX_READ else []
-            account.close(self._real(call, backend, whole, seen[0], streamed=True))
+        def on_end() -> None:
+            whole = payload_events if seen[1] <= MAX_READ else []
+            account.close(self._actual_cost(call, backend, whole, seen[0], streamed=True))
 
-        return replace(response, body=EventStream(tapped(body.events, StreamObserver(saw, closed=over))))
+        return replace(response, body=EventStream(with_observer(body.events, StreamObserver(saw, on_close=on_end))))
 
-    def _summed(self, usages: Sequence[Usage]) -> Estimate:
+    def _sum_costs(self, usages: Sequence[Usage]) -> Estimate:
         costs = [self._cost(usage.backend, usage.input_tokens, usage.output_tokens) for usage in usages]
         return Estimate(sum(cost.tokens for cost in costs), sum(cost.micros for cost in costs))
 
-    def _real(
-        self, call: Call, backend: str | None, payload: Sequence[bytes], pieces: int, *, streamed: bool
+    def _actual_cost(
+        self, call: Call, backend: str | None, payload: Sequence[bytes], token_estimate: int, *, streamed: bool
     ) -> Estimate:
-        """`pieces`: about how many tokens there are, where the answer does not tell; models send one an event."""
+        """`token_estimate`: about how many tokens there are, where the answer does not tell; models send one an event."""
         inspection = call.dialect.inspect(call, payload, streamed)
-        read, written = inspection.input_tokens, inspection.output_tokens
-        if read == written == 0:
-            read, written = input_tokens(call), 0 if call.operation == "embeddings" else pieces
+        input_count, output_count = inspection.input_tokens, inspection.output_tokens
+        if input_count == output_count == 0:
+            input_count, output_count = input_tokens(call), 0 if call.operation == "embeddings" else token_estimate
         if call.operation != "embeddings":
-            self._typical.saw(written)
-        return self._cost(backend, read, written)
+            self._typical.saw(output_count)
+        return self._cost(backend, input_count, output_count)
 
 
 def _without_shares(limits: Sequence[Limits]) -> list[Limits]:
@@ -190,20 +196,20 @@ def _without_shares(limits: Sequence[Limits]) -> list[Limits]:
 class _Account:
     """What one call has taken, until it is put right, once."""
 
-    def __init__(self, step: RateLimit, asked: Sequence[LimitRequest], grant: Grant) -> None:
+    def __init__(self, step: RateLimit, requested_limits: Sequence[LimitRequest], grant: Grant) -> None:
         self._step = step
-        self._asked = asked
+        self._requested_limits = requested_limits
         self._grant = grant
         self._open = True
-        self.demands = [a.demand for a in asked]
+        self.demands = [a.demand for a in requested_limits]
         self.beside = Estimate()  # of calls that were made for the answer and are not the answer
 
-    def close(self, real: Estimate) -> None:
+    def close(self, actual: Estimate) -> None:
         if not self._open:
             return
         self._open = False
         step, route = self._step, self._step._route.name
-        real = Estimate(real.tokens + self.beside.tokens, real.micros + self.beside.micros)
-        step._quotas.settle(self._grant, self.demands, returns_of(self._asked, self._grant.taken, real))
-        step._telemetry.limits_tokens.add(route, amount=real.tokens)
-        step._telemetry.limits_cost.add(route, amount=real.micros / MICROS)
+        actual = Estimate(actual.tokens + self.beside.tokens, actual.micros + self.beside.micros)
+        step._quotas.settle(self._grant, self.demands, returns_of(self._requested_limits, self._grant.taken, actual))
+        step._telemetry.limits_tokens.add(route, amount=actual.tokens)
+        step._telemetry.limits_cost.add(route, amount=actual.micros / MICROS)

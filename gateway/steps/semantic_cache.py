@@ -10,14 +10,14 @@ from gateway.cache.admission import HitForMiss
 from gateway.cache.audits import HitAudits
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
 from gateway.config.policy.model import AuditSettings
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Bypass, Embedding, Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Embedder
-from gateway.routing.budget import patience_s
+from gateway.routing.budget import max_wait_s
 from gateway.steps.semantic_lookup import SemanticLookup
-from gateway.streams import with_end
+from gateway.streams import with_completion
 
 
 class SimilarInflight:
@@ -42,32 +42,34 @@ class SimilarInflight:
     async def answer(self, request: RequestContext, question: str, embedding: Embedding, forward: Handler) -> Response:
         directives = request.directives
         if embedding.partial or directives.no_cache or directives.only_if_cached:
-            return await resolved(forward(request))
+            return await resolve_response(forward(request))
         if not request.scope or request.fingerprint in self._unstorable:
-            return await resolved(forward(request))
-        other = await self._lookup.similar_inflight(request, question, embedding, self._inflight.within(request.scope))
-        if other is not None and await self._landed(request, other):
+            return await resolve_response(forward(request))
+        neighbour = await self._lookup.similar_inflight(
+            request, question, embedding, self._inflight.in_scope(request.scope)
+        )
+        if neighbour is not None and await self._wait_until_landed(request, neighbour):
             hit = self._lookup.find(request, question, embedding)
             hit = hit if hit is None or isinstance(hit, Response) else await hit
             if hit is not None:
                 self._telemetry.crowds.add("followed-alike")
                 return hit
-        own = self._inflight.add(request, embedding.vector)
-        if own is None:
-            return await resolved(forward(request))
+        registered = self._inflight.add(request, embedding.vector)
+        if registered is None:
+            return await resolve_response(forward(request))
         try:
-            response = await resolved(forward(request))
+            response = await resolve_response(forward(request))
         except BaseException:
-            self._inflight.land(own)
+            self._inflight.complete(registered)
             raise
-        return with_end(response, lambda: self._inflight.land(own))
+        return with_completion(response, lambda: self._inflight.complete(registered))
 
-    async def _landed(self, request: RequestContext, other: InflightQuestion) -> bool:
+    async def _wait_until_landed(self, request: RequestContext, neighbour: InflightQuestion) -> bool:
         self._telemetry.crowds.add("waits-alike")
-        with request.timed("wait"):
+        with request.timer("wait"):
             try:
-                async with asyncio.timeout(patience_s(request, self._clock.monotonic())):
-                    await asyncio.shield(other.landed)
+                async with asyncio.timeout(max_wait_s(request, self._clock.monotonic())):
+                    await asyncio.shield(neighbour.completed)
             except TimeoutError:
                 self._telemetry.crowds.add("in-vain")
                 return False
@@ -82,9 +84,9 @@ class AuditedHits:
         self._audits = audits
         self._rule = rule
 
-    def consider(self, request: RequestContext, forward: Handler) -> None:
+    def maybe_audit(self, request: RequestContext, forward: Handler) -> None:
         if request.judged is not None:
-            self._audits.consider(request, request.judged, self._rule, forward)
+            self._audits.maybe_audit(request, request.judged, self._rule, forward)
 
 
 class SemanticCache:
@@ -114,51 +116,51 @@ class SemanticCache:
             request.note = request.note or call.no_question
             return self._inner(request)
         if embedding is None:
-            began = request.clock.monotonic()
+            started = request.clock.monotonic()
             embedding = self._embedder.embed_nowait(question, request.owner)
             if embedding is None:
                 request.require_capacity()
-                return self._embedded(request, question, began)
-            request.since("embed", began)
+                return self._embed(request, question, started)
+            request.since("embed", started)
             request.embedding = embedding
-        return self._looked_up(request, question, embedding)
+        return self._look_up(request, question, embedding)
 
-    async def _embedded(self, request: RequestContext, question: str, began: float) -> Response:
+    async def _embed(self, request: RequestContext, question: str, started: float) -> Response:
         try:
             embedding = request.embedding = await self._embedder.embed(question, request.owner)
         except EmbedderUnavailable:
             request.note = Bypass.EMBEDDER
-            return await resolved(self._inner(request))
+            return await resolve_response(self._inner(request))
         finally:
-            request.since("embed", began)
-        return await resolved(self._looked_up(request, question, embedding))
+            request.since("embed", started)
+        return await resolve_response(self._look_up(request, question, embedding))
 
-    def _looked_up(
-        self, request: RequestContext, question: str, embedding: Embedding
-    ) -> Response | Awaitable[Response]:
+    def _look_up(self, request: RequestContext, question: str, embedding: Embedding) -> Response | Awaitable[Response]:
         if embedding.partial:
-            request.note = embedding.why_partial
-            return self._missed(request, question, embedding)
+            request.note = embedding.partial_reason
+            return self._forward_miss(request, question, embedding)
         hit = self._lookup.find(request, question, embedding)
         if hit is None:
-            return self._missed(request, question, embedding)
+            return self._forward_miss(request, question, embedding)
         if not isinstance(hit, Response):
-            return self._found_later(request, question, embedding, hit)
+            return self._await_hit(request, question, embedding, hit)
         if self._audits is not None:
-            self._audits.consider(request, self._inner)
+            self._audits.maybe_audit(request, self._inner)
         return hit
 
-    async def _found_later(
+    async def _await_hit(
         self, request: RequestContext, question: str, embedding: Embedding, pending: Awaitable[Response | None]
     ) -> Response:
         hit = await pending
         if hit is None:
-            return await resolved(self._missed(request, question, embedding))
+            return await resolve_response(self._forward_miss(request, question, embedding))
         if self._audits is not None:
-            self._audits.consider(request, self._inner)
+            self._audits.maybe_audit(request, self._inner)
         return hit
 
-    def _missed(self, request: RequestContext, question: str, embedding: Embedding) -> Response | Awaitable[Response]:
+    def _forward_miss(
+        self, request: RequestContext, question: str, embedding: Embedding
+    ) -> Response | Awaitable[Response]:
         if self._inflight is None:
             return self._inner(request)
         return self._inflight.answer(request, question, embedding, self._inner)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gateway.cache.feedback import ServedHit
 from gateway.cache.freshness import Freshness, freshness_of
-from gateway.cache.hits import answer_from
+from gateway.cache.hits import response_from_entry
 from gateway.cache.inflight_questions import InflightQuestion
 from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores
 from gateway.cache.threshold.route_control import Controls
@@ -25,7 +25,7 @@ from gateway.ports import Clock, NearbyStore, VectorIndex
 from gateway.steps.feedback import FeedbackState
 
 LOG = logging.getLogger("nearhit.semantic")
-Found = tuple[Entry, float, Freshness]
+FreshNeighbour = tuple[Entry, float, Freshness]
 """A stored answer that is fresh, and the similarity of its question."""
 
 
@@ -36,7 +36,7 @@ class _Search:
     request: RequestContext
     question: str
     embedding: Embedding
-    began: float  # monotonic clock
+    started: float  # monotonic clock
     k: int  # neighbours that are asked for
 
 
@@ -80,15 +80,15 @@ class SemanticLookup:
         # By a plain threshold the nearest is the best, and the others are read for the traffic log alone. Where it is
         # of no use they are looked at.
         k = 1 if self._plain and request.facts is None else MAX_CANDIDATES
-        return self._begun(_Search(request, question, embedding, self._clock.monotonic(), k))
+        return self._start_search(_Search(request, question, embedding, self._clock.monotonic(), k))
 
-    def _begun(self, search: _Search) -> Response | Awaitable[Response | None] | None:
+    def _start_search(self, search: _Search) -> Response | Awaitable[Response | None] | None:
         request = search.request
         neighbours = self._index.search_nowait(request.scope, search.embedding.vector, search.k)
         if neighbours is None:
             request.require_capacity()
-            return self._guarded(search, None)
-        found: list[Found] = []
+            return self._search_guarded(search, None)
+        fresh_neighbours: list[FreshNeighbour] = []
         wall, directives, lifetime = self._clock.wall(), request.directives, self._lifetime
         for neighbour in neighbours:  # the most similar first
             if neighbour.similarity < self._floor:
@@ -96,27 +96,27 @@ class SemanticLookup:
             entry = self._store.peek(neighbour.fingerprint)
             if entry is None or entry.scope != request.scope or entry.question is None:
                 request.require_capacity()
-                return self._guarded(search, self._all(search, neighbours))
+                return self._search_guarded(search, self._all_neighbours(search, neighbours))
             freshness = freshness_of(entry, lifetime, directives, wall)
             if freshness.fresh:
-                found.append((entry, neighbour.similarity, freshness))
+                fresh_neighbours.append((entry, neighbour.similarity, freshness))
             elif search.k > 1:
-                self._refused(request, Refusal.EXPIRED)
+                self._record_refusal(request, Refusal.EXPIRED)
             else:
-                return self._among_more(search)
-        return self._scored(search, neighbours, found)
+                return self._widen(search)
+        return self._score(search, neighbours, fresh_neighbours)
 
-    def _all(self, search: _Search, neighbours: Sequence[Neighbour]) -> Sequence[Neighbour] | None:
+    def _all_neighbours(self, search: _Search, neighbours: Sequence[Neighbour]) -> Sequence[Neighbour] | None:
         """Where the store has to be asked anyway, it is asked of all candidates at once."""
         if search.k == MAX_CANDIDATES:
             return neighbours
         search.k = MAX_CANDIDATES
         return self._index.search_nowait(search.request.scope, search.embedding.vector, search.k)
 
-    def _among_more(self, search: _Search) -> Response | Awaitable[Response | None] | None:
+    def _widen(self, search: _Search) -> Response | Awaitable[Response | None] | None:
         """The nearest alone was of no use."""
         search.k = MAX_CANDIDATES
-        return self._begun(search)
+        return self._start_search(search)
 
     async def similar_inflight(
         self, request: RequestContext, question: str, embedding: Embedding, inflight: Sequence[InflightQuestion]
@@ -124,124 +124,132 @@ class SemanticLookup:
         """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""
         if not inflight:
             return None
-        similarities = np.clip(np.stack([each.vector for each in inflight]) @ embedding.vector, 0.0, 1.0)
+        similarities = np.clip(np.stack([candidate.vector for candidate in inflight]) @ embedding.vector, 0.0, 1.0)
         nearest = [int(at) for at in np.argsort(-similarities)[:MAX_CANDIDATES] if similarities[at] >= self._floor]
         if not nearest:
             return None
-        near = [(inflight[at].entry, float(similarities[at])) for at in nearest]
-        with request.timed("verify"):
+        nearby = [(inflight[at].entry, float(similarities[at])) for at in nearest]
+        with request.timer("verify"):
             control, entries = self._controls.of(request.route), self._index.count(request.scope)
-            scores = self._scorer.of(question, request.owner, embedding, near, control, entries)
-            if self._scorer.closer_look_is_due(scores):
-                await self._scorer.look_closer(scores)
-        return None if scores.chosen.reason is not None else inflight[nearest[scores.best]]
+            scores = self._scorer.of(question, request.owner, embedding, nearby, control, entries)
+            if self._scorer.needs_second_opinion(scores):
+                await self._scorer.apply_second_opinion(scores)
+        return None if scores.chosen.reason is not None else inflight[nearest[scores.best_index]]
 
-    async def _guarded(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
+    async def _search_guarded(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
         """Where the index or the store has to be waited for."""
         try:
-            return await self._searched(search, neighbours)
+            return await self._search_and_score(search, neighbours)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             fields = {**search.request.log_fields, "error": str(error)}
             self._telemetry.store_warnings.warn(LOG, "lookup failed", fields)
             return None
 
-    async def _searched(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
+    async def _search_and_score(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
         request = search.request
         try:
             if neighbours is None:
                 neighbours = await self._index.search(request.scope, search.embedding.vector, search.k)
-            near = [neighbour for neighbour in neighbours if neighbour.similarity >= self._floor]
-            entries = await self._entries(near)
-            await self._forget_gone(request, near, entries)
+            nearby = [neighbour for neighbour in neighbours if neighbour.similarity >= self._floor]
+            entries = await self._entries(nearby)
+            await self._remove_gone(request, nearby, entries)
         except BaseException:
-            request.since("search", search.began)
+            request.since("search", search.started)
             raise
-        answer = self._scored(search, neighbours, self._fresh(request, near, entries))
+        answer = self._score(search, neighbours, self._fresh(request, nearby, entries))
         return answer if answer is None or isinstance(answer, Response) else await answer
 
     def _fresh(
-        self, request: RequestContext, near: Sequence[Neighbour], entries: Sequence[Entry | None]
-    ) -> list[Found]:
+        self, request: RequestContext, nearby: Sequence[Neighbour], entries: Sequence[Entry | None]
+    ) -> list[FreshNeighbour]:
         """Those that are this scope's and fresh."""
-        found: list[Found] = []
+        fresh_neighbours: list[FreshNeighbour] = []
         wall = self._clock.wall()
-        for neighbour, entry in zip(near, entries, strict=True):
+        for neighbour, entry in zip(nearby, entries, strict=True):
             if entry is None or not _is_own(request, entry):
                 continue
             freshness = freshness_of(entry, self._lifetime, request.directives, wall)
             if freshness.fresh:
-                found.append((entry, neighbour.similarity, freshness))
+                fresh_neighbours.append((entry, neighbour.similarity, freshness))
             else:
-                self._refused(request, Refusal.EXPIRED)
-        return found
+                self._record_refusal(request, Refusal.EXPIRED)
+        return fresh_neighbours
 
-    async def _entries(self, near: Sequence[Neighbour]) -> Sequence[Entry | None]:
+    async def _entries(self, nearby: Sequence[Neighbour]) -> Sequence[Entry | None]:
         """Those that are not in memory are asked of the store together: one way there and back, not one for each."""
-        entries = [self._store.peek(neighbour.fingerprint) for neighbour in near]
-        away = [at for at, entry in enumerate(entries) if entry is None]
-        if away:
-            fetched = await asyncio.gather(*(self._store.get(near[at].fingerprint) for at in away))
-            for at, entry in zip(away, fetched, strict=True):
+        entries = [self._store.peek(neighbour.fingerprint) for neighbour in nearby]
+        missing = [at for at, entry in enumerate(entries) if entry is None]
+        if missing:
+            fetched = await asyncio.gather(*(self._store.get(nearby[at].fingerprint) for at in missing))
+            for at, entry in zip(missing, fetched, strict=True):
                 entries[at] = entry
         return entries
 
-    async def _forget_gone(
-        self, request: RequestContext, near: Sequence[Neighbour], entries: Sequence[Entry | None]
+    async def _remove_gone(
+        self, request: RequestContext, nearby: Sequence[Neighbour], entries: Sequence[Entry | None]
     ) -> None:
         """The index may lag behind the store."""
-        for neighbour, entry in zip(near, entries, strict=True):
+        for neighbour, entry in zip(nearby, entries, strict=True):
             if entry is None:
                 await self._index.remove([neighbour.fingerprint])
             elif not _is_own(request, entry):
                 LOG.error("a neighbour of another scope", extra={"fields": request.log_fields})
                 await self._index.remove([neighbour.fingerprint])
-                self._refused(request, Refusal.FOREIGN)
+                self._record_refusal(request, Refusal.FOREIGN)
 
-    def _scored(
-        self, search: _Search, neighbours: Sequence[Neighbour], found: Sequence[Found]
+    def _score(
+        self, search: _Search, neighbours: Sequence[Neighbour], fresh_neighbours: Sequence[FreshNeighbour]
     ) -> Response | Awaitable[Response | None] | None:
         request = search.request
-        began = request.since("search", search.began)
-        if not found:
+        started = request.since("search", search.started)
+        if not fresh_neighbours:
             if neighbours and neighbours[0].similarity < self._floor:
-                self._refused(request, Refusal.SIMILARITY)
+                self._record_refusal(request, Refusal.SIMILARITY)
             return None
-        near = [(entry, similarity) for entry, similarity, _ in found]
+        nearby = [(entry, similarity) for entry, similarity, _ in fresh_neighbours]
         control, entries = self._controls.of(request.route), 0 if self._plain else self._index.count(request.scope)
-        scores = self._scorer.of(search.question, request.owner, search.embedding, near, control, entries)
+        scores = self._scorer.of(search.question, request.owner, search.embedding, nearby, control, entries)
         if search.k == 1 and scores.chosen.opinion.veto is not None:
-            return self._among_more(search)
-        if not self._plain and self._scorer.closer_look_is_due(scores):
-            return self._scored_closely(request, scores, found, began)
-        request.since("verify", began)
-        return self._served(request, scores, found)
+            return self._widen(search)
+        if not self._plain and self._scorer.needs_second_opinion(scores):
+            return self._score_closely(request, scores, fresh_neighbours, started)
+        request.since("verify", started)
+        return self._serve(request, scores, fresh_neighbours)
 
-    async def _scored_closely(
-        self, request: RequestContext, scores: CandidateScores, found: Sequence[Found], began: float
+    async def _score_closely(
+        self,
+        request: RequestContext,
+        scores: CandidateScores,
+        fresh_neighbours: Sequence[FreshNeighbour],
+        started: float,
     ) -> Response | None:
         try:
-            await self._scorer.look_closer(scores)
+            await self._scorer.apply_second_opinion(scores)
         finally:
-            request.since("verify", began)
-        return self._served(request, scores, found)
+            request.since("verify", started)
+        return self._serve(request, scores, fresh_neighbours)
 
-    def _served(self, request: RequestContext, scores: CandidateScores, found: Sequence[Found]) -> Response | None:
+    def _serve(
+        self, request: RequestContext, scores: CandidateScores, fresh_neighbours: Sequence[FreshNeighbour]
+    ) -> Response | None:
         """Notes what was found. None where it may not be served."""
-        chosen, control = scores.judged[scores.best], scores.control
+        chosen, control = scores.judged[scores.best_index], scores.control
         if not self._plain and chosen.opinion.veto is None and not chosen.verbatim:
             control.met(chosen.score, scores.entries)
         request.considered, request.judged = scores.judged, chosen
         if chosen.reason is not None:
-            self._refused(request, chosen.reason)
+            self._record_refusal(request, chosen.reason)
             return None
         if self._store.banned(chosen.entry):  # removed while it was looked at
             return None
         control.hit()
         self._memory.served.add(request.tenant, request.id, ServedHit(request.route, chosen, self._embedder))
-        return answer_from(request, chosen.entry, found[scores.best][2], Verdict.SEMANTIC, chosen.similarity)
+        return response_from_entry(
+            request, chosen.entry, fresh_neighbours[scores.best_index][2], Verdict.SEMANTIC, chosen.similarity
+        )
 
-    def _refused(self, request: RequestContext, reason: Refusal) -> None:
+    def _record_refusal(self, request: RequestContext, reason: Refusal) -> None:
         request.note = reason
         self._telemetry.refusals.add(request.route, reason)
 

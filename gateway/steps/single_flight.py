@@ -7,12 +7,12 @@ from collections.abc import Awaitable
 
 from gateway.cache.admission import HitForMiss
 from gateway.cache.flight import SharedCall
-from gateway.cache.freshness import shares_flight
-from gateway.context import Handler, RequestContext, resolved
+from gateway.cache.freshness import can_share_flight
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BudgetExceeded, LimitReached, ServeStale
 from gateway.messages import Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.routing.rate_limiter import asker_of
+from gateway.routing.rate_limiter import limit_asker
 
 
 class SingleFlight:
@@ -30,13 +30,13 @@ class SingleFlight:
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         key = request.fingerprint
-        if not key or not shares_flight(request.directives):
+        if not key or not can_share_flight(request.directives):
             return self._inner(request)
         flight = self._flights.get(key)
         if key in self._unstorable:
             self._telemetry.crowds.add("not-held")
             return self._inner(request)
-        if flight is not None and flight.open:
+        if flight is not None and flight.is_joinable:
             request.require_capacity()
             return self._follow(request, flight)
         return self._lead(request)
@@ -56,28 +56,30 @@ class SingleFlight:
         return flight.join()
 
     async def _follow(self, request: RequestContext, flight: SharedCall | None) -> Response:
-        while flight is not None and flight.open:
+        while flight is not None and flight.is_joinable:
             request.link(flight.origin)
             try:
-                with request.timed("wait"):
-                    return _followed(await flight.join())
+                with request.timer("wait"):
+                    return _as_coalesced(await flight.join())
             except LimitReached as error:
-                if error.asker == asker_of(request):
+                if error.asker == limit_asker(request):
                     raise
-                return await resolved(self._inner(request))  # it was another's limit, of those who share answers
+                return await resolve_response(
+                    self._inner(request)
+                )  # it was another's limit, of those who share answers
             except (BudgetExceeded, ServeStale):  # that was the leader's budget: the next one of those that wait leads
                 flight = self._flights.get(request.fingerprint)
-        return await resolved(self._lead(request))
+        return await resolve_response(self._lead(request))
 
 
-def _followed(response: Response) -> Response:
+def _as_coalesced(response: Response) -> Response:
     provenance = response.provenance
     if provenance.verdict is not Verdict.MISS:
         return response  # the flight ended in a semantic hit: so did this
-    return Response(response.status, response.headers, response.body, _coalesced(provenance))
+    return Response(response.status, response.headers, response.body, _coalesced_provenance(provenance))
 
 
-def _coalesced(provenance: Provenance) -> Provenance:
+def _coalesced_provenance(provenance: Provenance) -> Provenance:
     return Provenance(
         Verdict.COALESCED,
         provenance.reason,

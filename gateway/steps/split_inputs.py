@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.cache.keys import keys_of, owner_of
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, MalformedResponse
 from gateway.input_batch import MissBatch
 from gateway.messages import Call, FullBody, Provenance, Response, Verdict
@@ -18,28 +18,28 @@ MAX_INPUTS = 2048  # OpenAI's own bound of a call
 
 
 class SplitInputs:
-    """`share` is the route's; `used` is told the fingerprint of every hit."""
+    """`share` is the route's; `on_hit` is told the fingerprint of every hit."""
 
-    def __init__(self, share: str, used: Callable[[str], None]) -> None:
+    def __init__(self, share: str, on_hit: Callable[[str], None]) -> None:
         self._share = share
-        self._used = used
+        self._on_hit = on_hit
 
     async def answer(self, request: RequestContext, call: Call, forward: Handler) -> Response:
         """`forward` answers each input."""
         batch = call.batch
         parts = () if batch is None else batch.apart(call)
         if batch is None or not 0 < len(parts) <= MAX_INPUTS:
-            return await resolved(forward(request))
-        requests = [self._part(request, part) for part in parts]
-        each = {part.fingerprint: part for part in requests}  # the same input twice is asked once
-        gathering = MissBatch(batch, each)
-        answers = await _all([self._answer(part, gathering, forward) for part in each.values()])
-        found = dict(zip(each, answers, strict=True))
-        self._note(request, list(each.values()))
+            return await resolve_response(forward(request))
+        requests = [self._child_request(request, part) for part in parts]
+        unique_parts = {part.fingerprint: part for part in requests}  # the same input twice is asked once
+        gathering = MissBatch(batch, unique_parts)
+        answers = await _gather([self._answer(part, gathering, forward) for part in unique_parts.values()])
+        answers_by_key = dict(zip(unique_parts, answers, strict=True))
+        self._record_timings(request, list(unique_parts.values()))
         failed = next((answer for answer in answers if answer.status != 200), None)
         if failed is not None:
             return failed
-        ordered = [found[part.fingerprint] for part in requests]
+        ordered = [answers_by_key[part.fingerprint] for part in requests]
         try:
             body = FullBody(batch.joined([_data(answer) for answer in ordered]))
         except MalformedResponse as error:
@@ -48,7 +48,7 @@ class SplitInputs:
         headers = (fetched or answers)[0].headers
         return Response(200, headers, body, self._provenance([answer.provenance for answer in answers]))
 
-    def _part(self, request: RequestContext, call: Call) -> RequestContext:
+    def _child_request(self, request: RequestContext, call: Call) -> RequestContext:
         part = request.child("part")
         part.call = call
         part.scope, part.fingerprint = keys_of(owner_of(self._share, request.tenant, call.user), request.route, call)
@@ -57,11 +57,11 @@ class SplitInputs:
     async def _answer(self, part: RequestContext, gathering: MissBatch, forward: Handler) -> Response:
         part.gathering = gathering
         try:
-            return await resolved(forward(part))
+            return await resolve_response(forward(part))
         finally:
-            gathering.accounted(part.fingerprint)
+            gathering.mark_resolved(part.fingerprint)
 
-    def _note(self, request: RequestContext, parts: Sequence[RequestContext]) -> None:
+    def _record_timings(self, request: RequestContext, parts: Sequence[RequestContext]) -> None:
         """They went on at the same time: a stage took what it took for the slowest."""
         for name in dict.fromkeys(name for part in parts for name in part.timings):
             request.add_time(name, max(part.timings.get(name, 0.0) for part in parts))
@@ -70,12 +70,12 @@ class SplitInputs:
         """A hit where every input was one; of the miss otherwise, with what the hits among them saved."""
         hits = [origin for origin in origins if origin.verdict is Verdict.EXACT]
         for hit in hits:
-            self._used(hit.fingerprint)
+            self._on_hit(hit.fingerprint)
         saved_tokens, saved_dollars = sum(o.saved_tokens for o in hits), sum(o.saved_dollars for o in hits)
-        missed = next((origin for origin in origins if origin.verdict is not Verdict.EXACT), None)
-        if missed is not None:
+        miss = next((origin for origin in origins if origin.verdict is not Verdict.EXACT), None)
+        if miss is not None:
             stored = any(origin.stored for origin in origins)
-            return replace(missed, stored=stored, saved_tokens=saved_tokens, saved_dollars=saved_dollars)
+            return replace(miss, stored=stored, saved_tokens=saved_tokens, saved_dollars=saved_dollars)
         return Provenance(
             Verdict.EXACT,
             age_s=max(hit.age_s or 0.0 for hit in hits),
@@ -85,9 +85,9 @@ class SplitInputs:
         )
 
 
-async def _all(asked: Sequence[Coroutine[Any, Any, Response]]) -> list[Response]:
+async def _gather(coroutines: Sequence[Coroutine[Any, Any, Response]]) -> list[Response]:
     """The answers in order. Raises the first error once all have ended: nothing goes on behind the client's back."""
-    tasks = [asyncio.ensure_future(one) for one in asked]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks)
     finally:

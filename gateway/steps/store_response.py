@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.bounded_cache import BoundedCache
-from gateway.cache.admission import HitForMiss, UseCounts, judged, roles_of, unasked
+from gateway.cache.admission import HitForMiss, UseCounts, admit_response, refuse_request, roles_of
 from gateway.cache.freshness import longest_lifetime_s
-from gateway.cache.inflight_questions import entry_of
+from gateway.cache.inflight_questions import build_entry
 from gateway.config.policy.model import Route
 from gateway.context import Handler, Inspected, RequestContext
 from gateway.errors import StoreUnavailable
@@ -29,8 +29,8 @@ from gateway.messages import (
 )
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore, VectorIndex
-from gateway.streams import StreamObserver, tapped
-from gateway.tasks import held
+from gateway.streams import StreamObserver, with_observer
+from gateway.tasks import spawn
 
 # Puts an answer where it is found again: into the store and the index, and into the books of those who keep them.
 LOG = logging.getLogger("nearhit.store")
@@ -63,23 +63,23 @@ class CacheWriter:
     async def put(self, request: RequestContext, entry: Entry) -> bool:
         """Whether it can be found from now on."""
         vector = self._vector(request)
-        if self._banned(entry, vector):
+        if self._is_banned(entry, vector):
             return False
-        began = self._clock.monotonic()
+        started = self._clock.monotonic()
         try:
             return await self._put(request, entry, vector)
         except asyncio.CancelledError:
             # Its client has left, the store may have it, and the index has not: it would never be found in other words.
             # To put it twice leaves what once does.
-            held(self._puts, self._put(request, entry, vector))
+            spawn(self._puts, self._put(request, entry, vector))
             raise
         finally:
-            request.since("store", began)
+            request.since("store", started)
 
     async def _put(self, request: RequestContext, entry: Entry, vector: Vector | None) -> bool:
         try:
             stored = await self._store.put(entry, vector, request.lease)
-            stored = stored and await self._made_findable(entry, vector)
+            stored = stored and await self._add_to_index(entry, vector)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             fields = {**request.log_fields, "error": str(error)}
@@ -93,7 +93,7 @@ class CacheWriter:
             self._telemetry.crowds.add("superseded")
         return stored
 
-    async def _made_findable(self, entry: Entry, vector: Vector | None) -> bool:
+    async def _add_to_index(self, entry: Entry, vector: Vector | None) -> bool:
         """What the store has. A removal that came while it took it has not seen it there, and means it all the same."""
         if self._store.banned(entry, vector):
             await self._store.delete([entry.fingerprint])
@@ -109,7 +109,7 @@ class CacheWriter:
             return None
         return embedding.vector
 
-    def _banned(self, entry: Entry, vector: Vector | None) -> bool:
+    def _is_banned(self, entry: Entry, vector: Vector | None) -> bool:
         banned = self._store.banned(entry, vector, self._clock.monotonic() - entry.upstream_s)
         self._telemetry.admissions.add(self._route, Admission.PURGED if banned else Admission.STORED)
         return banned
@@ -137,12 +137,12 @@ class ResponseDirectives(NamedTuple):
 def directives_of(headers: Sequence[tuple[str, str]]) -> ResponseDirectives:
     no_store, content_type, tags = False, "", list[str]()
     for name, value in headers:
-        low = name.lower()
-        if low == "cache-control":
+        lower_name = name.lower()
+        if lower_name == "cache-control":
             no_store = no_store or any(part.strip().lower() == "no-store" for part in value.split(","))
-        elif low == "content-type":
+        elif lower_name == "content-type":
             content_type = content_type or value
-        elif low == "cache-tag":
+        elif lower_name == "cache-tag":
             tags.append(value)
     return ResponseDirectives(no_store, content_type or JSON, tuple(tags))
 
@@ -176,34 +176,36 @@ class StoreResponse:
         self._frequency = frequency
         self._lifetime_s = longest_lifetime_s(route)
         # Whether it depends on the question: as a rule it does not.
-        self._picks = route.admission.max_temperature is not None or route.admission.roles is not None
+        self._checks_request = route.admission.max_temperature is not None or route.admission.roles is not None
         self._stored: BoundedCache[int, tuple[Provenance, Provenance]] = BoundedCache(MAX_PROVENANCES)
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         call = request.call
         if call is None or not request.fingerprint:
             return self._inner(request)
-        called = self._clock.monotonic()
+        started = self._clock.monotonic()
         answer = self._inner(request) if request.gathering is None else request.gathering.join(request, self._inner)
-        return self._admitted_later(request, call, answer, called)
+        return self._store_later(request, call, answer, started)
 
-    async def _admitted_later(
-        self, request: RequestContext, call: Call, answer: Response | Awaitable[Response], called: float
+    async def _store_later(
+        self, request: RequestContext, call: Call, answer: Response | Awaitable[Response], started: float
     ) -> Response:
         response = answer if isinstance(answer, Response) else await answer
         if response.status != 200:
             self._refuse(request, Admission.ERROR_STATUS)
             return response
         directives, body = directives_of(response.headers), response.body
-        if not self._wanted(request, call, directives):
+        if not self._is_cacheable(request, call, directives):
             return response
         if isinstance(body, FullBody):
-            entry = self._admitted(request, call, directives, (body.data,), response.provenance, called, streamed=False)
+            entry = self._make_entry(
+                request, call, directives, (body.data,), response.provenance, started, streamed=False
+            )
             if entry is None or not await self._writer.put(request, entry):
                 return response
         elif isinstance(body, EventStream):
-            recording = self._recording(request, call, directives, response.provenance, called)
-            body = EventStream(tapped(body.events, recording))
+            recording = self._stream_recorder(request, call, directives, response.provenance, started)
+            body = EventStream(with_observer(body.events, recording))
         else:
             self._refuse(request, Admission.TOO_LARGE)
             return response
@@ -211,37 +213,39 @@ class StoreResponse:
 
     def _as_stored(self, provenance: Provenance) -> Provenance:
         """`Dispatch` has one object for all answers of a backend that were chosen alike."""
-        known = self._stored.get(id(provenance))
-        if known is None or known[0] is not provenance:
-            known = provenance, provenance.as_stored()
-            self._stored.put(id(provenance), known)
-        return known[1]
+        cached = self._stored.get(id(provenance))
+        if cached is None or cached[0] is not provenance:
+            cached = provenance, provenance.as_stored()
+            self._stored.put(id(provenance), cached)
+        return cached[1]
 
-    def _wanted(self, request: RequestContext, call: Call, directives: ResponseDirectives) -> bool:
+    def _is_cacheable(self, request: RequestContext, call: Call, directives: ResponseDirectives) -> bool:
         """Whether its backend lets it be stored, and the policy wants an answer to this request at all, and to a
         question that is asked this often."""
         if directives.no_store:
             self._refuse(request, Admission.NO_STORE)
             return False
-        reason = unasked(self._rules, call.body.get("temperature"), roles_of(call)) if self._picks else None
+        reason = (
+            refuse_request(self._rules, call.body.get("temperature"), roles_of(call)) if self._checks_request else None
+        )
         if reason is not None:
             self._refuse(request, reason)
             return False
         if self._rules.after == 1 or request.directives.no_cache:  # which asks for the answer to be replaced
             return True
-        often = self._frequency.add(request.fingerprint) >= self._rules.after
-        if not often:
+        is_frequent = self._frequency.add(request.fingerprint) >= self._rules.after
+        if not is_frequent:
             self._count(Admission.RARE)  # the next one may be stored: nothing to tell `unstorable`
-        return often
+        return is_frequent
 
-    def _recording(
-        self, request: RequestContext, call: Call, directives: ResponseDirectives, origin: Provenance, called: float
+    def _stream_recorder(
+        self, request: RequestContext, call: Call, directives: ResponseDirectives, origin: Provenance, started: float
     ) -> StreamObserver[Event]:
         """Keeps the events until there are too many; stored when the stream is complete."""
         payload: list[bytes] = []
         size = 0
 
-        def saw(events: Sequence[Event]) -> Sequence[Event]:
+        def on_items(events: Sequence[Event]) -> Sequence[Event]:
             nonlocal size
             for event in events:
                 size += len(event.data)
@@ -252,37 +256,37 @@ class StoreResponse:
                     self._refuse(request, Admission.TOO_LARGE)
             return events
 
-        async def ended() -> None:
+        async def on_complete() -> None:
             if size <= self._max_entry:
-                entry = self._admitted(request, call, directives, tuple(payload), origin, called, streamed=True)
+                entry = self._make_entry(request, call, directives, tuple(payload), origin, started, streamed=True)
                 if entry is not None:
                     await self._writer.put(request, entry)
 
-        return StreamObserver(saw, ended)
+        return StreamObserver(on_items, on_complete)
 
-    def _admitted(
+    def _make_entry(
         self,
         request: RequestContext,
         call: Call,
         directives: ResponseDirectives,
         payload: tuple[bytes, ...],
         origin: Provenance,
-        called: float,
+        started: float,
         *,
         streamed: bool,
     ) -> Entry | None:
-        """What is to be stored of a complete answer; None where the rules refuse it. `called`: before its backend was,
+        """What is to be stored of a complete answer; None where the rules refuse it. `started`: before its backend was,
         monotonic clock."""
         inspection = call.dialect.inspect(call, payload, streamed)
         dollars, size = self._cost(origin, inspection), sum(map(len, payload))
-        seconds = self._clock.monotonic() - called
+        seconds = self._clock.monotonic() - started
         request.inspected = Inspected(inspection, dollars, size, seconds)
-        admission = judged(self._rules, inspection, dollars, size, self._max_entry)
+        admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
         if admission is not Admission.STORED:
             self._refuse(request, admission)
             return None
         now, tags = self._clock.wall(), request.headers.get("cache-tag")
-        return entry_of(
+        return build_entry(
             request,
             streamed=streamed,
             payload=payload,

@@ -13,11 +13,11 @@ from aiohttp.client_proto import ResponseHandler
 class PooledConnection:
     """What is known of the connection that a request goes over."""
 
-    kept: bool = True  # it had served another request before
+    reused: bool = True  # it had served another request before
 
 
 # Of the request that this task is making. aiohttp's own tracing tells it too, at thirty calls a request.
-ASKED: ContextVar[PooledConnection | None] = ContextVar("asked", default=None)
+CURRENT_CONNECTION: ContextVar[PooledConnection | None] = ContextVar("asked", default=None)
 
 
 class BoundedConnector(aiohttp.TCPConnector):
@@ -29,9 +29,9 @@ class BoundedConnector(aiohttp.TCPConnector):
         traces: list[aiohttp.tracing.Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
     ) -> ResponseHandler:
-        connection = ASKED.get()
+        connection = CURRENT_CONNECTION.get()
         if connection is not None:
-            connection.kept = False
+            connection.reused = False
         return await super()._create_connection(req, traces, timeout)
 
 
@@ -54,14 +54,14 @@ class AiohttpSession:
     def __init__(self, connect_timeout_s: float, max_connections: int) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._max_connections = max_connections
-        self._opened: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     def get(self) -> aiohttp.ClientSession:
-        if self._opened is None:
-            self._opened = open_session(self._connect_timeout_s, self._max_connections)
-        return self._opened
+        if self._session is None:
+            self._session = open_session(self._connect_timeout_s, self._max_connections)
+        return self._session
 
     async def close(self) -> None:
         """Twice does no harm."""
-        if self._opened is not None:
-            await self._opened.close()
+        if self._session is not None:
+            await self._session.close()

@@ -17,23 +17,23 @@ from gateway.latency_forecast import Prediction
 from gateway.messages import Response
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.upstream.hedging import HedgeAttempt as AskedOf
+from gateway.upstream.hedging import HedgeAttempt as AttemptResult
 from gateway.upstream.hedging import HedgeRules, Hedging
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
-from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, cheaper_of_two, sticky, sticky_key
+from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, power_of_two_choices, sticky, sticky_key
 from gateway.upstream.outlier_detection import is_outlier, may_eject
 from gateway.upstream.retry import (
     Outcome,
     RetryBudget,
     RetryTarget,
-    again,
+    attempt_timeout_s,
     backoff_s,
-    cost_nothing,
+    discard_response,
     failed,
-    final,
-    let_go,
-    patience_s,
-    repeatable,
+    is_free_attempt,
+    is_repeatable,
+    retry_target,
+    unwrap_outcome,
 )
 from gateway.upstream.upstream import Upstream, in_service
 
@@ -41,17 +41,17 @@ from gateway.upstream.upstream import Upstream, in_service
 LOG = logging.getLogger("nearhit.upstreams")
 
 
-def eject_if_outlier(backend: str, lane: Upstream, lanes: Sequence[Upstream], now: float) -> None:
-    """After a failure of `lane`, one of the `lanes` of `backend`."""
-    states = {other: other.breaker.state(now) for other in lanes}
-    if states[lane] is not BreakerState.CLOSED:
+def eject_if_outlier(backend: str, endpoint: Upstream, endpoints: Sequence[Upstream], now: float) -> None:
+    """After a failure of `endpoint`, one of the `endpoints` of `backend`."""
+    states = {other: other.breaker.state(now) for other in endpoints}
+    if states[endpoint] is not BreakerState.CLOSED:
         return
-    others = [other.record.counts(now) for other in lanes if other is not lane]
+    others = [other.record.counts(now) for other in endpoints if other is not endpoint]
     out = sum(state is not BreakerState.CLOSED for state in states.values())
-    if may_eject(out, len(lanes)) and is_outlier(lane.record.counts(now), others):
-        lane.breaker.eject(now)
-        lane.record.forget()
-        LOG.warning("upstream ejected", extra={"fields": {"backend": backend, "upstream": lane.upstream.address}})
+    if may_eject(out, len(endpoints)) and is_outlier(endpoint.record.counts(now), others):
+        endpoint.breaker.eject(now)
+        endpoint.record.reset()
+        LOG.warning("upstream ejected", extra={"fields": {"backend": backend, "upstream": endpoint.upstream.address}})
 
 
 # A backend as the routes see it: by its name, whatever upstreams are behind it.
@@ -66,39 +66,41 @@ class BackendRules:
 
 
 class UpstreamPool:
-    """`name` is the backend's in the configuration. `draw`: numbers in [0, 1)."""
+    """`name` is the backend's in the configuration. `rng`: numbers in [0, 1)."""
 
     def __init__(
         self,
         name: str,
-        lanes: Sequence[Upstream],
+        endpoints: Sequence[Upstream],
         clock: Clock,
         telemetry: Telemetry,
         rules: BackendRules = BackendRules(),
-        draw: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
-        self.lanes = tuple(lanes)
+        self.endpoints = tuple(endpoints)
         self._clock = clock
         self._telemetry = telemetry
         self._rules = rules
-        self._draw = draw
+        self._rng = rng
         self.budget = RetryBudget(rules.retry_share)
-        self.lone = self.lanes[0] if len(self.lanes) == 1 else None  # as a rule: then there is nothing to choose
-        for lane in self.lanes:
-            lane.compared = self.lone is None
-        hedge = rules.hedge if len(self.lanes) > 1 else None
-        self._hedging = None if hedge is None else Hedging(hedge, self.lanes, clock, telemetry)
+        self.single = (
+            self.endpoints[0] if len(self.endpoints) == 1 else None
+        )  # as a rule: then there is nothing to choose
+        for endpoint in self.endpoints:
+            endpoint.is_compared = self.single is None
+        hedge = rules.hedge if len(self.endpoints) > 1 else None
+        self._hedging = None if hedge is None else Hedging(hedge, self.endpoints, clock, telemetry)
 
     @property
     def http(self) -> bool:
         """Whether paths that no dialect knows can be passed through to it."""
-        return self.lanes[0].backend.http
+        return self.endpoints[0].backend.http
 
     @property
     def speaks(self) -> str:
         """The name of the dialect that it understands, or `text`."""
-        return self.lanes[0].backend.speaks
+        return self.endpoints[0].backend.speaks
 
     @property
     def inflight(self) -> int:
@@ -107,188 +109,206 @@ class UpstreamPool:
     @property
     def crowd(self) -> Load:
         """At all of its upstreams together."""
-        crowds = [lane.backend.crowd for lane in self.lanes]
+        crowds = [endpoint.backend.crowd for endpoint in self.endpoints]
         return Load(sum(c.inflight for c in crowds), sum(c.limit for c in crowds), sum(c.queued for c in crowds))
 
     @property
     def load(self) -> int:
         """Calls that are not over: on their way, or waiting for a place."""
-        return sum(lane.load for lane in self.lanes)
+        return sum(endpoint.load for endpoint in self.endpoints)
 
     def state(self, now: float) -> BreakerState:
         """Of the upstream that fares best. `now`: monotonic clock."""
-        return min(lane.breaker.state(now) for lane in self.lanes)
+        return min(endpoint.breaker.state(now) for endpoint in self.endpoints)
 
     def wait_s(self, request: RequestContext) -> float:
         """How long it would wait for a place, as it looks now."""
-        lanes = in_service(self.lanes, self._clock.monotonic()) if self.lone is None else self.lanes
-        return min([lane.backend.wait_s(request.priority) for lane in lanes])
+        endpoints = in_service(self.endpoints, self._clock.monotonic()) if self.single is None else self.endpoints
+        return min([endpoint.backend.wait_s(request.priority) for endpoint in endpoints])
 
     def predict(self, asked: CallFeatures, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
         """What it would take to answer, kept with `confidence`, by the slowest upstream that may be chosen. None while
         nothing recent is known, `lane.UNTOLD` while a call is on its way that will tell."""
-        all_of_them = [lane.predict(asked, now, confidence) for lane in in_service(self.lanes, now)]
-        known = sorted((p for p in all_of_them if p is not None), key=lambda p: p.total_s)
-        told = [prediction for prediction in known if not math.isinf(prediction.total_s)]
-        if not told:
+        predictions = [endpoint.predict(asked, now, confidence) for endpoint in in_service(self.endpoints, now)]
+        known = sorted((p for p in predictions if p is not None), key=lambda p: p.total_s)
+        finite = [prediction for prediction in known if not math.isinf(prediction.total_s)]
+        if not finite:
             return known[0] if known else None
         # Of two that are drawn the dearer one loses, so that the slowest of all is never chosen.
-        return told[-1] if len(told) == 1 or self._rules.sticky != "off" else told[-2]
+        return finite[-1] if len(finite) == 1 or self._rules.sticky != "off" else finite[-2]
 
     def allow(self, now: float) -> bool:
         """Whether there is an upstream that may be asked now, whoever asks."""
-        return any(lane.breaker.ready(now) and not lane.told_to_wait_s(None, now) for lane in self.lanes)
+        return any(endpoint.breaker.ready(now) and not endpoint.retry_after_s(None, now) for endpoint in self.endpoints)
 
     async def call(self, request: RequestContext) -> Response:
         """Calls an upstream, and another one where that is no use and the rules allow it. Raises `BackendError` where
         there is no answer before its first byte; what came as an answer is returned, whatever its status."""
         now = self._clock.monotonic()
         self.budget.asked(now)
-        lane = self._first(request, now)
-        if self.lone is None or lane.breaker.failures:
-            return await self._settled(request, lane, await self._asked(lane, request, [lane], 0))
-        try:  # as `_asked` does where nothing has to be weighed
-            with lane.attempt(request) as attempt:
-                response = attempt.answered(await lane.backend.send(request))
+        endpoint = self._pick_first(request, now)
+        if self.single is None or endpoint.breaker.failures:
+            return await self._retry_until_final(
+                request, endpoint, await self._attempt(endpoint, request, [endpoint], 0)
+            )
+        try:  # as `_attempt` does where nothing has to be weighed
+            with endpoint.attempt(request) as attempt:
+                response = attempt.answered(await endpoint.backend.send(request))
         except BackendError as error:
-            return await self._settled(request, lane, [AskedOf(lane, error)])
+            return await self._retry_until_final(request, endpoint, [AttemptResult(endpoint, error)])
         if response.status < 400:
             return response  # as a rule: nothing to tell, nobody else to call
-        return await self._settled(request, lane, [AskedOf(lane, response)])
+        return await self._retry_until_final(request, endpoint, [AttemptResult(endpoint, response)])
 
-    async def _settled(self, request: RequestContext, lane: Upstream, came: list[AskedOf]) -> Response:
-        """What a call comes to, of which this came when `lane` was asked; as `call`."""
-        tried, retries = [lane], 0
+    async def _retry_until_final(
+        self, request: RequestContext, endpoint: Upstream, attempts: list[AttemptResult]
+    ) -> Response:
+        """What a call comes to, of which this came when `endpoint` was asked; as `call`."""
+        tried, retries = [endpoint], 0
         while True:
-            self.budget.unspent(
-                sum(isinstance(each.outcome, AttemptTimedOut) for each in came)
+            self.budget.refund(
+                sum(isinstance(attempt.outcome, AttemptTimedOut) for attempt in attempts)
             )  # one is, where any follows
-            whom = [self._again(each.outcome, each.lane, request) for each in came][-1]
-            lane, outcome = came[-1].lane, came[-1].outcome
-            tried += [each.lane for each in came if each.lane not in tried]
+            target = [self._retry_target(attempt.outcome, attempt.endpoint, request) for attempt in attempts][-1]
+            endpoint, outcome = attempts[-1].endpoint, attempts[-1].outcome
+            tried += [attempt.endpoint for attempt in attempts if attempt.endpoint not in tried]
             if retries:
-                recovered = isinstance(outcome, Response) and whom is RetryTarget.NOBODY
+                recovered = isinstance(outcome, Response) and target is RetryTarget.NOBODY
                 self._telemetry.retries.add(self.name, "recovered" if recovered else "failed")
-            following = self._following(request, lane, tried, whom)
-            if following is None:
-                return final(outcome)
-            if following in tried or not cost_nothing(outcome):
+            next_endpoint = self._pick_next(request, endpoint, tried, target)
+            if next_endpoint is None:
+                return unwrap_outcome(outcome)
+            if next_endpoint in tried or not is_free_attempt(outcome):
                 pause_s = self._pause_s(request, retries, outcome)
                 if pause_s is None:
-                    return final(outcome)
+                    return unwrap_outcome(outcome)
                 retries += 1
-                self._note(request, lane, outcome)
-                await let_go(outcome)
+                self._log_retry(request, endpoint, outcome)
+                await discard_response(outcome)
                 await asyncio.sleep(pause_s)
-            tried.append(following)
-            came = await self._asked(following, request, tried, retries)
+            tried.append(next_endpoint)
+            attempts = await self._attempt(next_endpoint, request, tried, retries)
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         """The models it offers, as OpenAI model objects. Raises `BackendError`."""
         now = self._clock.monotonic()
-        first = self._first(request, now)
+        first = self._pick_first(request, now)
         failure: BackendError | None = None
-        for lane in [first, *(other for other in in_service(self.lanes, now) if other is not first)]:
+        for endpoint in [first, *(other for other in in_service(self.endpoints, now) if other is not first)]:
             try:
-                return await lane.backend.models(request)
+                return await endpoint.backend.models(request)
             except BackendError as error:
                 failure = failure or error
         assert failure is not None  # there is at least one
         raise failure
 
     async def close(self) -> None:
-        for lane in self.lanes:
-            await lane.backend.close()
+        for endpoint in self.endpoints:
+            await endpoint.backend.close()
 
-    def _sent(
-        self, lane: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
+    def _send(
+        self, endpoint: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
     ) -> Awaitable[Response]:
         now = self._clock.monotonic()
-        lane.breaker.allow(now)  # where it is half-open, this is its probe
-        patience_s = None if self.lone is not None else self._patience_s(request, {*tried, lane}, retries, now)
-        return lane.call(request, None) if patience_s is None else self._patiently(lane, request, patience_s)
+        endpoint.breaker.allow(now)  # where it is half-open, this is its probe
+        attempt_timeout_s = (
+            None if self.single is not None else self._attempt_timeout_s(request, {*tried, endpoint}, retries, now)
+        )
+        return (
+            endpoint.call(request, None)
+            if attempt_timeout_s is None
+            else self._call_with_timeout(endpoint, request, attempt_timeout_s)
+        )
 
-    async def _patiently(self, lane: Upstream, request: RequestContext, patience_s: float) -> Response:
+    async def _call_with_timeout(
+        self, endpoint: Upstream, request: RequestContext, attempt_timeout_s: float
+    ) -> Response:
         """A retry is set aside for it meanwhile: many who are given up at once would else exceed the budget."""
-        self.budget.held += 1
+        self.budget.reserved += 1
         try:
-            return await lane.call(request, patience_s)
+            return await endpoint.call(request, attempt_timeout_s)
         except AttemptTimedOut:
             self.budget.spend(self._clock.monotonic())
             raise
         finally:
-            self.budget.held -= 1
+            self.budget.reserved -= 1
 
-    async def _ask(self, lane: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int) -> Outcome:
+    async def _try_call(
+        self, endpoint: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
+    ) -> Outcome:
         try:
-            return await self._sent(lane, request, tried, retries)
+            return await self._send(endpoint, request, tried, retries)
         except BackendError as error:
             return error
 
-    async def _asked(
-        self, lane: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
-    ) -> list[AskedOf]:
+    async def _attempt(
+        self, endpoint: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
+    ) -> list[AttemptResult]:
         """An upstream, and a second one meanwhile where the call is hedged: once, not for each retry."""
         hedging = None if retries else self._hedging
-        delay_s = None if hedging is None else hedging.delay_s(lane, request)
+        delay_s = None if hedging is None else hedging.delay_s(endpoint, request)
         if hedging is None or delay_s is None:
-            return [AskedOf(lane, await self._ask(lane, request, tried, retries))]
+            return [AttemptResult(endpoint, await self._try_call(endpoint, request, tried, retries))]
         return await hedging.asked(
-            lambda lane, request: self._ask(lane, request, tried, 0),
-            lane,
+            lambda endpoint, request: self._try_call(endpoint, request, tried, 0),
+            endpoint,
             request,
             delay_s,
-            lambda others: self._chosen(request, others, self._clock.monotonic()),
+            lambda others: self._pick(request, others, self._clock.monotonic()),
         )
 
-    def _first(self, request: RequestContext, now: float) -> Upstream:
+    def _pick_first(self, request: RequestContext, now: float) -> Upstream:
         """Raises `RateLimited`."""
-        lone = self.lone
-        if lone is not None and not (lone.waits.until and lone.told_to_wait_s(request.tenant, now)):
-            return lone  # whatever its breaker says: somebody has to answer
-        askable = [lane for lane in self.lanes if not lane.told_to_wait_s(request.tenant, now)]
-        if not askable:
-            soonest = min(lane.told_to_wait_s(request.tenant, now) for lane in self.lanes)
+        single = self.single
+        if single is not None and not (single.waits.until and single.retry_after_s(request.tenant, now)):
+            return single  # whatever its breaker says: somebody has to answer
+        available = [endpoint for endpoint in self.endpoints if not endpoint.retry_after_s(request.tenant, now)]
+        if not available:
+            soonest = min(endpoint.retry_after_s(request.tenant, now) for endpoint in self.endpoints)
             self._telemetry.backend_requests.add(self.name, "rate_limited")
             raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
-        ready = [lane for lane in askable if lane.breaker.ready(now)]
-        probes = [lane for lane in ready if lane.breaker.state(now) is BreakerState.HALF_OPEN]
-        if probes and (len(probes) == len(ready) or repeatable(request)):
+        ready = [endpoint for endpoint in available if endpoint.breaker.ready(now)]
+        probes = [endpoint for endpoint in ready if endpoint.breaker.state(now) is BreakerState.HALF_OPEN]
+        if probes and (len(probes) == len(ready) or is_repeatable(request)):
             return probes[0]  # else nothing might ever ask the one that is known to have been bad
-        return self._chosen(request, in_service(askable, now), now)
+        return self._pick(request, in_service(available, now), now)
 
-    def _following(
-        self, request: RequestContext, lane: Upstream, tried: Sequence[Upstream], again: RetryTarget
+    def _pick_next(
+        self, request: RequestContext, endpoint: Upstream, tried: Sequence[Upstream], retry_target: RetryTarget
     ) -> Upstream | None:
-        if again is RetryTarget.NOBODY:
+        if retry_target is RetryTarget.NOBODY:
             return None
         now = self._clock.monotonic()
         others = [
             other
-            for other in self.lanes
-            if other not in tried and other.breaker.ready(now) and not other.told_to_wait_s(request.tenant, now)
+            for other in self.endpoints
+            if other not in tried and other.breaker.ready(now) and not other.retry_after_s(request.tenant, now)
         ]
         if others:
-            return self._chosen(request, in_service(others, now), now)
-        return lane if again is RetryTarget.ANYBODY and not lane.told_to_wait_s(request.tenant, now) else None
+            return self._pick(request, in_service(others, now), now)
+        return (
+            endpoint
+            if retry_target is RetryTarget.ANYBODY and not endpoint.retry_after_s(request.tenant, now)
+            else None
+        )
 
-    def _chosen(self, request: RequestContext, lanes: Sequence[Upstream], now: float) -> Upstream:
-        if len(lanes) == 1:
-            return lanes[0]
-        paces = [lane.pace_of(request.call) for lane in lanes]
+    def _pick(self, request: RequestContext, endpoints: Sequence[Upstream], now: float) -> Upstream:
+        if len(endpoints) == 1:
+            return endpoints[0]
+        paces = [endpoint.pace_of(request.call) for endpoint in endpoints]
         best = min((p.seconds for p in paces if p is not None and p.seconds is not None), default=UNKNOWN_S)
         expected = [best if pace is None else pace.expected(best, now) for pace in paces]
         candidates = [
-            LoadCandidate(lane.upstream.address, lane.load, lane.upstream.weight, seconds)
-            for lane, seconds in zip(lanes, expected, strict=True)
+            LoadCandidate(endpoint.upstream.address, endpoint.load, endpoint.upstream.weight, seconds)
+            for endpoint, seconds in zip(endpoints, expected, strict=True)
         ]
         key = sticky_key(request.call, request.tenant, self._rules.sticky) if request.call is not None else None
-        return lanes[cheaper_of_two(candidates, self._draw) if key is None else sticky(key, candidates)]
+        return endpoints[power_of_two_choices(candidates, self._rng) if key is None else sticky(key, candidates)]
 
-    def _again(self, outcome: Outcome, lane: Upstream, request: RequestContext) -> RetryTarget:
+    def _retry_target(self, outcome: Outcome, endpoint: Upstream, request: RequestContext) -> RetryTarget:
         if failed(outcome):
-            eject_if_outlier(self.name, lane, self.lanes, self._clock.monotonic())
-        return again(outcome, request, waits=lane.told_to_wait_s(request.tenant, self._clock.monotonic()) > 0)
+            eject_if_outlier(self.name, endpoint, self.endpoints, self._clock.monotonic())
+        return retry_target(outcome, request, waits=endpoint.retry_after_s(request.tenant, self._clock.monotonic()) > 0)
 
     def _pause_s(self, request: RequestContext, retries: int, outcome: Outcome) -> float | None:
         """How long to wait before the next attempt; None: there is none."""
@@ -296,38 +316,38 @@ class UpstreamPool:
             return None
         now, until = self._clock.monotonic(), request.due
         given_up = isinstance(outcome, AttemptTimedOut)  # for this: the retry was set aside for it
-        pause_s = 0.0 if given_up else backoff_s(retries, self._draw())
+        pause_s = 0.0 if given_up else backoff_s(retries, self._rng())
         if now + pause_s >= until:
             self._telemetry.retries.add(self.name, "deadline")
             return None
-        if not given_up and not self.budget.left(now):
+        if not given_up and not self.budget.is_available(now):
             self._telemetry.retries.add(self.name, "budget")
             return None
         self.budget.spend(now)
         return pause_s
 
-    def _patience_s(
+    def _attempt_timeout_s(
         self, request: RequestContext, tried: Collection[Upstream], retries: int, now: float
     ) -> float | None:
         """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
         until = request.due
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
             return None
-        if not repeatable(request) or not self.budget.left(now):
+        if not is_repeatable(request) or not self.budget.is_available(now):
             return None
         others = [
-            lane
-            for lane in self.lanes
-            if lane not in tried
-            and lane.breaker.state(now) is BreakerState.CLOSED
-            and not lane.told_to_wait_s(request.tenant, now)
+            endpoint
+            for endpoint in self.endpoints
+            if endpoint not in tried
+            and endpoint.breaker.state(now) is BreakerState.CLOSED
+            and not endpoint.retry_after_s(request.tenant, now)
         ]
         if not others:
             return None
-        paces = [pace.seconds for lane in others if (pace := lane.pace_of(request.call)) is not None]
-        return patience_s(until - now, min((seconds for seconds in paces if seconds is not None), default=None))
+        paces = [pace.seconds for endpoint in others if (pace := endpoint.pace_of(request.call)) is not None]
+        return attempt_timeout_s(until - now, min((seconds for seconds in paces if seconds is not None), default=None))
 
-    def _note(self, request: RequestContext, lane: Upstream, outcome: Outcome) -> None:
+    def _log_retry(self, request: RequestContext, endpoint: Upstream, outcome: Outcome) -> None:
         why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
-        fields = {**request.log_fields, "backend": self.name, "upstream": lane.upstream.address, "error": why}
+        fields = {**request.log_fields, "backend": self.name, "upstream": endpoint.upstream.address, "error": why}
         LOG.warning("asking again", extra={"fields": fields})

@@ -14,9 +14,9 @@ from email.utils import parsedate_to_datetime
 
 from gateway.bounded_cache import BoundedCache
 
-LONGEST_WAIT_S = 300.0  # nobody is shut out for longer by one header
-RETRY = frozenset({"retry-after", "retry-after-ms"})
-KEYS = 1024  # credentials that are told apart, each with its own limits; beyond it the oldest are forgotten
+MAX_BACKOFF_S = 300.0  # nobody is shut out for longer by one header
+RETRY_HEADERS = frozenset({"retry-after", "retry-after-ms"})
+MAX_ACCOUNTS = 1024  # credentials that are told apart, each with its own limits; beyond it the oldest are forgotten
 _DURATION = re.compile(r"(?:(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d))", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
@@ -30,12 +30,14 @@ class UpstreamBackoff:
     __slots__ = ("until",)
 
     def __init__(self) -> None:
-        self.until: BoundedCache[str, float] = BoundedCache(KEYS)  # by account; "": for all. As a rule it is empty
+        self.until: BoundedCache[str, float] = BoundedCache(
+            MAX_ACCOUNTS
+        )  # by account; "": for all. As a rule it is empty
 
     def add(self, account: str, until: float) -> None:
         self.until.put(account, max(until, self.until.peek(account) or 0.0))
 
-    def left_s(self, account: str, now: float) -> float:
+    def remaining_s(self, account: str, now: float) -> float:
         """Seconds that are left, for this account or for all (""); 0: it may be asked."""
         if not self.until:
             return 0.0
@@ -43,27 +45,27 @@ class UpstreamBackoff:
         return max(0.0, until - now)
 
 
-def limits_in(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Those of an answer's headers that `wait_s` looks at, with names in lower case: most answers have none."""
-    found: dict[str, str] = {}
+def rate_limit_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Those of an answer's headers that `retry_delay_s` looks at, with names in lower case: most answers have none."""
+    fields: dict[str, str] = {}
     for name, value in headers:
         low = name.lower()
-        if "ratelimit" in low or low in RETRY:
-            found[low] = value
-    return found
+        if "ratelimit" in low or low in RETRY_HEADERS:
+            fields[low] = value
+    return fields
 
 
-def wait_s(status: int, headers: Mapping[str, str], wall: float) -> float:
-    """Seconds in [0, `LONGEST_WAIT_S`]. `headers`: as `limits_in` gives them; `wall`: seconds since the epoch.
+def retry_delay_s(status: int, headers: Mapping[str, str], wall: float) -> float:
+    """Seconds in [0, `MAX_BACKOFF_S`]. `headers`: as `rate_limit_headers` gives them; `wall`: seconds since the epoch.
 
     `Retry-After` counts with 429 and 503. A limit with nothing left counts with every answer: the next one would be
     refused."""
-    waits = [0.0, *_exhausted(headers, wall)]
+    waits = [0.0, *_resets(headers, wall)]
     if status in (429, 503):
         after = _retry_after(headers, wall)
         if after is not None:
             waits.append(after)
-    return min(LONGEST_WAIT_S, max(waits))
+    return min(MAX_BACKOFF_S, max(waits))
 
 
 def _retry_after(headers: Mapping[str, str], wall: float) -> float | None:
@@ -78,7 +80,7 @@ def _retry_after(headers: Mapping[str, str], wall: float) -> float | None:
     return None if at is None else max(0.0, at - wall)
 
 
-def _exhausted(headers: Mapping[str, str], wall: float) -> Iterator[float]:
+def _resets(headers: Mapping[str, str], wall: float) -> Iterator[float]:
     """The seconds to the reset of every limit of which nothing is left."""
     for name, value in headers.items():
         if name.startswith("x-ratelimit-remaining") and _number(value) == 0:
@@ -97,10 +99,10 @@ def _ietf(value: str) -> Iterator[float]:
     """`"default";r=0;t=30` of each policy, or `limit=100, remaining=0, reset=30`."""
     policies = value.split(",") if ";" in value else [value]
     for policy in policies:
-        found = {name[0] if name in ("r", "t") else {"remaining": "r", "reset": "t"}[name]: int(number)
+        fields = {name[0] if name in ("r", "t") else {"remaining": "r", "reset": "t"}[name]: int(number)
                  for name, number in _PARAMETER.findall(policy)}  # fmt: skip
-        if found.get("r") == 0 and "t" in found:
-            yield float(found["t"])
+        if fields.get("r") == 0 and "t" in fields:
+            yield float(fields["t"])
 
 
 def _present(seconds: float | None) -> Iterator[float]:

@@ -28,16 +28,16 @@ def ends_in_version(path: str) -> bool:
     return _VERSION.fullmatch(path) is not None
 
 
-def about_a_model(body: bytes) -> bool:
+def is_model_not_found(body: bytes) -> bool:
     """Whether a 404 says that there is no such model, in one of the shapes in which OpenAI-compatible servers say it:
     then its path was right."""
     try:
-        said = orjson.loads(body)
+        payload = orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
-    if isinstance(said, list) and said:  # Gemini's
-        said = said[0]
-    error = said.get("error", said) if isinstance(said, dict) else None
+    if isinstance(payload, list) and payload:  # Gemini's
+        payload = payload[0]
+    error = payload.get("error", payload) if isinstance(payload, dict) else None
     if isinstance(error, dict):
         if error.get("param") == "model" or error.get("code") in _CODES:
             return True
@@ -60,7 +60,7 @@ class BaseUrl:
         # What stands for /v1: OpenAI's is part of the URL that people configure, and may be another path there.
         self._base = path if speaks == "openai" else f"{self._root}/v1"
         self._backend = backend
-        self._doubtful = speaks == "openai" and not ends_in_version(path)  # and nothing was said of it yet
+        self._is_suspect = speaks == "openai" and not ends_in_version(path)  # and nothing was said of it yet
 
     def target(self, path: str, query: str) -> str:
         """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
@@ -69,12 +69,12 @@ class BaseUrl:
         below = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
         return f"{below or '/'}?{query}" if query else below or "/"
 
-    def not_found(self, request: RequestContext, sent: UpstreamRequest, answer: Response) -> None:
+    def on_not_found(self, request: RequestContext, sent: UpstreamRequest, answer: Response) -> None:
         """A call was answered by 404. Said once: it is wrong, or right, for all of them."""
         body = answer.body
-        if not self._doubtful or not isinstance(body, FullBody) or about_a_model(body.data):
+        if not self._is_suspect or not isinstance(body, FullBody) or is_model_not_found(body.data):
             return
-        self._doubtful = False
-        asked = self.origin + sent.target.partition("?")[0]  # clients may have keys in their queries
-        fields = {**request.log_fields, "backend": self._backend, "asked": asked, "expected": EXPECTED}
+        self._is_suspect = False
+        requested_url = self.origin + sent.target.partition("?")[0]  # clients may have keys in their queries
+        fields = {**request.log_fields, "backend": self._backend, "asked": requested_url, "expected": EXPECTED}
         LOG.warning("the backend has no such path: is its base URL wrong?", extra={"fields": fields})

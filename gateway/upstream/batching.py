@@ -13,20 +13,20 @@ from typing import Any
 from gateway.bounded_cache import BoundedCache
 from gateway.config.backends import BatchRule
 from gateway.context import Backend, Load, RequestContext
-from gateway.dialects.kserve import divided, form_of, joined, rows_of
+from gateway.dialects.kserve import batch_key, batch_rows, merge_calls, split_answer
 from gateway.errors import BackendError, MalformedResponse
-from gateway.input_batch import again
+from gateway.input_batch import copy_error
 from gateway.messages import Call, FullBody, Response
 from gateway.ports import Clock
 from gateway.priority import Priority
 from gateway.streams import close_body
-from gateway.tasks import held
+from gateway.tasks import spawn
 
 LOG = logging.getLogger("nearhit.batching")
 MAX_FORMS = 1024  # that are remembered
-MAX_REFUSED = 3  # batches in a row: after that it is not one faulty member, and the form is not batched any more
+MAX_FAILED_BATCHES = 3  # batches in a row: after that it is not one faulty member, and the form is not batched any more
 # A batch leaves at once for a member who has less time left than so many waits.
-HURRY = 4
+DEADLINE_WAITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class Batching:
         self._rule = rule
         self._clock = clock
         self._shared = shared
-        self._forming: dict[bytes, _Forming] = {}
-        self._flying: set[asyncio.Task[None]] = set()
-        self._refused: BoundedCache[bytes, int] = BoundedCache(MAX_FORMS)  # form -> batches in a row that were no use
+        self._open_batches: dict[bytes, _Forming] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: BoundedCache[bytes, int] = BoundedCache(MAX_FORMS)  # form -> batches in a row that were no use
 
     @property
     def name(self) -> str:
@@ -88,61 +88,61 @@ class Batching:
         return await self._inner.ready()
 
     async def close(self) -> None:
-        for task in tuple(self._flying):
+        for task in tuple(self._tasks):
             task.cancel()
         await self._inner.close()
 
     async def send(self, request: RequestContext) -> Response:
         """Raises `BackendError`, as the backend does."""
         call = request.call
-        rows = None if call is None else rows_of(call)
+        rows = None if call is None else batch_rows(call)
         if call is None or rows is None or rows >= self._rule.max_size:
             return await self._inner.send(request)
-        form = b"\0".join((request.path.encode(), b"" if self._shared else request.tenant.encode(), form_of(call)))
-        if (self._refused.peek(form) or 0) >= MAX_REFUSED:
+        form = b"\0".join((request.path.encode(), b"" if self._shared else request.tenant.encode(), batch_key(call)))
+        if (self._failures.peek(form) or 0) >= MAX_FAILED_BATCHES:
             return await self._inner.send(request)
         member = _Member(request, call, rows, asyncio.get_running_loop().create_future())
-        self._join(form, member)
+        self._enqueue(form, member)
         answer: Response = await member.answer
         return answer
 
-    def _join(self, form: bytes, member: _Member) -> None:
-        batch = self._forming.get(form)
+    def _enqueue(self, form: bytes, member: _Member) -> None:
+        batch = self._open_batches.get(form)
         if batch is not None and batch.rows + member.rows > self._rule.max_size:
-            self._leave(form)
+            self._dispatch(form)
             batch = None
         if batch is None:
-            batch = self._forming[form] = _Forming()
-            batch.timer = asyncio.get_running_loop().call_later(self._rule.max_wait, self._leave, form)
+            batch = self._open_batches[form] = _Forming()
+            batch.timer = asyncio.get_running_loop().call_later(self._rule.max_wait, self._dispatch, form)
         batch.members.append(member)
-        if batch.rows == self._rule.max_size or self._hurries(member.request):
-            self._leave(form)
+        if batch.rows == self._rule.max_size or self._is_urgent(member.request):
+            self._dispatch(form)
 
-    def _hurries(self, request: RequestContext) -> bool:
-        return request.due - self._clock.monotonic() < HURRY * self._rule.max_wait
+    def _is_urgent(self, request: RequestContext) -> bool:
+        return request.due - self._clock.monotonic() < DEADLINE_WAITS * self._rule.max_wait
 
-    def _leave(self, form: bytes) -> None:
-        batch = self._forming.pop(form)
+    def _dispatch(self, form: bytes) -> None:
+        batch = self._open_batches.pop(form)
         if batch.timer is not None:
             batch.timer.cancel()
         members = [member for member in batch.members if not member.answer.done()]  # who has left wants nothing more
         if not members:
             return
-        task = held(self._flying, self._fly(form, members))
-        wanted = len(members)
+        task = spawn(self._tasks, self._run_batch(form, members))
+        waiting = len(members)
 
-        def left(answer: asyncio.Future[Response]) -> None:
-            nonlocal wanted
-            wanted -= 1
-            if wanted == 0 and answer.cancelled():
+        def on_done(answer: asyncio.Future[Response]) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0 and answer.cancelled():
                 task.cancel()
 
         for member in members:
-            member.answer.add_done_callback(left)
+            member.answer.add_done_callback(on_done)
 
-    async def _fly(self, form: bytes, members: Sequence[_Member]) -> None:
+    async def _run_batch(self, form: bytes, members: Sequence[_Member]) -> None:
         try:
-            answers = await self._together(form, members) if len(members) > 1 else None
+            answers = await self._send_batch(form, members) if len(members) > 1 else None
         except asyncio.CancelledError:  # nobody wants it, or the gateway ends
             for member in members:
                 member.answer.cancel()
@@ -150,39 +150,39 @@ class Batching:
         except Exception as error:
             for member in members:
                 if not member.answer.done():
-                    member.answer.set_exception(again(error))
+                    member.answer.set_exception(copy_error(error))
             return
         if answers is None:  # what one of them asks for may be at fault: the others are not to suffer for it
-            await asyncio.gather(*map(self._alone, members))
+            await asyncio.gather(*map(self._send_single, members))
             return
         for member, answer in zip(members, answers, strict=True):
             if not member.answer.done():
                 member.answer.set_result(answer)
 
-    async def _together(self, form: bytes, members: Sequence[_Member]) -> list[Response] | None:
+    async def _send_batch(self, form: bytes, members: Sequence[_Member]) -> list[Response] | None:
         """None where they are to be asked one by one."""
         response = await self._inner.send(_request(members))
         if not isinstance(response.body, FullBody):
             await close_body(response.body)
             raise BackendError("the answer to a batch is too large to be read", retryable=False)
         if response.status != 200:
-            self._no_use(form, 1, f"the backend answers {response.status}")
+            self._record_failure(form, 1, f"the backend answers {response.status}")
             return None
         try:
-            parts = divided(response.body.data, [member.rows for member in members])
+            parts = split_answer(response.body.data, [member.rows for member in members])
         except MalformedResponse as error:
-            self._no_use(form, MAX_REFUSED, str(error))
+            self._record_failure(form, MAX_FAILED_BATCHES, str(error))
             return None
-        self._refused.pop(form)
+        self._failures.pop(form)
         return [replace(response, body=FullBody(part)) for part in parts]
 
-    def _no_use(self, form: bytes, weight: int, reason: str) -> None:
-        count = (self._refused.peek(form) or 0) + weight
-        self._refused.put(form, count)
-        if count >= MAX_REFUSED:
+    def _record_failure(self, form: bytes, weight: int, reason: str) -> None:
+        count = (self._failures.peek(form) or 0) + weight
+        self._failures.put(form, count)
+        if count >= MAX_FAILED_BATCHES:
             LOG.warning("batched no more", extra={"fields": {"backend": self.name, "reason": reason}})
 
-    async def _alone(self, member: _Member) -> None:
+    async def _send_single(self, member: _Member) -> None:
         """Until its client leaves."""
         task = asyncio.ensure_future(self._inner.send(member.request))
         member.answer.add_done_callback(lambda answer: task.cancel() if answer.cancelled() else None)
@@ -202,13 +202,13 @@ class Batching:
 
 def _request(members: Sequence[_Member]) -> RequestContext:
     """The first one's, until the last one is due."""
-    request = members[0].request.with_call(joined([member.call for member in members]))
-    request.deadline = _last(member.request.deadline for member in members)
-    request.ttft_deadline = _last(member.request.ttft_deadline for member in members)
+    request = members[0].request.with_call(merge_calls([member.call for member in members]))
+    request.deadline = _latest(member.request.deadline for member in members)
+    request.ttft_deadline = _latest(member.request.ttft_deadline for member in members)
     return request
 
 
-def _last(deadlines: Iterable[float | None]) -> float | None:
+def _latest(deadlines: Iterable[float | None]) -> float | None:
     """None, which is later than any time, where one of them is."""
     latest = max(math.inf if at is None else at for at in deadlines)
     return None if latest == math.inf else latest

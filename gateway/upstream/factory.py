@@ -10,7 +10,7 @@ from yarl import URL
 
 from gateway.config import BackendSection, Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.backends import HttpUpstream
-from gateway.config.environment import secret
+from gateway.config.environment import read_secret
 from gateway.context import Backend
 from gateway.dialects.model_names import ModelNames
 from gateway.observability.telemetry import Telemetry
@@ -67,10 +67,10 @@ def _upstreams(
     if isinstance(section, TritonBackendConfig):
         triton = import_module("gateway.upstream.triton_factory")  # gRPC, which is large
         return [triton.upstream(name, section, address, clock) for address in section.addresses]
-    shared = secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
+    shared = read_secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
     upstreams = []
     for i, address in enumerate(section.addresses):
-        own = secret(environ, address.api_key_env, f"backends.{name}.upstreams[{i}].api_key_env")
+        own = read_secret(environ, address.api_key_env, f"backends.{name}.upstreams[{i}].api_key_env")
         upstreams.append(_http(name, section, address, own or shared, config.auth.mode == "passthrough", clock))
     return upstreams
 
@@ -90,7 +90,7 @@ def _http(
         speaks=section.adapter,
         client=client_of(section, address.url, session),
         session=session,
-        models=names(section),
+        models=model_names(section),
         api_key=api_key,
         forward_credentials=passthrough,
         max_concurrency=section.max_concurrency,
@@ -99,9 +99,14 @@ def _http(
         adaptive=section.adaptive,
     )
     own_account = api_key is not None or not passthrough
-    asked = batching(backend, section, clock, shared=own_account)
+    batched = batching(backend, section, clock, shared=own_account)
     return UpstreamConfig(
-        asked, address.url, address.weight, provider=section.adapter, models=names(section), own_account=own_account
+        batched,
+        address.url,
+        address.weight,
+        provider=section.adapter,
+        models=model_names(section),
+        own_account=own_account,
     )
 
 
@@ -119,5 +124,5 @@ def batching(
     return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
 
 
-def names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
+def model_names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
     return ModelNames(section.model, tuple(section.models.items()))

@@ -29,14 +29,16 @@ HOP_BY_HOP = frozenset(
 # Framing is made anew on each side; Host names the upstream.
 FRAMING = frozenset({"content-length", "host", "expect"})
 # For the gateway alone. Cache-Control goes on: a chain of caches wants it.
-OURS = frozenset({"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag", ":stream", HEADER})
+GATEWAY_REQUEST_HEADERS = frozenset(
+    {"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag", ":stream", HEADER}
+)
 # Names that only this gateway sets; an upstream's own (another nearhit behind this one) must not pose as ours.
-ANSWERED = frozenset({"cache-status", "age", "server-timing", "x-request-id", "date", "server"})
+GATEWAY_RESPONSE_HEADERS = frozenset({"cache-status", "age", "server-timing", "x-request-id", "date", "server"})
 
 
-OURS_RETURNED = "x-nearhit-"  # likewise, by how they begin
-NOT_SENT = HOP_BY_HOP | FRAMING | OURS
-NOT_RETURNED = HOP_BY_HOP | FRAMING | ANSWERED
+GATEWAY_PREFIX = "x-nearhit-"  # likewise, by how they begin
+REQUEST_EXCLUDED = HOP_BY_HOP | FRAMING | GATEWAY_REQUEST_HEADERS
+RESPONSE_EXCLUDED = HOP_BY_HOP | FRAMING | GATEWAY_RESPONSE_HEADERS
 
 
 MAX_NAMES = 1024  # that are remembered; a sender that invents more of them makes it begin anew
@@ -46,29 +48,29 @@ class HeaderFilter(dict[str, bool]):
     """Whether a header goes through, by its name as it is written. Remembered: senders say the same few every time.
     `prefix`: what begins so does not."""
 
-    def __init__(self, dropped: frozenset[str], prefix: str = "\0") -> None:
+    def __init__(self, excluded: frozenset[str], prefix: str = "\0") -> None:
         super().__init__()
-        self._dropped = dropped
+        self._excluded = excluded
         self._prefix = prefix
 
     def __missing__(self, name: str) -> bool:
         low = name.lower()
         if len(self) >= MAX_NAMES:
             self.clear()
-        self[name] = passes = low not in self._dropped and not low.startswith(self._prefix)
+        self[name] = passes = low not in self._excluded and not low.startswith(self._prefix)
         return passes
 
-    def of(self, headers: Iterable[tuple[str, str]], connection: str | None) -> list[tuple[str, str]]:
+    def apply(self, headers: Iterable[tuple[str, str]], connection: str | None) -> list[tuple[str, str]]:
         """The end-to-end headers, in order, repeated ones kept. `connection`: the header of that name, which may name
         more that ends here (RFC 9110 section 7.6.1)."""
-        kept = [header for header in headers if self[header[0]]]
+        passed = [header for header in headers if self[header[0]]]
         if connection is None or connection.lower() in ("keep-alive", "close"):
-            return kept
+            return passed
         named = {token.strip().lower() for token in connection.split(",")}
-        return [header for header in kept if header[0].lower() not in named]
+        return [header for header in passed if header[0].lower() not in named]
 
 
-def named_by_connection(headers: Mapping[str, str]) -> str | None:
+def connection_header(headers: Mapping[str, str]) -> str | None:
     """All lines of `Connection` in one. `headers`: case-insensitive, lines of one name apart."""
     if "connection" not in headers:
         return None
@@ -77,22 +79,22 @@ def named_by_connection(headers: Mapping[str, str]) -> str | None:
 
 ANTHROPIC_VERSION = (VERSION, "2023-06-01")  # the only one that they support beside an older one
 # What says something in one dialect only; credentials are put in the other's words.
-ONLY_ANTHROPICS = frozenset({"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"})
-ONLY_OPENAIS = frozenset({"openai-organization", "openai-project", "openai-beta"})
+ANTHROPIC_HEADERS = frozenset({"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"})
+OPENAI_HEADERS = frozenset({"openai-organization", "openai-project", "openai-beta"})
 
 
 def translated_headers(headers: list[tuple[str, str]], speaks: str) -> list[tuple[str, str]]:
     """Of a client of one of the two dialects, for a backend that `speaks` the other: its key goes where that looks."""
-    only = ONLY_OPENAIS if speaks == "anthropic" else ONLY_ANTHROPICS
-    given = {name.lower(): value for name, value in headers}
-    kept = [(name, value) for name, value in headers if name.lower() not in only]
-    scheme, _, token = given.get("authorization", "").partition(" ")
-    if speaks == "anthropic" and scheme.lower() == "bearer" and "x-api-key" not in given:
-        return [*_except(kept, "authorization"), ("x-api-key", token.strip())]
-    if speaks != "anthropic" and "x-api-key" in given:
-        key = [] if "authorization" in given else [("Authorization", f"Bearer {given['x-api-key']}")]
-        return [*_except(kept, "x-api-key"), *key]
-    return kept
+    dialect_specific = OPENAI_HEADERS if speaks == "anthropic" else ANTHROPIC_HEADERS
+    header_map = {name.lower(): value for name, value in headers}
+    passed = [(name, value) for name, value in headers if name.lower() not in dialect_specific]
+    scheme, _, token = header_map.get("authorization", "").partition(" ")
+    if speaks == "anthropic" and scheme.lower() == "bearer" and "x-api-key" not in header_map:
+        return [*_without(passed, "authorization"), ("x-api-key", token.strip())]
+    if speaks != "anthropic" and "x-api-key" in header_map:
+        key = [] if "authorization" in header_map else [("Authorization", f"Bearer {header_map['x-api-key']}")]
+        return [*_without(passed, "x-api-key"), *key]
+    return passed
 
 
 def own_headers(headers: list[tuple[str, str]], speaks: str, api_key: str | None) -> list[tuple[str, str]]:
@@ -100,9 +102,9 @@ def own_headers(headers: list[tuple[str, str]], speaks: str, api_key: str | None
     if speaks != "anthropic":
         return [] if api_key is None else [("Authorization", f"Bearer {api_key}")]
     key = [] if api_key is None else [("x-api-key", api_key)]
-    said = any(name.lower() == VERSION for name, _ in headers)
-    return key if said else [*key, ANTHROPIC_VERSION]
+    has_version = any(name.lower() == VERSION for name, _ in headers)
+    return key if has_version else [*key, ANTHROPIC_VERSION]
 
 
-def _except(headers: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
+def _without(headers: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
     return [header for header in headers if header[0].lower() != name]

@@ -15,9 +15,9 @@ from gateway.context import Load, RequestContext
 from gateway.messages import Call
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
-from gateway.tasks import held
-from gateway.upstream.retry import Outcome, RetryTarget, again, let_go
-from gateway.upstream.upstream import Upstream, asked_of
+from gateway.tasks import spawn
+from gateway.upstream.retry import Outcome, RetryTarget, discard_response, retry_target
+from gateway.upstream.upstream import Upstream, call_features
 
 # Whether, when and within what a call is sent to a second upstream while the first one has not answered. Pure.
 #
@@ -28,9 +28,9 @@ from gateway.upstream.upstream import Upstream, asked_of
 
 BURST = 5.0  # hedges that a quiet time may save up
 
-SHORTEST_S = 0.001  # Finagle's minimum: below it a timer tells more of this process than of an upstream
+MIN_DELAY_S = 0.001  # Finagle's minimum: below it a timer tells more of this process than of an upstream
 
-KEPT_BY_DEFAULT = frozenset({"responses"})  # operations whose answers OpenAI keeps unless `store` is false
+STORED_BY_DEFAULT = frozenset({"responses"})  # operations whose answers OpenAI keeps unless `store` is false
 
 CLIENT_TOOLS = frozenset({"function", "custom"})  # others (web search, MCP, code) run at the host
 
@@ -51,7 +51,7 @@ class Hedged(StrEnum):
 class HedgeRules:
     """When a second upstream is asked, and how often at most."""
 
-    after: float = 0.95  # quantile of the time to the first byte, in (0, 1)
+    quantile: float = 0.95  # quantile of the time to the first byte, in (0, 1)
     budget: float = 0.05  # of the calls, in (0, 1]
 
 
@@ -77,22 +77,24 @@ class HedgeBudget:
         return True
 
 
-def hedgeable(call: Call | None, *, unasked: bool) -> bool:
+def is_hedgeable(call: Call | None, *, is_internal: bool) -> bool:
     """Calls that may run twice at once. What passes through unread may change something, and a WebSocket is no call;
     what is kept at its host would be kept twice; tools that its host runs may change something there; and nobody waits
-    for the gateway's own checks (`unasked`)."""
-    if call is None or unasked or call.stateful:
+    for the gateway's own checks (`is_internal`)."""
+    if call is None or is_internal or call.stateful:
         return False
     body = call.body
-    kept = body.get("store", call.operation in KEPT_BY_DEFAULT) or body.get("background") or body.get("conversation")
-    return not kept and not body.get("mcp_servers") and all(map(_of_the_client, _listed(body.get("tools"))))
+    stored = (
+        body.get("store", call.operation in STORED_BY_DEFAULT) or body.get("background") or body.get("conversation")
+    )
+    return not stored and not body.get("mcp_servers") and all(map(_runs_on_client, _as_list(body.get("tools"))))
 
 
-def _listed(tools: object) -> Sequence[object]:
+def _as_list(tools: object) -> Sequence[object]:
     return tools if isinstance(tools, list) else ()
 
 
-def _of_the_client(tool: object) -> bool:
+def _runs_on_client(tool: object) -> bool:
     """Whether the client runs it, once it has one answer."""
     return isinstance(tool, Mapping) and tool.get("type", "custom") in CLIENT_TOOLS
 
@@ -105,7 +107,7 @@ def delay_s(predicted_s: float | None, remaining_s: float, other_s: float | None
     that could only answer when it is too late would be for nothing."""
     if predicted_s is None or math.isinf(predicted_s):
         return None
-    delay = max(SHORTEST_S, predicted_s)
+    delay = max(MIN_DELAY_S, predicted_s)
     return delay if delay + (other_s or 0.0) < remaining_s else None
 
 
@@ -114,118 +116,122 @@ def has_room(crowd: Load) -> bool:
     return crowd.queued == 0 and crowd.inflight < crowd.limit
 
 
-def held_back(budget: HedgeBudget, everywhere: Sequence[Load], others: Sequence[Load]) -> Hedged | None:
-    """Why the hedge that is due is not sent; None where it is, and its token taken. `everywhere`: all upstreams of the
+def skip_reason(budget: HedgeBudget, all_loads: Sequence[Load], others: Sequence[Load]) -> Hedged | None:
+    """Why the hedge that is due is not sent; None where it is, and its token taken. `all_loads`: all upstreams of the
     backend; `others`: those in service but the one that is waited for. Where anybody waits for a place, calls are more
     than the upstreams bear, and more of them would make everybody's slower."""
     if not others:
         return Hedged.ALONE
-    if any(crowd.queued for crowd in everywhere) or not any(map(has_room, others)):
+    if any(crowd.queued for crowd in all_loads) or not any(map(has_room, others)):
         return Hedged.OVERLOADED
     return None if budget.spend() else Hedged.BUDGET
 
 
 # A second upstream is asked while the first one has not answered: the race of two calls. I/O around
 # `routing.hedge`.
-RECALL_S = 0.05  # a library in the middle of a connection's end can lose a cancellation: it is said again
+CANCEL_RETRY_S = 0.05  # a library in the middle of a connection's end can lose a cancellation: it is said again
 
-Ask = Callable[[Upstream, RequestContext], Coroutine[Any, Any, Outcome]]
+Send = Callable[[Upstream, RequestContext], Coroutine[Any, Any, Outcome]]
 
-Choose = Callable[[Sequence[Upstream]], Upstream]
+Select = Callable[[Sequence[Upstream]], Upstream]
 
 
 @dataclass(slots=True)
 class HedgeAttempt:
     """An upstream, and what came of it."""
 
-    lane: Upstream
+    endpoint: Upstream
     outcome: Outcome
 
 
 class Hedging:
     """Of one backend with several upstreams."""
 
-    def __init__(self, rules: HedgeRules, lanes: Sequence[Upstream], clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, rules: HedgeRules, endpoints: Sequence[Upstream], clock: Clock, telemetry: Telemetry) -> None:
         self._rules = rules
-        self._lanes = lanes
+        self._endpoints = endpoints
         self._clock = clock
         self._telemetry = telemetry
         self._budget = HedgeBudget(rules.budget)
-        self._ending: set[asyncio.Task[None]] = set()  # races whose request is over, and whose calls are not yet
+        self._cleanup_tasks: set[asyncio.Task[None]] = set()  # races whose request is over, and whose calls are not yet
 
-    def delay_s(self, lane: Upstream, request: RequestContext) -> float | None:
-        """How long `lane` is waited for before another one is asked; None: however long it takes. To be asked once for
+    def delay_s(self, endpoint: Upstream, request: RequestContext) -> float | None:
+        """How long `endpoint` is waited for before another one is asked; None: however long it takes. To be asked once for
         each call, before it is sent: the budget grows by it."""
-        asked = asked_of(request.call, request.route)
-        if asked is None or not hedgeable(request.call, unasked=request.internal):
+        asked = call_features(request.call, request.route)
+        if asked is None or not is_hedgeable(request.call, is_internal=request.internal):
             return None
         self._budget.asked()
         now, until = self._clock.monotonic(), request.due
-        predicted = lane.predict(asked, now, self._rules.after)
-        others = () if math.isinf(until) else (other.predict(asked, now, 0.5) for other in self._lanes if other != lane)
+        predicted = endpoint.predict(asked, now, self._rules.quantile)
+        others = (
+            ()
+            if math.isinf(until)
+            else (other.predict(asked, now, 0.5) for other in self._endpoints if other != endpoint)
+        )
         known = (other.ttft_s for other in others if other is not None and not math.isinf(other.ttft_s))
         return delay_s(None if predicted is None else predicted.ttft_s, until - now, min(known, default=None))
 
     async def asked(
-        self, ask: Ask, lane: Upstream, request: RequestContext, delay: float, choose: Choose
+        self, send: Send, endpoint: Upstream, request: RequestContext, delay: float, choose: Select
     ) -> list[HedgeAttempt]:
-        """Asks `lane`, and after `delay` seconds without an answer another one that `choose` names. -> what came of it:
-        the last one decides, one before it has failed and is let go. Raises what `ask` raises. Who was not heard to the
+        """Asks `endpoint`, and after `delay` seconds without an answer another one that `choose` names. -> what came of it:
+        the last one decides, one before it has failed and is let go. Raises what `send` raises. Who was not heard to the
         end has then been cancelled, and its place is free; where this is cancelled twice, soon after."""
-        started, before = self._clock.monotonic(), request.timings.get("upstream", 0.0)
-        race, came = _Race(ask, request), list[HedgeAttempt]()
+        started, previous_s = self._clock.monotonic(), request.timings.get("upstream", 0.0)
+        race, attempts = _Race(send, request), list[HedgeAttempt]()
         try:
-            race.join(lane)
+            race.start(endpoint)
             await race.pause(delay)
-            other = self._another(lane, request, choose) if race.open else None
-            came = await (race.decided() if other is None else self._against(race, other))
+            other = self._pick_other(endpoint, request, choose) if race.is_open else None
+            attempts = await (race.first_decisive() if other is None else self._race_against(race, other))
             await race.end()
         except BaseException:
-            ending = held(self._ending, _ended(race, came))
-            await asyncio.shield(ending)  # who is cancelled once more does not wait for it, and it goes on
+            cleanup = spawn(self._cleanup_tasks, _finish(race, attempts))
+            await asyncio.shield(cleanup)  # who is cancelled once more does not wait for it, and it goes on
             raise
         # The second call's time is in a request of its own: here it would count twice what both took at once.
-        elsewhere = self._clock.monotonic() - started - (request.timings.get("upstream", 0.0) - before)
-        if came[-1].lane is not lane and elsewhere > 0:
-            request.add_time("upstream", elsewhere)
-        return came
+        extra_s = self._clock.monotonic() - started - (request.timings.get("upstream", 0.0) - previous_s)
+        if attempts[-1].endpoint is not endpoint and extra_s > 0:
+            request.add_time("upstream", extra_s)
+        return attempts
 
-    async def _against(self, race: _Race, other: Upstream) -> list[HedgeAttempt]:
-        race.join(other, apart=True)
+    async def _race_against(self, race: _Race, other: Upstream) -> list[HedgeAttempt]:
+        race.start(other, own_timings=True)
         outcome = Hedged.FAILED
         try:
-            came = await race.decided()
-            if race.decides(came[-1].outcome):
-                outcome = Hedged.WON if came[-1].lane is other else Hedged.LOST
-            return came
+            attempts = await race.first_decisive()
+            if race.is_decisive(attempts[-1].outcome):
+                outcome = Hedged.WON if attempts[-1].endpoint is other else Hedged.LOST
+            return attempts
         except asyncio.CancelledError:
             outcome = Hedged.CANCELLED
             raise
         finally:
             self._telemetry.hedges.add(outcome)
 
-    def _another(self, lane: Upstream, request: RequestContext, choose: Choose) -> Upstream | None:
+    def _pick_other(self, endpoint: Upstream, request: RequestContext, choose: Select) -> Upstream | None:
         now = self._clock.monotonic()
         others = [
             other
-            for other in self._lanes
-            if other is not lane
+            for other in self._endpoints
+            if other is not endpoint
             and other.breaker.state(now) is BreakerState.CLOSED
-            and not other.told_to_wait_s(request.tenant, now)
+            and not other.retry_after_s(request.tenant, now)
         ]
-        crowds = [each.backend.crowd for each in self._lanes]
-        why_not = held_back(self._budget, crowds, [other.backend.crowd for other in others])
-        if why_not is not None:
-            self._telemetry.hedges.add(why_not)
+        crowds = [each.backend.crowd for each in self._endpoints]
+        reason = skip_reason(self._budget, crowds, [other.backend.crowd for other in others])
+        if reason is not None:
+            self._telemetry.hedges.add(reason)
             return None
         return choose([other for other in others if has_room(other.backend.crowd)])
 
 
-async def _ended(race: _Race, came: Sequence[HedgeAttempt]) -> None:
-    """`came`: where its client has left while who had lost was ended."""
+async def _finish(race: _Race, attempts: Sequence[HedgeAttempt]) -> None:
+    """`attempts`: where its client has left while who had lost was ended."""
     try:
-        for each in came:
-            await let_go(each.outcome)
+        for each in attempts:
+            await discard_response(each.outcome)
     finally:
         await race.end()
 
@@ -233,49 +239,49 @@ async def _ended(race: _Race, came: Sequence[HedgeAttempt]) -> None:
 class _Race:
     """Calls on their way at once, each in a task of its own."""
 
-    def __init__(self, ask: Ask, request: RequestContext) -> None:
-        self._ask = ask
+    def __init__(self, send: Send, request: RequestContext) -> None:
+        self._send = send
         self._request = request
-        self._lanes: dict[asyncio.Task[Outcome], Upstream] = {}  # in the order in which they were asked
+        self._endpoints: dict[asyncio.Task[Outcome], Upstream] = {}  # in the order in which they were asked
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether nobody has answered or failed yet."""
-        return not any(task.done() for task in self._lanes)
+        return not any(task.done() for task in self._endpoints)
 
-    def join(self, lane: Upstream, *, apart: bool = False) -> None:
-        """`apart`: with timings of its own."""
-        request = self._request.child("hedge") if apart else self._request
-        self._lanes[asyncio.create_task(self._ask(lane, request))] = lane
+    def start(self, endpoint: Upstream, *, own_timings: bool = False) -> None:
+        """`own_timings`: with timings of its own."""
+        request = self._request.child("hedge") if own_timings else self._request
+        self._endpoints[asyncio.create_task(self._send(endpoint, request))] = endpoint
 
     async def pause(self, seconds: float) -> None:
         """Until then, or until somebody has answered or failed."""
-        await asyncio.wait(self._lanes, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(self._endpoints, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
-    def decides(self, outcome: Outcome) -> bool:
+    def is_decisive(self, outcome: Outcome) -> bool:
         """Whether there is no use in waiting for another one."""
-        return again(outcome, self._request, waits=False) is RetryTarget.NOBODY
+        return retry_target(outcome, self._request, waits=False) is RetryTarget.NOBODY
 
-    async def decided(self) -> list[HedgeAttempt]:
+    async def first_decisive(self) -> list[HedgeAttempt]:
         """What came, until one of them decides or nobody is left."""
-        came: list[HedgeAttempt] = []
+        attempts: list[HedgeAttempt] = []
         while True:
-            done, _ = await asyncio.wait(self._lanes, return_when=asyncio.FIRST_COMPLETED)
-            task = next(task for task in self._lanes if task in done)
+            done, _ = await asyncio.wait(self._endpoints, return_when=asyncio.FIRST_COMPLETED)
+            task = next(task for task in self._endpoints if task in done)
             outcome = task.result()
-            came.append(HedgeAttempt(self._lanes.pop(task), outcome))
-            if not self._lanes or self.decides(outcome):
-                return came
-            await let_go(outcome)
+            attempts.append(HedgeAttempt(self._endpoints.pop(task), outcome))
+            if not self._endpoints or self.is_decisive(outcome):
+                return attempts
+            await discard_response(outcome)
 
     async def end(self) -> None:
         """Cancels who is still on its way, and returns when it has ended."""
-        for task in self._lanes:
+        for task in self._endpoints:
             task.cancel()
-        while pending := [task for task in self._lanes if not task.done()]:
-            await asyncio.wait(pending, timeout=RECALL_S)
+        while pending := [task for task in self._endpoints if not task.done()]:
+            await asyncio.wait(pending, timeout=CANCEL_RETRY_S)
             for task in pending:
                 task.cancel()
-        for task in self._lanes:  # it may have answered in the same moment
+        for task in self._endpoints:  # it may have answered in the same moment
             if not task.cancelled() and task.exception() is None:
-                await let_go(task.result())
+                await discard_response(task.result())

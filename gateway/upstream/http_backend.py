@@ -16,8 +16,8 @@ from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.credentials import SECRET, TRACING
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.dialects.known import MODELS, understands
-from gateway.dialects.kserve import model_in, renamed
+from gateway.dialects.known import MODELS, can_translate
+from gateway.dialects.kserve import model_of_path, with_model_name
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
@@ -29,11 +29,11 @@ from gateway.upstream.aiohttp_session import AiohttpSession
 from gateway.upstream.base_url import BaseUrl
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
 from gateway.upstream.header_filter import (
-    NOT_RETURNED,
-    NOT_SENT,
-    OURS_RETURNED,
+    GATEWAY_PREFIX,
+    REQUEST_EXCLUDED,
+    RESPONSE_EXCLUDED,
     HeaderFilter,
-    named_by_connection,
+    connection_header,
     own_headers,
     translated_headers,
 )
@@ -46,7 +46,7 @@ from gateway.upstream.websocket import HttpWebSocket, open_websocket
 
 # What an HTTP backend does for dialects whose answers are kept in another form than they come in, and whose paths name
 # models beside those of inference.
-def in_stored_form(backend: str, call: Call, answer: Response) -> Response:
+def to_stored_form(backend: str, call: Call, answer: Response) -> Response:
     """Raises `BackendError` where the answer cannot be read."""
     if answer.status != 200 or not isinstance(answer.body, FullBody):
         return answer
@@ -57,14 +57,14 @@ def in_stored_form(backend: str, call: Call, answer: Response) -> Response:
     return answer if stored is answer.body.data else replace(answer, body=FullBody(stored))
 
 
-def about_a_model(path: str, models: ModelNames) -> str:
+def rename_model_in_path(path: str, models: ModelNames) -> str:
     """What is asked about a model is answered of the one that stands behind its name."""
-    model = model_in(path)
-    return path if model is None else renamed(path, models.sent_for(model))
+    model = model_of_path(path)
+    return path if model is None else with_model_name(path, models.upstream_name(model))
 
 
 # An answer in the backend's dialect, put into the client's.
-async def in_the_clients_dialect(name: str, response: Response, translated: Translated) -> Response:
+async def translate_response(name: str, response: Response, translated: Translated) -> Response:
     """Raises `BackendError` where the answer cannot be read. `name`: the backend's."""
     body = response.body
     try:
@@ -134,10 +134,10 @@ class HttpBackend(LimitedBackend):
         self._session = session
         self._models = models
         self._api_key = api_key
-        not_sent = NOT_SENT | (frozenset() if forward_credentials and api_key is None else SECRET)
-        self._sent = HeaderFilter(not_sent)
-        self._sent_when_read = HeaderFilter(not_sent | ENCODINGS)
-        self._returned = HeaderFilter(NOT_RETURNED, prefix=OURS_RETURNED)
+        excluded = REQUEST_EXCLUDED | (frozenset() if forward_credentials and api_key is None else SECRET)
+        self._request_filter = HeaderFilter(excluded)
+        self._parsed_request_filter = HeaderFilter(excluded | ENCODINGS)
+        self._response_filter = HeaderFilter(RESPONSE_EXCLUDED, prefix=GATEWAY_PREFIX)
         self._timeouts = timeouts
         self._clock = clock
         super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
@@ -146,46 +146,48 @@ class HttpBackend(LimitedBackend):
         """Raises `BadRequest` where it cannot be said to this endpoint."""
         call, translated = request.call, None
         if call is not None:
-            translated = None if understands(self.speaks, call.dialect.name) else self._translated(call)
+            translated = None if can_translate(self.speaks, call.dialect.name) else self._translate(call)
         elif request.headers.get("upgrade", "").lower() == "websocket":
             # Without the upgrade where the endpoint does not take it up: the client gets what it says to that.
             socket = await self._websocket(request)
             if socket is not None:
                 return socket
-        elif request.body_source.taken is None:  # no place is taken before its body is here, or past what is buffered
+        elif (
+            request.body_source.buffered_body is None
+        ):  # no place is taken before its body is here, or past what is buffered
             await request.body_source.buffer()
-        place = self._gate.try_enter() or await self._gate.enter(request)
+        permit = self._limiter.acquire_nowait() or await self._limiter.acquire(request)
         try:
-            sent = self.outward(request, translated)
-            answer = await self._client.ask(sent, self._due_of(request, sent))
+            sent = self.upstream_request(request, translated)
+            answer = await self._client.send(sent, self._response_deadline(request, sent))
         except BaseException as error:
-            failure = self._failure(error)
+            failure = self._to_gateway_error(error)
             if isinstance(failure, BackendError) and failure.status == 504:
-                place.overdue()
-            place.leave()
+                permit.on_timeout()
+            permit.release()
             if failure is error:
                 raise
             raise failure from None
-        place.answered(request, answer.status)
-        response = await self._read(request, answer, place)
+        permit.on_response(request, answer.status)
+        response = await self._read(request, answer, permit)
         if answer.status == NOT_FOUND and call is not None:
-            self._base.not_found(request, sent, response)
+            self._base.on_not_found(request, sent, response)
         if translated is not None:
-            return await in_the_clients_dialect(self.name, response, translated)
-        return response if call is None or not call.dialect.reforms else in_stored_form(self.name, call, response)
+            return await translate_response(self.name, response, translated)
+        return response if call is None or not call.dialect.reforms else to_stored_form(self.name, call, response)
 
-    async def _read(self, request: RequestContext, answer: UpstreamResponse, place: ConcurrencyPermit) -> Response:
+    async def _read(self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit) -> Response:
         """From its first byte, or whole."""
         parse, memo = request.call is not None, answer.memo
-        if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.noted)):
+        if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.header_map)):
             headers = memo.get(parse) if memo is not None else None
             response = Response(
                 answer.status, headers or self._headers_of(answer, parse=parse), FullBody(answer.take())
             )
             answer.close()
-            place.leave()
+            permit.release()
             return response
-        exchange = ResponseReader(self.name, answer, place, self._timeouts, request.upstream_deadline)
+        exchange = ResponseReader(self.name, answer, permit, self._timeouts, request.upstream_deadline)
         try:
             return await exchange.answer(self._headers_of(answer, parse=parse), parse=parse)
         except BaseException:
@@ -195,15 +197,15 @@ class HttpBackend(LimitedBackend):
     def _headers_of(self, answer: UpstreamResponse, *, parse: bool) -> tuple[tuple[str, str], ...]:
         """Those that go on. What passes through undecoded keeps its length; of an answer to HEAD it is all there is of
         the body."""
-        headers = tuple(self._returned.of(answer.headers, answer.noted.get("connection")))
-        length = None if parse else answer.noted.get("content-length")
+        headers = tuple(self._response_filter.apply(answer.headers, answer.header_map.get("connection")))
+        length = None if parse else answer.header_map.get("content-length")
         if length is not None:
             headers += (("Content-Length", length),)
         if answer.memo is not None:
             answer.memo[parse] = headers
         return headers
 
-    def _due_of(self, request: RequestContext, sent: UpstreamRequest) -> float:
+    def _response_deadline(self, request: RequestContext, sent: UpstreamRequest) -> float:
         """When its answer is to begin, by the event loop's time. `timeouts.total` is that of all attempts together."""
         uploads = request.call is None and sent.body != b""
         now = asyncio.get_running_loop().time()
@@ -213,7 +215,7 @@ class HttpBackend(LimitedBackend):
         request.upstream_deadline = min(request.upstream_deadline, now + self._timeouts.total)
         return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), request.upstream_deadline)
 
-    def _failure(self, error: BaseException) -> BaseException:
+    def _to_gateway_error(self, error: BaseException) -> BaseException:
         """What a call has failed with, as the pipeline knows it; `error` itself where it does."""
         if isinstance(error, TimedOut | ConnectTimedOut):
             return BackendError(f"backend '{self.name}' sent no answer in time", status=504, sent=error.sent)
@@ -221,23 +223,23 @@ class HttpBackend(LimitedBackend):
             return BackendError(f"backend '{self.name}' cannot be reached ({error})", sent=error.sent)
         return BadRequest(str(error)) if isinstance(error, ValueError) else error
 
-    def _translated(self, call: Call) -> Translated:
+    def _translate(self, call: Call) -> Translated:
         """Raises `BadRequest`."""
         translation = TRANSLATIONS.get((call.dialect.name, self.speaks))
         if translation is None:
             raise BadRequest(f"backend '{self.name}' speaks {self.speaks}, and cannot be asked by {call.dialect.name}")
-        return translation(call, model=self._models.sent_for(call.model), created=int(self._clock.wall()))
+        return translation(call, model=self._models.upstream_name(call.model), created=int(self._clock.wall()))
 
     async def _websocket(self, request: RequestContext) -> Response | None:
         """None where the endpoint does not take it up, as it may (RFC 9110 section 7.8)."""
-        place = await self._gate.enter(request)
-        place.lasting = True
+        permit = await self._limiter.acquire(request)
+        permit.lasting = True
         url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
                 socket = await open_websocket(self._session.get(), url, self._headers(request), request)
         except BaseException as error:
-            place.leave()
+            permit.release()
             if isinstance(error, aiohttp.WSServerHandshakeError):
                 return None
             if isinstance(error, TimeoutError):
@@ -245,16 +247,16 @@ class HttpBackend(LimitedBackend):
             if isinstance(error, aiohttp.ClientError | OSError):
                 raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
             raise
-        return Response(101, (), Tunnel(HttpWebSocket(socket, place)))
+        return Response(101, (), Tunnel(HttpWebSocket(socket, permit)))
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
-        place = await self._gate.enter(request)
+        permit = await self._limiter.acquire(request)
         try:
-            headers = self._headers(request, foreign=self._theirs(request))
-            listing = self._listing(headers, ALL_MODELS.get(self.speaks, ""))
-            answer = await self._client.ask(listing, self._due(self._timeouts.first_byte))
+            headers = self._headers(request, foreign=self._is_foreign(request))
+            listing = self._models_request(headers, ALL_MODELS.get(self.speaks, ""))
+            answer = await self._client.send(listing, self._deadline_in(self._timeouts.first_byte))
             try:
-                listed = orjson.loads(await self._whole(answer))
+                listed = orjson.loads(await self._read_all(answer))
             finally:
                 answer.close()
             if answer.status == 200:
@@ -262,16 +264,16 @@ class HttpBackend(LimitedBackend):
         except (orjson.JSONDecodeError, KeyError, TypeError):
             pass
         except (ExchangeFailed, ValueError) as error:
-            raise self._failure(error) from None
+            raise self._to_gateway_error(error) from None
         finally:
-            place.leave()
+            permit.release()
         raise BackendError(f"backend '{self.name}' does not list its models")
 
-    async def _whole(self, answer: UpstreamResponse) -> bytes:
+    async def _read_all(self, answer: UpstreamResponse) -> bytes:
         """All of a body that is not large. Raises `ExchangeFailed`."""
-        due, data = self._due(self._timeouts.first_byte), bytearray()
-        while piece := await answer.read(due):
-            data += piece
+        deadline, data = self._deadline_in(self._timeouts.first_byte), bytearray()
+        while chunk := await answer.read(deadline):
+            data += chunk
             if len(data) > MAX_WHOLE_BYTES:
                 raise ExchangeFailed("the answer is too large")
         return bytes(data)
@@ -279,7 +281,7 @@ class HttpBackend(LimitedBackend):
     async def ready(self) -> bool:
         """Whether the endpoint accepts connections; what it answers says nothing without credentials."""
         try:
-            answer = await self._client.ask(self._listing([]), self._due(self._timeouts.connect))
+            answer = await self._client.send(self._models_request([]), self._deadline_in(self._timeouts.connect))
         except ExchangeFailed:
             return False
         answer.close()
@@ -289,43 +291,43 @@ class HttpBackend(LimitedBackend):
         await self._client.close()
         await self._session.close()
 
-    def _listing(self, headers: list[tuple[str, str]], query: str = "") -> UpstreamRequest:
+    def _models_request(self, headers: list[tuple[str, str]], query: str = "") -> UpstreamRequest:
         return UpstreamRequest("GET", self.target(MODELS, query), headers)
 
-    def outward(self, request: RequestContext, translated: Translated | None = None) -> UpstreamRequest:
+    def upstream_request(self, request: RequestContext, translated: Translated | None = None) -> UpstreamRequest:
         """As `send` sends it. Raises `BadRequest`."""
         call = request.call
         if call is None:
-            return self._passed_on(request)
+            return self._passthrough_request(request)
         if translated is not None:
             sent = translated.outgoing
             headers = self._headers(request, foreign=True)
             return UpstreamRequest(
-                request.method, self.target(sent.path, ""), _instead(headers, sent.headers), sent.body
+                request.method, self.target(sent.path, ""), _override_headers(headers, sent.headers), sent.body
             )
         sent = self._outgoing(request, call)
         if sent.headers or sent.path != request.path:
-            headers = _instead(self._headers(request), sent.headers)
+            headers = _override_headers(self._headers(request), sent.headers)
             return UpstreamRequest(request.method, self.target(sent.path, request.query), headers, sent.body)
-        target, headers, opening = request.head.upstream.get(self) or self._usual(request)
-        more = request.upstream_trace_headers()
-        return UpstreamRequest(request.method, target, headers, sent.body, None, True, more, opening)
+        target, headers, opening = request.head.upstream.get(self) or self._shared_head(request)
+        extra_headers = request.upstream_trace_headers()
+        return UpstreamRequest(request.method, target, headers, sent.body, None, True, extra_headers, opening)
 
-    def _usual(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
+    def _shared_head(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
         """What all requests with its head are sent with: the target, and the headers but for those that trace it."""
         headers = [header for header in self._headers(request) if header[0].lower() not in TRACING]
-        usual = request.head.upstream[self] = self.target(request.path, request.query), headers, Opening()
-        return usual
+        shared_head = request.head.upstream[self] = self.target(request.path, request.query), headers, Opening()
+        return shared_head
 
-    def _passed_on(self, request: RequestContext) -> UpstreamRequest:
+    def _passthrough_request(self, request: RequestContext) -> UpstreamRequest:
         """What no dialect knows. A body that is on its way goes on as it comes."""
         source, method = request.body_source, request.method
-        body = source.taken
+        body = source.buffered_body
         if body is not None and self.speaks != "kserve":
-            target, headers, opening = request.head.upstream.get(self) or self._usual(request)
-            more, repeatable = request.upstream_trace_headers(), not body or method in IDEMPOTENT
-            return UpstreamRequest(method, target, headers, body, None, repeatable, more, opening)
-        path = about_a_model(request.path, self._models) if self.speaks == "kserve" else request.path
+            target, headers, opening = request.head.upstream.get(self) or self._shared_head(request)
+            extra_headers, repeatable = request.upstream_trace_headers(), not body or method in IDEMPOTENT
+            return UpstreamRequest(method, target, headers, body, None, repeatable, extra_headers, opening)
+        path = rename_model_in_path(request.path, self._models) if self.speaks == "kserve" else request.path
         target, headers = self.target(path, request.query), self._headers(request)
         if body is not None:
             return UpstreamRequest(method, target, headers, body, repeatable=not body or method in IDEMPOTENT)
@@ -333,33 +335,33 @@ class HttpBackend(LimitedBackend):
         known = int(length) if length.isascii() and length.isdigit() else None
         return UpstreamRequest(method, target, headers, source.stream() or b"", known, repeatable=False)
 
-    def _due(self, limit_s: float) -> float:
+    def _deadline_in(self, limit_s: float) -> float:
         return asyncio.get_running_loop().time() + limit_s
 
     def _outgoing(self, request: RequestContext, call: Call) -> Outgoing:
-        model, kept = self._models.sent_for(call.model), bool(request.fingerprint) or request.metered
+        model, kept = self._models.upstream_name(call.model), bool(request.fingerprint) or request.metered
         return call.dialect.outgoing(request.path, call, model=model, kept=kept)
 
-    def _theirs(self, request: RequestContext) -> bool:
+    def _is_foreign(self, request: RequestContext) -> bool:
         """Whether a request that no dialect reads comes from a client of another one."""
         return speaks_anthropic(request.headers) != (self.speaks == "anthropic")
 
     def _headers(self, request: RequestContext, *, foreign: bool = False) -> list[tuple[str, str]]:
         """`foreign`: they are another dialect's, and are put in words of this one."""
-        read_here = request.call is not None  # the answer will be, and the request's body was already decoded
-        passing = self._sent_when_read if read_here else self._sent
-        given = request.upstream_headers()
-        headers = passing.of(given.items(), named_by_connection(given))
+        is_parsed = request.call is not None  # the answer will be, and the request's body was already decoded
+        passing = self._parsed_request_filter if is_parsed else self._request_filter
+        client_headers = request.upstream_headers()
+        headers = passing.apply(client_headers.items(), connection_header(client_headers))
         if foreign:
             headers = translated_headers(headers, self.speaks)
-        return headers + self._added(headers, read_here=read_here)
+        return headers + self._gateway_headers(headers, is_parsed=is_parsed)
 
-    def _added(self, headers: list[tuple[str, str]], *, read_here: bool) -> list[tuple[str, str]]:
+    def _gateway_headers(self, headers: list[tuple[str, str]], *, is_parsed: bool) -> list[tuple[str, str]]:
         added = own_headers(headers, self.speaks, self._api_key)
-        return [*added, ("Accept-Encoding", "identity")] if read_here else added
+        return [*added, ("Accept-Encoding", "identity")] if is_parsed else added
 
 
-def _instead(headers: list[tuple[str, str]], others: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _override_headers(headers: list[tuple[str, str]], others: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """`headers` with `others` in place of those of the same names."""
     names = {name.lower() for name, _ in others}
     return [*(header for header in headers if header[0].lower() not in names), *others]

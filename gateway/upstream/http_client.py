@@ -13,26 +13,26 @@ from typing import Any, NamedTuple, Protocol
 import aiohttp
 from yarl import URL
 
-from gateway.upstream.aiohttp_session import ASKED, AiohttpSession, PooledConnection
+from gateway.upstream.aiohttp_session import CURRENT_CONNECTION, AiohttpSession, PooledConnection
 from gateway.upstream.http1.client import Client
 from gateway.upstream.http1.errors import Broken, ConnectFailed, ConnectTimedOut, ExchangeFailed, TimedOut
-from gateway.upstream.http1.headers import NOTED, Origin, framing_of, header_lines, request_opening
+from gateway.upstream.http1.headers import MAPPED_HEADERS, Origin, framing_lines, header_lines, request_opening
 
 
 # What an HTTP backend needs of its client: requests out, answers in. Errors are those of `gateway.upstream.http1.errors`.
 class Opening:
     """The part of a request's head that many requests share, as a client has written it: `None` before the first."""
 
-    __slots__ = ("written",)
+    __slots__ = ("encoded",)
 
     def __init__(self) -> None:
-        self.written: bytes | None = None
+        self.encoded: bytes | None = None
 
 
 class UpstreamRequest(NamedTuple):
     """A request as it is to go out. `body` streams where it is not at hand, with its `length` where that is known;
     `repeatable`: it may be sent once more where the server closes a kept connection without a word. `opening`: shared
-    by all requests of this method, target and headers, which then differ in `more` headers, body and length alone."""
+    by all requests of this method, target and headers, which then differ in `extra_headers` headers, body and length alone."""
 
     method: str
     target: str  # path and query, as they are to be sent
@@ -40,7 +40,7 @@ class UpstreamRequest(NamedTuple):
     body: bytes | AsyncIterator[bytes] = b""
     length: int | None = None
     repeatable: bool = True
-    more: Sequence[tuple[str, str]] = ()  # headers
+    extra_headers: Sequence[tuple[str, str]] = ()  # headers
     opening: Opening | None = None
 
 
@@ -55,7 +55,7 @@ class UpstreamResponse(Protocol):
         """In order, repeated ones kept, hop-by-hop ones included."""
 
     @property
-    def noted(self) -> Mapping[str, str]:
+    def header_map(self) -> Mapping[str, str]:
         """Of the headers those in `gateway.upstream.http1.headers.NOTED`, by their names in small letters."""
 
     @property
@@ -67,14 +67,14 @@ class UpstreamResponse(Protocol):
         """The last byte of the body has come."""
 
     @property
-    def at_end(self) -> bool:
+    def at_eof(self) -> bool:
         """And was read."""
 
     def take(self) -> bytes:
         """What of the body is here."""
 
-    async def read(self, due: float) -> bytes:
-        """What has come since the last time, as soon as there is anything; empty at the end. `due`: time of the event
+    async def read(self, deadline: float) -> bytes:
+        """What has come since the last time, as soon as there is anything; empty at the end. `deadline`: time of the event
         loop. Raises `ExchangeFailed`."""
 
     def close(self) -> None:
@@ -84,8 +84,8 @@ class UpstreamResponse(Protocol):
 class HttpClient(Protocol):
     """Of one origin."""
 
-    def ask(self, request: UpstreamRequest, due: float) -> Awaitable[UpstreamResponse]:
-        """Status and headers of the answer. `due`: time of the event loop. Raises `ExchangeFailed`, `ValueError` where
+    def send(self, request: UpstreamRequest, deadline: float) -> Awaitable[UpstreamResponse]:
+        """Status and headers of the answer. `deadline`: time of the event loop. Raises `ExchangeFailed`, `ValueError` where
         the request cannot be said in HTTP/1.1, and what its body raises."""
 
     async def close(self) -> None: ...
@@ -101,21 +101,23 @@ class Http1Client:
         self.client = Client(Origin.of(origin), connect_s=connect_s, max_connections=max_connections, tls=tls)
         self.authority = self.client.origin.authority
 
-    def ask(self, request: UpstreamRequest, due: float) -> Awaitable[UpstreamResponse]:
-        method, target, headers, body, length, repeatable, more, opening = request
-        written = None if opening is None else opening.written
-        if written is None:
-            written = request_opening(method, target, self.authority, headers)
+    def send(self, request: UpstreamRequest, deadline: float) -> Awaitable[UpstreamResponse]:
+        method, target, headers, body, length, repeatable, extra_headers, opening = request
+        encoded = None if opening is None else opening.encoded
+        if encoded is None:
+            encoded = request_opening(method, target, self.authority, headers)
             if opening is not None:
-                opening.written = written
+                opening.encoded = encoded
         if isinstance(body, bytes):
             length = len(body)
-        lines = header_lines(more) if more else b""
+        lines = header_lines(extra_headers) if extra_headers else b""
         if length:
-            head = b"%b%bContent-Length: %d\r\n\r\n" % (written, lines, length)
+            head = b"%b%bContent-Length: %d\r\n\r\n" % (encoded, lines, length)
         else:
-            head = b"%b%b%b\r\n" % (written, lines, framing_of(method, length))
-        return self.client.ask(head, body, length=length, headless=method == "HEAD", repeatable=repeatable, due=due)
+            head = b"%b%b%b\r\n" % (encoded, lines, framing_lines(method, length))
+        return self.client.send(
+            head, body, length=length, is_head_request=method == "HEAD", repeatable=repeatable, deadline=deadline
+        )
 
     async def close(self) -> None:
         await self.client.close()
@@ -132,21 +134,21 @@ class AiohttpClient:
         self._origin = origin
         self._session = session
 
-    async def ask(self, request: UpstreamRequest, due: float) -> UpstreamResponse:
-        headers, body = [*request.headers, *request.more], request.body
+    async def send(self, request: UpstreamRequest, deadline: float) -> UpstreamResponse:
+        headers, body = [*request.headers, *request.extra_headers], request.body
         if request.length is not None and not isinstance(body, bytes):
             headers.append(("Content-Length", str(request.length)))
         url, connection = URL(self._origin + request.target, encoded=True), PooledConnection()
         attempt = partial(
             self._session.get().request, request.method, url, headers=headers, data=body or None, allow_redirects=False
         )
-        ASKED.set(connection)
+        CURRENT_CONNECTION.set(connection)
         try:
-            async with asyncio.timeout_at(due):
+            async with asyncio.timeout_at(deadline):
                 try:
                     return _Answer(await attempt())
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                    if not request.repeatable or not isinstance(body, bytes) or not connection.kept:
+                    if not request.repeatable or not isinstance(body, bytes) or not connection.reused:
                         raise
                     return _Answer(await attempt())
         except aiohttp.ConnectionTimeoutError:
@@ -173,8 +175,10 @@ class _Answer:
         self.status = response.status
         self.headers = tuple(response.headers.items())
 
-        noted = {name.lower(): value for name, value in self.headers if name.lower() in NOTED}
-        self.noted = noted if "connection" not in noted else noted | {"connection": self._all("connection")}
+        header_map = {name.lower(): value for name, value in self.headers if name.lower() in MAPPED_HEADERS}
+        self.header_map = (
+            header_map if "connection" not in header_map else header_map | {"connection": self._all("connection")}
+        )
 
     def _all(self, name: str) -> str:
         return ", ".join(self._response.headers.getall(name))
@@ -184,18 +188,18 @@ class _Answer:
         return self._content.is_eof() and self._content.exception() is None
 
     @property
-    def at_end(self) -> bool:
+    def at_eof(self) -> bool:
         return self._content.at_eof()
 
     def take(self) -> bytes:
         return self._content.read_nowait(-1)
 
-    async def read(self, due: float) -> bytes:
+    async def read(self, deadline: float) -> bytes:
         try:
             if self.whole:
                 return self.take()
-            self._acknowledge()
-            async with asyncio.timeout_at(due):
+            self._set_quickack()
+            async with asyncio.timeout_at(deadline):
                 return await self._content.readany()
         except TimeoutError:
             raise TimedOut("nothing came in time") from None
@@ -203,16 +207,16 @@ class _Answer:
             raise Broken(type(error).__name__) from None
 
     def close(self) -> None:
-        if self.at_end:
+        if self.at_eof:
             self._response.release()
         else:
             self._response.close()
 
-    def _acknowledge(self) -> None:
+    def _set_quickack(self) -> None:
         """See `gateway.upstream.http1.connection`."""
         connection = self._response.connection
         transport = None if connection is None else connection.transport
-        opened = None if transport is None else transport.get_extra_info("socket")
-        if opened is not None and TCP_QUICKACK is not None:
+        sock = None if transport is None else transport.get_extra_info("socket")
+        if sock is not None and TCP_QUICKACK is not None:
             with contextlib.suppress(OSError):
-                opened.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, TCP_QUICKACK, 1)

@@ -72,22 +72,22 @@ class RatioSketch:
         self._total += scale
         self._cumulated = None
 
-    def add_beyond(self, ratio: float, now: float) -> None:
+    def add_censored(self, ratio: float, now: float) -> None:
         """An answer that nobody waited for to its end had taken `ratio` times what was expected: it lies somewhere
         beyond, and is spread there as the others are (redistribution to the right, Efron 1967). It weighs what it
         tells: the share of answers that would have come by then."""
         at = _bucket(ratio)
         scale = self._scale(now)
         beyond = sum(self._weights[at:])
-        told = 1.0 - beyond / self._total
-        if told <= 0.0:
+        information = 1.0 - beyond / self._total
+        if information <= 0.0:
             return
         if beyond <= 1e-9 * self._total:  # farther than anything ever seen
-            self._weights[at] += told * scale
+            self._weights[at] += information * scale
         else:
-            factor = 1.0 + told * scale / beyond
+            factor = 1.0 + information * scale / beyond
             self._weights[at:] = [weight * factor for weight in self._weights[at:]]
-        self._total += told * scale
+        self._total += information * scale
         self._cumulated = None
 
     def quantile(self, q: float) -> float:
@@ -95,10 +95,10 @@ class RatioSketch:
         cumulated = self._cumulated
         if cumulated is None:
             cumulated = self._cumulated = list(accumulate(self._weights))
-        wanted = q * cumulated[-1]
-        at = min(bisect_left(cumulated, wanted), _BUCKETS - 1)
+        target = q * cumulated[-1]
+        at = min(bisect_left(cumulated, target), _BUCKETS - 1)
         weight = self._weights[at]
-        inside = 1.0 if weight <= 0.0 else (wanted - cumulated[at] + weight) / weight
+        inside = 1.0 if weight <= 0.0 else (target - cumulated[at] + weight) / weight
         return math.exp((at - REACH + min(1.0, max(0.0, inside))) * _LOG_RATIO)
 
     def beyond(self, ratio: float) -> float:
@@ -228,7 +228,7 @@ LOADS = (2, 4, 8, 16, 32, 64, 128)  # beyond each of them another call may wait 
 
 KINDS = 256  # of route and size that are told apart; beyond it the longest unused one is forgotten
 
-SMALLEST_S = 1e-6
+MIN_EXPECTED_S = 1e-6
 
 
 class CallFeatures(NamedTuple):
@@ -249,30 +249,30 @@ class Levels:
     answers and a minute, drawn towards 1 while there are few."""
 
     __slots__ = ("_kinds",)
-    MOST, DRAWN = 10.0, 1.0  # answers
+    MAX_WEIGHT, SHRINKAGE = 10.0, 1.0  # answers
 
     def __init__(self) -> None:
         # Sum, weight, when.
         self._kinds: BoundedCache[tuple[str, int], tuple[float, float, float]] = BoundedCache(KINDS)
 
     def of(self, kind: tuple[str, int], now: float) -> float:
-        total, weight = self._at(kind, now)
-        return math.exp(total / (weight + self.DRAWN))
+        total, weight = self._decayed(kind, now)
+        return math.exp(total / (weight + self.SHRINKAGE))
 
     def add(self, kind: tuple[str, int], ratio: float, now: float, weight: float = 1.0) -> None:
-        total, seen = self._at(kind, now)
+        total, seen = self._decayed(kind, now)
         total, seen = total + weight * math.log(max(ratio, 1e-6)), seen + weight
-        if seen > self.MOST:
-            total, seen = total * self.MOST / seen, self.MOST
+        if seen > self.MAX_WEIGHT:
+            total, seen = total * self.MAX_WEIGHT / seen, self.MAX_WEIGHT
         self._kinds.put(kind, (total, seen, now))
 
-    def _at(self, kind: tuple[str, int], now: float) -> tuple[float, float]:
-        found = self._kinds.peek(kind)
-        if found is None:
+    def _decayed(self, kind: tuple[str, int], now: float) -> tuple[float, float]:
+        entry = self._kinds.peek(kind)
+        if entry is None:
             return 0.0, 0.0
-        total, weight, when = found
-        faded = float(2.0 ** (-max(0.0, now - when) / HALF_LIFE_S))
-        return total * faded, weight * faded
+        total, weight, when = entry
+        decay = float(2.0 ** (-max(0.0, now - when) / HALF_LIFE_S))
+        return total * decay, weight * decay
 
 
 class LatencyTrack:
@@ -288,18 +288,18 @@ class LatencyTrack:
         return expected * self.levels.of(kind, now) * self.ratios.quantile(confidence)
 
     def observe(self, expected: float, seconds: float, kind: tuple[str, int], now: float) -> None:
-        expected = max(expected, SMALLEST_S)
+        expected = max(expected, MIN_EXPECTED_S)
         self.ratios.add(seconds / (expected * self.levels.of(kind, now)), now)
         self.levels.add(kind, seconds / expected, now)
 
-    def outlasted(self, expected: float, seconds: float, kind: tuple[str, int], now: float) -> float:
+    def observe_censored(self, expected: float, seconds: float, kind: tuple[str, int], now: float) -> float:
         """It had taken so long when nobody waited any more. -> what it would have taken, as far as can be said (the
         mean of what lies beyond, Buckley and James 1979)."""
         level = self.levels.of(kind, now)
-        centre = max(expected * level, SMALLEST_S)
+        centre = max(expected * level, MIN_EXPECTED_S)
         ratio = seconds / centre
         beyond = self.ratios.beyond(ratio)
-        self.ratios.add_beyond(ratio, now)
+        self.ratios.add_censored(ratio, now)
         if ratio > 1.0:  # below that it says next to nothing
             self.levels.add(kind, beyond * level, now, weight=0.5)
         return beyond * centre
@@ -313,108 +313,108 @@ class LatencyBook:
         self._trend = Trend(_SIZE, SHAPE_HALF_LIFE_S)
         self._total, self._ttft, self._tpot = LatencyTrack(), LatencyTrack(), LatencyTrack()
         self._output: dict[int, tuple[float, float]] = {}  # size -> sum of tokens, weight
-        self._weight, self._seen = 0.0, 0.0  # answers, and when the last one came
+        self._weight, self._last_seen = 0.0, 0.0  # answers, and when the last one came
 
     def predict(
-        self, asked: CallFeatures, *, load: int, now: float, confidence: float = CONFIDENCE
+        self, features: CallFeatures, *, load: int, now: float, confidence: float = CONFIDENCE
     ) -> Prediction | None:
         """None while nothing recent is known. `load`: calls that it has not finished yet. `confidence` in (0, 1)."""
         if self.weight(now) < MIN_WEIGHT:
             return None
-        kind, first, output = asked.kind, _first(asked, load), self._output_of(asked)
+        kind, first, output = features.kind, _ttft_parts(features, load), self._expected_output(features)
         expected = self._trend.of([*first, output, output * load])
         total = self._total.bound(expected, kind, now, confidence)
-        if not asked.stream:
+        if not features.stream:
             return Prediction(total, 0.0, total)
         ttft = self._ttft.bound(self._trend.of(first), kind, now, confidence)
-        tpot = self._tpot.bound(self._trend.of([*_NONE, 1.0, load]), kind, now, confidence)
+        tpot = self._tpot.bound(self._trend.of([*_NO_TTFT_PARTS, 1.0, load]), kind, now, confidence)
         return Prediction(min(ttft, total), tpot, total)
 
     def observe(
-        self, asked: CallFeatures, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
+        self, features: CallFeatures, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
     ) -> None:
         """A complete answer. `load`: calls that were unfinished when it was sent. For an answer that came in one piece
         `ttft_s` is `total_s`, and `output_tokens` 0 where it does not tell them."""
-        self._knows(now)
+        self._count_answer(now)
         if output_tokens > 0:
-            self._wrote(asked, output_tokens)
-        kind, first, output = asked.kind, _first(asked, load), self._output_of(asked)
+            self._record_output(features, output_tokens)
+        kind, first, output = features.kind, _ttft_parts(features, load), self._expected_output(features)
         whole = [*first, output, output * load]
         expected = self._trend.of(whole)
-        if asked.stream:
-            self._observe_stream(asked, first, load, ttft_s, (total_s - ttft_s) / max(1, output_tokens), now)
+        if features.stream:
+            self._observe_stream(features, first, load, ttft_s, (total_s - ttft_s) / max(1, output_tokens), now)
         else:
             if expected <= 0.0:
-                self._halve(first, output, total_s, now)
+                self._split_first(first, output, total_s, now)
             self._trend.observe(whole, total_s, now)
         self._total.observe(expected or self._trend.of(whole), total_s, kind, now)
 
-    def outlasted(
-        self, asked: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
+    def observe_censored(
+        self, features: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
     ) -> None:
         """A call that was given up after `seconds`: its answer would have taken longer. `ttft_s`: its first token, if
         that had come. A call that is given up on an unknown upstream tells that it is slow."""
-        kind, first, output = asked.kind, _first(asked, load), self._output_of(asked)
+        kind, first, output = features.kind, _ttft_parts(features, load), self._expected_output(features)
         if self.weight(now) < MIN_WEIGHT:
-            self.observe(asked, load=load, ttft_s=ttft_s or seconds, total_s=seconds, output_tokens=0, now=now)
+            self.observe(features, load=load, ttft_s=ttft_s or seconds, total_s=seconds, output_tokens=0, now=now)
             return
         whole = [*first, output, output * load]
-        if asked.stream and ttft_s is not None:
+        if features.stream and ttft_s is not None:
             expected = self._trend.of(first)
             self._trend.observe([*first, 0.0, 0.0], ttft_s, now)
             self._ttft.observe(expected, ttft_s, kind, now)
-        elif asked.stream:
-            self._ttft.outlasted(self._trend.of(first), seconds, kind, now)
+        elif features.stream:
+            self._ttft.observe_censored(self._trend.of(first), seconds, kind, now)
         expected = self._trend.of(whole)
-        guessed = self._total.outlasted(expected, seconds, kind, now)
+        estimate = self._total.observe_censored(expected, seconds, kind, now)
         if seconds > expected:
-            self._knows(now)
-            self._trend.observe(whole, guessed, now, weight=0.5)
+            self._count_answer(now)
+            self._trend.observe(whole, estimate, now, weight=0.5)
 
     def weight(self, now: float) -> float:
         """How many answers are known, older ones counted by what is left of their weight."""
-        return self._weight * float(2.0 ** (-max(0.0, now - self._seen) / HALF_LIFE_S))
+        return self._weight * float(2.0 ** (-max(0.0, now - self._last_seen) / HALF_LIFE_S))
 
-    def _knows(self, now: float) -> None:
-        self._weight, self._seen = min(self.weight(now), 1e6) + 1.0, now
+    def _count_answer(self, now: float) -> None:
+        self._weight, self._last_seen = min(self.weight(now), 1e6) + 1.0, now
 
     def _observe_stream(
-        self, asked: CallFeatures, first: list[float], load: int, ttft_s: float, tpot_s: float, now: float
+        self, features: CallFeatures, first: list[float], load: int, ttft_s: float, tpot_s: float, now: float
     ) -> None:
-        parts, token = [*first, 0.0, 0.0], [*_NONE, 1.0, float(load)]
+        parts, token = [*first, 0.0, 0.0], [*_NO_TTFT_PARTS, 1.0, float(load)]
         for track, of, seconds in ((self._ttft, parts, ttft_s), (self._tpot, token, max(tpot_s, 0.0))):
             expected = self._trend.of(of)
             self._trend.observe(of, seconds, now)
-            track.observe(expected or self._trend.of(of), seconds, asked.kind, now)
+            track.observe(expected or self._trend.of(of), seconds, features.kind, now)
 
-    def _halve(self, first: list[float], output: float, total_s: float, now: float) -> None:
+    def _split_first(self, first: list[float], output: float, total_s: float, now: float) -> None:
         """Of the very first answer nobody knows what part of it was writing: half of it, until others tell."""
         self._trend.observe([*first, 0.0, 0.0], 0.5 * total_s, now, weight=0.5)
-        self._trend.observe([*_NONE, output, 0.0], 0.5 * total_s, now, weight=0.5)
+        self._trend.observe([*_NO_TTFT_PARTS, output, 0.0], 0.5 * total_s, now, weight=0.5)
 
-    def _wrote(self, asked: CallFeatures, tokens: int) -> None:
-        total, weight = self._output.get(_size(asked.max_tokens), (0.0, 0.0))
-        self._output[_size(asked.max_tokens)] = 0.99 * total + tokens, 0.99 * weight + 1.0
+    def _record_output(self, features: CallFeatures, tokens: int) -> None:
+        total, weight = self._output.get(_size(features.max_tokens), (0.0, 0.0))
+        self._output[_size(features.max_tokens)] = 0.99 * total + tokens, 0.99 * weight + 1.0
 
-    def _output_of(self, asked: CallFeatures) -> float:
+    def _expected_output(self, features: CallFeatures) -> float:
         """Output tokens to expect."""
-        total, weight = self._output.get(_size(asked.max_tokens), (0.0, 0.0))
+        total, weight = self._output.get(_size(features.max_tokens), (0.0, 0.0))
         if weight == 0.0:  # none of this size yet: as those of all sizes
             total = sum(tokens for tokens, _ in self._output.values())
             weight = sum(seen for _, seen in self._output.values())
         tokens = total / weight if weight else ASSUMED_OUTPUT_TOKENS
-        return tokens if asked.max_tokens is None else min(tokens, float(asked.max_tokens))
+        return tokens if features.max_tokens is None else min(tokens, float(features.max_tokens))
 
 
-def _first(asked: CallFeatures, load: int) -> list[float]:
+def _ttft_parts(features: CallFeatures, load: int) -> list[float]:
     """What the time to the first token is made of: something, the input, and each call ahead."""
     ahead = [float(load - knot) if load > knot else 0.0 for knot in LOADS]
-    return [1.0, asked.input_tokens / 1000.0, float(load), *ahead]
+    return [1.0, features.input_tokens / 1000.0, float(load), *ahead]
 
 
 _FIRST = 3 + len(LOADS)
 
-_NONE = [0.0] * _FIRST
+_NO_TTFT_PARTS = [0.0] * _FIRST
 
 _SIZE = _FIRST + 2  # and each output token, and what each call ahead adds to it
 
@@ -426,14 +426,14 @@ def _size(max_tokens: int | None) -> int:
 # Learning from answers when somebody asks what they will take, and not before. Pure: the clock's reading comes in.
 #
 # To learn from an answer takes a `LatencyBook` 16 to 24 us on a quiet machine, and it is asked only where there are
-# latency budgets, hedges or somebody who looks. So answers lie unread until it is asked, the last `UNREAD` of them; from
-# then on each is read as it comes, for as long as somebody has asked of late. While nobody asks, one answer in `EVERY`
-# is noted, once there are `UNREAD`: to note one has its price, too.
+# latency budgets, hedges or somebody who looks. So answers lie unread until it is asked, the last `MAX_PENDING` of them; from
+# then on each is read as it comes, for as long as somebody has asked of late. While nobody asks, one answer in `SAMPLE_EVERY`
+# is noted, once there are `MAX_PENDING`: to note one has its price, too.
 
 # What is known of a kind of answers comes from some ten, how far they spread from some fifty; to read these takes 2 ms.
-UNREAD = 128
+MAX_PENDING = 128
 
-EVERY = 8
+SAMPLE_EVERY = 8
 
 
 class LazyLatencyBook:
@@ -441,41 +441,41 @@ class LazyLatencyBook:
 
     def __init__(self) -> None:
         self._book = LatencyBook()
-        self._unread: deque[tuple[CallFeatures, int, float, float, int, float]] = deque(maxlen=UNREAD)
-        self._asked = float("-inf")  # when it was asked last
-        self._passed = 0  # answers that were not noted since the last one that was
+        self._pending: deque[tuple[CallFeatures, int, float, float, int, float]] = deque(maxlen=MAX_PENDING)
+        self._last_predicted_at = float("-inf")  # when it was asked last
+        self._skipped = 0  # answers that were not noted since the last one that was
 
     def predict(
-        self, asked: CallFeatures, *, load: int, now: float, confidence: float = CONFIDENCE
+        self, features: CallFeatures, *, load: int, now: float, confidence: float = CONFIDENCE
     ) -> Prediction | None:
         """As `LatencyBook.predict`."""
-        self._asked = now
-        self._read()
-        return self._book.predict(asked, load=load, now=now, confidence=confidence)
+        self._last_predicted_at = now
+        self._flush()
+        return self._book.predict(features, load=load, now=now, confidence=confidence)
 
-    def wants(self, now: float) -> bool:
+    def should_observe(self, now: float) -> bool:
         """Whether the answer that has just come is to be observed."""
-        if now - self._asked <= HALF_LIFE_S or len(self._unread) < UNREAD:
+        if now - self._last_predicted_at <= HALF_LIFE_S or len(self._pending) < MAX_PENDING:
             return True
-        self._passed = (self._passed + 1) % EVERY
-        return self._passed == 0
+        self._skipped = (self._skipped + 1) % SAMPLE_EVERY
+        return self._skipped == 0
 
     def observe(
-        self, asked: CallFeatures, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
+        self, features: CallFeatures, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
     ) -> None:
         """As `LatencyBook.observe`."""
-        self._unread.append((asked, load, ttft_s, total_s, output_tokens, now))
-        if now - self._asked <= HALF_LIFE_S:
-            self._read()
+        self._pending.append((features, load, ttft_s, total_s, output_tokens, now))
+        if now - self._last_predicted_at <= HALF_LIFE_S:
+            self._flush()
 
-    def outlasted(
-        self, asked: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
+    def observe_censored(
+        self, features: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
     ) -> None:
         """As `LatencyBook.outlasted`: rare, and made of what is known, so it is read at once."""
-        self._read()
-        self._book.outlasted(asked, load=load, seconds=seconds, now=now, ttft_s=ttft_s)
+        self._flush()
+        self._book.observe_censored(features, load=load, seconds=seconds, now=now, ttft_s=ttft_s)
 
-    def _read(self) -> None:
-        while self._unread:
-            asked, load, ttft_s, total_s, tokens, now = self._unread.popleft()
-            self._book.observe(asked, load=load, ttft_s=ttft_s, total_s=total_s, output_tokens=tokens, now=now)
+    def _flush(self) -> None:
+        while self._pending:
+            features, load, ttft_s, total_s, tokens, now = self._pending.popleft()
+            self._book.observe(features, load=load, ttft_s=ttft_s, total_s=total_s, output_tokens=tokens, now=now)

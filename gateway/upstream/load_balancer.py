@@ -62,11 +62,13 @@ TIME_CONSTANT_S = 10.0  # Finagle's and linkerd's default
 
 UNKNOWN_S = 1.0  # where nothing is known of any upstream: all are the same, whatever it says
 
-EAGERNESS = 0.9  # of what the best takes: so an unknown one is tried before a known one that has as many calls
+UNKNOWN_DISCOUNT = 0.9  # of what the best takes: so an unknown one is tried before a known one that has as many calls
 
-SHORTEST_S = 0.001  # what is shorter counts as that: the load decides then, not chance
+MIN_COST_S = 0.001  # what is shorter counts as that: the load decides then, not chance
 
-BOUND = 1.25  # of the mean load: what Google's and Vimeo's balancers use; 1 moves too much, 2 hardly bounds
+BOUNDED_LOAD_FACTOR = (
+    1.25  # of the mean load: what Google's and Vimeo's balancers use; 1 moves too much, 2 hardly bounds
+)
 
 
 class PeakEwma:
@@ -88,7 +90,7 @@ class PeakEwma:
             self._seconds = seconds + (old - seconds) * weight
         self._at = now
 
-    def outlasted(self, seconds: float, now: float) -> None:
+    def observe_censored(self, seconds: float, now: float) -> None:
         """It failed, or was given up, after so long: that makes nothing faster."""
         if self._seconds is not None and seconds > self._seconds:
             self.observe(seconds, now)
@@ -103,7 +105,7 @@ class PeakEwma:
         what the best upstream takes, so that one which was slow is tried again, at par. (Finagle lets it drift to 0,
         and one that was idle longest would draw a whole burst of calls that take longer than the time constant.)"""
         if self._seconds is None:
-            return EAGERNESS * best_s
+            return UNKNOWN_DISCOUNT * best_s
         weight = math.exp(-max(0.0, now - self._at) / TIME_CONSTANT_S)
         return best_s + (self._seconds - best_s) * weight
 
@@ -119,29 +121,29 @@ class LoadCandidate:
 
     @property
     def cost(self) -> float:
-        return max(SHORTEST_S, self.expected_s) * (self.load + 1) / self.weight
+        return max(MIN_COST_S, self.expected_s) * (self.load + 1) / self.weight
 
 
-def cheaper_of_two(candidates: Sequence[LoadCandidate], draw: Callable[[], float]) -> int:
-    """The index of the cheaper one of two different candidates that `draw`, in [0, 1), chooses; of equal ones either.
+def power_of_two_choices(candidates: Sequence[LoadCandidate], rng: Callable[[], float]) -> int:
+    """The index of the cheaper one of two different candidates that `rng`, in [0, 1), chooses; of equal ones either.
     There is at least one candidate."""
     count = len(candidates)
     if count == 1:
         return 0
-    first = int(draw() * count)
-    second = (first + 1 + int(draw() * (count - 1))) % count
+    first = int(rng() * count)
+    second = (first + 1 + int(rng() * (count - 1))) % count
     return second if candidates[second].cost < candidates[first].cost else first
 
 
 def sticky(key: bytes, candidates: Sequence[LoadCandidate]) -> int:
     """The index of the candidate that `key` belongs to; the next one in the key's own order where that one's load has
-    reached `BOUND` times its part of all calls, this one included. One of them is always below that."""
+    reached `BOUNDED_LOAD_FACTOR` times its part of all calls, this one included. One of them is always below that."""
     total = sum(candidate.load for candidate in candidates) + 1
     weights = sum(candidate.weight for candidate in candidates)
     order = sorted(range(len(candidates)), key=lambda i: _rank(key, candidates[i]), reverse=True)
     for index in order:
         candidate = candidates[index]
-        if candidate.load < math.ceil(BOUND * total * candidate.weight / weights):
+        if candidate.load < math.ceil(BOUNDED_LOAD_FACTOR * total * candidate.weight / weights):
             return index
     return order[0]
 

@@ -14,21 +14,21 @@ from gateway.circuit_breaker import BreakerState
 from gateway.errors import BackendError, ModelControlDisabled
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, HostedModels, ModelCondition
-from gateway.tasks import run_within
+from gateway.tasks import run_in
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.upstream import Upstream
 
 # When a model that does not answer is looked at, and when it is loaded anew. Pure: the clock's reading and chance come
 # in.
-LOOK_EVERY_S = 4.0  # less than the shortest cooldown of a breaker: no client's request has to find out
+CHECK_EVERY_S = 4.0  # less than the shortest cooldown of a breaker: no client's request has to find out
 
 JITTER = 0.25  # of it, to either side: gateways do not ask in step
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0  # between two reloads
+FIRST_PAUSE_S, MAX_PAUSE_S = 5.0, 300.0  # between two reloads
 
 RELAPSE_S = 60.0  # who fails again within it after it answered, did not get well by itself
 
-CALM_S = 600.0  # after which the pauses begin anew
+STABLE_S = 600.0  # after which the pauses begin anew
 
 
 class Reload(StrEnum):
@@ -39,9 +39,9 @@ class Reload(StrEnum):
     REFUSED = "refused"  # the server does not let models be loaded
 
 
-def look_again_s(chance: float) -> float:
+def check_interval_s(chance: float) -> float:
     """How long to wait until the next look. `chance`: in [0, 1)."""
-    return LOOK_EVERY_S * (1.0 - JITTER + 2.0 * JITTER * chance)
+    return CHECK_EVERY_S * (1.0 - JITTER + 2.0 * JITTER * chance)
 
 
 class Repairs:
@@ -55,26 +55,26 @@ class Repairs:
         self._next_at = 0.0
         self._answered_at: float | None = None
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Whether it may be reloaded now."""
         return now >= self._next_at
 
-    def trusts(self, now: float) -> bool:
+    def trusts_probe(self, now: float) -> bool:
         """Whether an answer to a probe means that it is well. Of several processes of a model one may be dead: then a
         probe may well be answered, and soon a call is not."""
         return self._answered_at is None or now - self._answered_at > RELAPSE_S
 
-    def answered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """It is in service again, by itself or by a reload."""
         self._answered_at = now
 
-    def reloaded(self, outcome: Reload, now: float) -> None:
-        if now - self._next_at > CALM_S:
+    def record_reload(self, outcome: Reload, now: float) -> None:
+        if now - self._next_at > STABLE_S:
             self._pause_s = FIRST_PAUSE_S
         if outcome is Reload.REFUSED:
-            self._pause_s = LONGEST_PAUSE_S
+            self._pause_s = MAX_PAUSE_S
         self._next_at = now + self._pause_s
-        self._pause_s = min(LONGEST_PAUSE_S, 2.0 * self._pause_s)
+        self._pause_s = min(MAX_PAUSE_S, 2.0 * self._pause_s)
 
 
 # Models that do not answer are looked at until they do, and loaded anew where the configuration allows it. One job an
@@ -90,24 +90,24 @@ class ModelCare:
 
     def __init__(
         self,
-        lane: Upstream,
+        endpoint: Upstream,
         hosted: HostedModels,
         clock: Clock,
         telemetry: Telemetry,
         *,
         reload: bool,
         locks: Locks,
-        draw: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
-        self._lane = lane
+        self._endpoint = endpoint
         self._hosted = hosted
         self._clock = clock
         self._telemetry = telemetry
         self._reload = reload
         self._locks = locks
-        self._draw = draw
+        self._rng = rng
         self._repairs = {name: Repairs() for name in hosted.conditions}
-        self._ours: set[str] = set()  # absent because this gateway unloaded them
+        self._unloaded: set[str] = set()  # absent because this gateway unloaded them
 
     async def run(self) -> None:
         while True:
@@ -115,55 +115,55 @@ class ModelCare:
             for name, condition in tuple(self._hosted.conditions.items()):
                 if condition is not ModelCondition.READY:
                     try:
-                        await self.look(name, condition)
+                        await self.check(name, condition)
                     except Exception:
                         LOG.exception("looking at a model failed", extra={"fields": self._fields(name)})
-            await asyncio.sleep(look_again_s(self._draw()))
+            await asyncio.sleep(check_interval_s(self._rng()))
 
-    async def look(self, name: str, condition: ModelCondition) -> None:
+    async def check(self, name: str, condition: ModelCondition) -> None:
         """Finds out whether it answers, and reloads it where that is due. Then the upstream is asked again, or left out
         for another while."""
         repairs = self._repairs[name]
         async with self._locks.setdefault((self._hosted.server, name), asyncio.Lock()):
             now = self._clock.monotonic()
-            ill = condition is ModelCondition.DEAD or name in self._ours
-            reloadable = self._reload and ill and repairs.due(now)
-            well = (repairs.trusts(now) or not reloadable) and await self._answers(name, condition)
-            if not well and reloadable:
-                well = await self._reloaded(name, repairs)
-        now, breaker = self._clock.monotonic(), self._lane.breaker
-        if not well:
+            is_dead = condition is ModelCondition.DEAD or name in self._unloaded
+            reloadable = self._reload and is_dead and repairs.is_due(now)
+            is_healthy = (repairs.trusts_probe(now) or not reloadable) and await self._is_answering(name, condition)
+            if not is_healthy and reloadable:
+                is_healthy = await self._try_reload(name, repairs)
+        now, breaker = self._clock.monotonic(), self._endpoint.breaker
+        if not is_healthy:
             if breaker.state(now) is not BreakerState.CLOSED:
                 breaker.failed(now)  # no client's request need find out until the next look
             return
-        repairs.answered(now)
-        self._ours.discard(name)
+        repairs.on_recovery(now)
+        self._unloaded.discard(name)
         self._hosted.told(name, ModelCondition.READY)
         if all(each is ModelCondition.READY for each in self._hosted.conditions.values()):
-            breaker.succeeded(asked_at=now)
+            breaker.succeeded(sent_at=now)
         LOG.info("model answers again", extra={"fields": self._fields(name)})
 
-    async def _answers(self, name: str, condition: ModelCondition) -> bool:
+    async def _is_answering(self, name: str, condition: ModelCondition) -> bool:
         """A server that does not have it need not be asked for more than that."""
         if condition is ModelCondition.ABSENT and not await self._hosted.loaded(name):
             return False
         return await self._hosted.answers(name)
 
-    async def _reloaded(self, name: str, repairs: Repairs) -> bool:
+    async def _try_reload(self, name: str, repairs: Repairs) -> bool:
         LOG.warning("model is dead, reloading it", extra={"fields": self._fields(name)})
-        self._ours.add(name)
+        self._unloaded.add(name)
         outcome, why = Reload.RECOVERED, ""
         try:
             await self._hosted.reload(name)
             if not await self._hosted.answers(name):
                 outcome, why = Reload.FAILED, "it was loaded, and does not answer"
         except ModelControlDisabled as error:
-            self._ours.discard(name)
+            self._unloaded.discard(name)
             outcome, why = Reload.REFUSED, str(error)
         except BackendError as error:
             outcome, why = Reload.FAILED, str(error)
-        self._telemetry.model_reloads.add(self._lane.backend.name, outcome)
-        repairs.reloaded(outcome, self._clock.monotonic())
+        self._telemetry.model_reloads.add(self._endpoint.backend.name, outcome)
+        repairs.record_reload(outcome, self._clock.monotonic())
         if outcome is Reload.REFUSED:
             LOG.error(
                 "the server does not let models be reloaded, expected it to be started with "
@@ -175,10 +175,10 @@ class ModelCare:
         return outcome is Reload.RECOVERED
 
     def _fields(self, name: str) -> dict[str, str]:
-        return {"backend": self._lane.backend.name, "upstream": self._lane.upstream.address, "model": name}
+        return {"backend": self._endpoint.backend.name, "upstream": self._endpoint.upstream.address, "model": name}
 
 
-def care_for(
+def start_model_care(
     stack: AsyncExitStack,
     pools: Iterable[UpstreamPool],
     reloads: Callable[[str], bool],
@@ -188,13 +188,13 @@ def care_for(
     """Begins a job for each upstream that hosts models; they end with `stack`. `reloads`: whether those of the backend
     of that name are reloaded."""
     locks: Locks = {}
-    for pool, lane, hosted in _hosting(pools):
-        care = ModelCare(lane, hosted, clock, telemetry, reload=reloads(pool.name), locks=locks)
-        run_within(stack, care.run())
+    for pool, endpoint, hosted in _hosted_models(pools):
+        care = ModelCare(endpoint, hosted, clock, telemetry, reload=reloads(pool.name), locks=locks)
+        run_in(stack, care.run())
 
 
-def _hosting(pools: Iterable[UpstreamPool]) -> Iterator[tuple[UpstreamPool, Upstream, HostedModels]]:
+def _hosted_models(pools: Iterable[UpstreamPool]) -> Iterator[tuple[UpstreamPool, Upstream, HostedModels]]:
     for pool in pools:
-        for lane in pool.lanes:
-            if lane.upstream.hosted is not None:
-                yield pool, lane, lane.upstream.hosted
+        for endpoint in pool.endpoints:
+            if endpoint.upstream.hosted is not None:
+                yield pool, endpoint, endpoint.upstream.hosted

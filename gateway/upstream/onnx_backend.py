@@ -15,7 +15,7 @@ import onnxruntime
 import orjson
 
 from gateway.adapters.onnx.tensors import TensorGraph
-from gateway.adapters.onnx.text_models import ClassifierInput, SentenceEmbedder, TextClassifier, question_of
+from gateway.adapters.onnx.text_models import ClassifierInput, SentenceEmbedder, TextClassifier, parse_classifier_input
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, GatewayError, NotFound, UnsupportedByBackend
@@ -31,7 +31,7 @@ NICENESS = 10  # the event loop and the embedder go first
 
 
 class OnnxBackend(LimitedBackend):
-    """`model` belongs to the backend's own thread from now on; `shown` is the name that lists of models have for it.
+    """`model` belongs to the backend's own thread from now on; `model_name` is the name that lists of models have for it.
     Calls that it cannot do raise `UnsupportedByBackend`, so that the next backend of a route is asked."""
 
     http = False
@@ -42,7 +42,7 @@ class OnnxBackend(LimitedBackend):
         name: str,
         model: Model,
         *,
-        shown: str,
+        model_name: str,
         max_concurrency: int,
         timeouts: Timeouts,
         clock: Clock,
@@ -50,35 +50,35 @@ class OnnxBackend(LimitedBackend):
     ) -> None:
         self.name = name
         self._model = model
-        self._shown = shown
+        self._model_name = model_name
         self._timeouts = timeouts
         self._clock = clock
         super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onnx {name}", initializer=_step_back)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onnx {name}", initializer=_lower_priority)
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
         if call is None and isinstance(self._model, TensorGraph):
-            told = self._model.about(request.method, request.path)
-            if told is not None:
-                return Response(200, JSON, FullBody(b"" if told is True else orjson.dumps(told)))
+            metadata = self._model.about(request.method, request.path)
+            if metadata is not None:
+                return Response(200, JSON, FullBody(b"" if metadata is True else orjson.dumps(metadata)))
         if call is None:
             raise NotFound(f"the path {request.path} is not known, and backend '{self.name}' is no HTTP endpoint")
-        answering = self._answering(request, call)  # refuses before a place is taken
-        place = await self._gate.enter(request)
+        handler = self._handler_for(request, call)  # refuses before a place is taken
+        permit = await self._limiter.acquire(request)
         try:
-            response = await answering(place)
+            response = await handler(permit)
         except BaseException as error:
             if isinstance(error, BackendError) and error.status == 504:
-                place.overdue()
-            place.leave()
+                permit.on_timeout()
+            permit.release()
             raise
         if isinstance(response.body, FullBody):
-            place.leave()
+            permit.release()
         return response
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
-        return [{"id": self._shown, "object": "model", "created": 0, "owned_by": "onnx"}]
+        return [{"id": self._model_name, "object": "model", "created": 0, "owned_by": "onnx"}]
 
     async def ready(self) -> bool:
         return True
@@ -86,7 +86,7 @@ class OnnxBackend(LimitedBackend):
     async def close(self) -> None:
         self._thread.shutdown(wait=False)
 
-    def _answering(self, request: RequestContext, call: Call) -> Callable[[ConcurrencyPermit], Awaitable[Response]]:
+    def _handler_for(self, request: RequestContext, call: Call) -> Callable[[ConcurrencyPermit], Awaitable[Response]]:
         """What is to be done once there is a place. Raises `UnsupportedByBackend`."""
         if isinstance(self._model, SentenceEmbedder):
             if call.operation != "embeddings":
@@ -102,7 +102,7 @@ class OnnxBackend(LimitedBackend):
             return partial(self._infer, request, call, self._model)
         if call.operation == "embeddings":
             raise UnsupportedByBackend(f"backend '{self.name}' has no embedding model")
-        question, created = question_of(call, self.name), int(self._clock.wall())
+        question, created = parse_classifier_input(call, self.name), int(self._clock.wall())
         try:
             answer = call.dialect.text_answer(call, answer_id=request.id, created=created, model=call.model)
         except BadRequest as refused:  # a dialect may say more than text can
@@ -110,23 +110,23 @@ class OnnxBackend(LimitedBackend):
         return partial(self._classify, request, call, self._model, question, answer)
 
     async def _embed(
-        self, request: RequestContext, call: Call, model: SentenceEmbedder, place: ConcurrencyPermit
+        self, request: RequestContext, call: Call, model: SentenceEmbedder, permit: ConcurrencyPermit
     ) -> Response:
         """A turn of the thread for each text, so that a long list holds up nobody else's."""
-        async with self._in_time(self._timeouts.total):
-            found = [await self._pass(partial(model.embed, text)) for text in call.questions]
-        place.answered(request, 200)
-        body = call.dialect.embedding_answer(call, [vector.tolist() for vector in found], model=call.model)
+        async with self._timeout(self._timeouts.total):
+            result = [await self._run(partial(model.embed, text)) for text in call.questions]
+        permit.on_response(request, 200)
+        body = call.dialect.embedding_answer(call, [vector.tolist() for vector in result], model=call.model)
         return Response(200, JSON, FullBody(body))
 
     async def _infer(
-        self, request: RequestContext, call: Call, model: TensorGraph, place: ConcurrencyPermit
+        self, request: RequestContext, call: Call, model: TensorGraph, permit: ConcurrencyPermit
     ) -> Response:
-        async with self._in_time(self._timeouts.first_byte):
-            answer = await self._pass(partial(model.infer, call.body["inference"], call.model))
-        place.answered(request, 200)
+        async with self._timeout(self._timeouts.first_byte):
+            answer = await self._run(partial(model.infer, call.body["inference"], call.model))
+        permit.on_response(request, 200)
         if call.stream:  # of a client that would take several
-            return Response(200, OCTETS, EventStream(BufferedStream((Event(answer),), place.leave)))
+            return Response(200, OCTETS, EventStream(BufferedStream((Event(answer),), permit.release)))
         return Response(200, OCTETS, FullBody(answer))
 
     async def _classify(
@@ -136,21 +136,21 @@ class OnnxBackend(LimitedBackend):
         model: TextClassifier,
         question: ClassifierInput,
         answer: TextAnswer,
-        place: ConcurrencyPermit,
+        permit: ConcurrencyPermit,
     ) -> Response:
-        async with self._in_time(self._timeouts.first_byte):
-            found = await self._pass(partial(model.classify, question))
-        place.answered(request, 200)
+        async with self._timeout(self._timeouts.first_byte):
+            result = await self._run(partial(model.classify, question))
+        permit.on_response(request, 200)
         events = (
             *answer.start(),
-            answer.delta(found.label, found.tokens),
-            *answer.finish("stop", found.input_tokens, 1),
+            answer.delta(result.label, result.tokens),
+            *answer.finish("stop", result.input_tokens, 1),
         )
         if call.stream:
-            return Response(200, SSE, EventStream(BufferedStream(events, place.leave)))
+            return Response(200, SSE, EventStream(BufferedStream(events, permit.release)))
         return Response(200, JSON, FullBody(call.dialect.whole(call, [event.data for event in events])))
 
-    async def _pass(self, run: Callable[[onnxruntime.RunOptions], T]) -> T:
+    async def _run(self, run: Callable[[onnxruntime.RunOptions], T]) -> T:
         """In the model's own thread. A caller that leaves breaks it off. Raises `GatewayError` as `run` does, and
         `BackendError` where it fails in any other way."""
         options = onnxruntime.RunOptions()
@@ -165,7 +165,7 @@ class OnnxBackend(LimitedBackend):
             options.terminate = True
 
     @asynccontextmanager
-    async def _in_time(self, seconds: float) -> AsyncIterator[None]:
+    async def _timeout(self, seconds: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -173,6 +173,6 @@ class OnnxBackend(LimitedBackend):
             raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     with suppress(AttributeError, OSError):  # of this thread alone, on Linux; elsewhere it does without
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -25,7 +25,7 @@ def upstream(name: str, section: OnnxBackendConfig, clock: Clock) -> UpstreamCon
     backend = OnnxBackend(
         name,
         _READERS[section.task](folder, section.threads),
-        shown=section.model or section.path.name,
+        model_name=section.model or section.path.name,
         max_concurrency=section.max_concurrency,
         timeouts=section.timeouts,
         clock=clock,

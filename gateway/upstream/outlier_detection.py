@@ -18,33 +18,33 @@ MARGIN = 0.3  # of the calls: by how much more often it has to fail
 class Record:
     """Calls that succeeded and failed of late, each counting half as much after `HALF_LIFE_S`."""
 
-    __slots__ = ("_at", "_failed", "_ok")
+    __slots__ = ("_failed", "_ok", "_updated_at")
 
     def __init__(self) -> None:
-        self._ok = self._failed = self._at = 0.0
+        self._ok = self._failed = self._updated_at = 0.0
 
     def add(self, *, ok: bool, now: float) -> None:
-        weight = math.exp2((self._at - now) / HALF_LIFE_S) if now > self._at else 1.0  # as in `counts`
+        weight = math.exp2((self._updated_at - now) / HALF_LIFE_S) if now > self._updated_at else 1.0  # as in `counts`
         self._ok = self._ok * weight + ok
         self._failed = self._failed * weight + (not ok)
-        self._at = now
+        self._updated_at = now
 
     def counts(self, now: float) -> tuple[float, float]:
         """-> (succeeded, failed)"""
-        weight = math.exp2(-max(0.0, now - self._at) / HALF_LIFE_S)
+        weight = math.exp2(-max(0.0, now - self._updated_at) / HALF_LIFE_S)
         return self._ok * weight, self._failed * weight
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._ok = self._failed = 0.0
 
 
-def is_outlier(one: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+def is_outlier(candidate: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
     """Each as (succeeded, failed)."""
-    calls = sum(one)
+    calls = sum(candidate)
     calls_of_others = sum(map(sum, others))
     if calls < MIN_CALLS or calls_of_others < MIN_CALLS:
         return False
-    return one[1] / calls >= sum(failed for _, failed in others) / calls_of_others + MARGIN
+    return candidate[1] / calls >= sum(failed for _, failed in others) / calls_of_others + MARGIN
 
 
 def may_eject(out: int, upstreams: int) -> bool:

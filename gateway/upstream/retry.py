@@ -15,7 +15,7 @@ WINDOW_S = 10.0
 
 MINIMUM = 5  # in a window, whatever the share gives: until a breaker opens in a quiet hour
 
-BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.25  # Envoy's defaults
+BACKOFF_S, MAX_RETRY_BACKOFF_S = 0.025, 0.25  # Envoy's defaults
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})  # RFC 9110 section 9.2.2
 
@@ -28,14 +28,14 @@ class RetryTarget(Enum):
     ANYBODY = "anybody"  # another one, or this one where there is no other
 
 
-def after_answer(status: int, *, waits: bool) -> RetryTarget:
+def target_after_response(status: int, *, waits: bool) -> RetryTarget:
     """`waits`: the upstream said when it wants to be asked again."""
     if status in (502, 503, 504):
         return RetryTarget.OTHERS if waits else RetryTarget.ANYBODY
     return RetryTarget.OTHERS if status in (408, 429, 500) else RetryTarget.NOBODY
 
 
-def after_failure(status: int, *, retryable: bool) -> RetryTarget:
+def target_after_failure(status: int, *, retryable: bool) -> RetryTarget:
     """Of a call without an answer: `status` is 504 where none came in time, 400 where the request was refused."""
     if not retryable or status == 400:
         return RetryTarget.NOBODY
@@ -55,7 +55,7 @@ class RetryWindow(deque[tuple[float, int]]):
             self.total(now)
             self.append((second, 1))
 
-    def without(self, count: int) -> None:
+    def subtract(self, count: int) -> None:
         """So many of the latest were none."""
         while count > 0 and self:
             second, counted = self.pop()
@@ -72,34 +72,34 @@ class RetryWindow(deque[tuple[float, int]]):
 
 class RetryBudget:
     """At most `share` of the calls of the last `WINDOW_S` are retries, or `MINIMUM` where that is more. A share of 0
-    allows none. One for each backend: what fails there fails for all routes. `held`: retries that are set aside for
+    allows none. One for each backend: what fails there fails for all routes. `reserved`: retries that are set aside for
     calls that are on their way, as long as they are.
 
-    `asked` is told when a call came, of which its retries are none; `spend` when a retry is made; `unspent` of how many
+    `asked` is told when a call came, of which its retries are none; `spend` when a retry is made; `refund` of how many
     that were not made after all."""
 
-    __slots__ = ("_asked", "_retried", "_share", "asked", "held", "spend", "unspent")
+    __slots__ = ("_calls", "_retries", "_share", "asked", "refund", "reserved", "spend")
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self.held = 0
-        self._asked, self._retried = RetryWindow(), RetryWindow()
-        self.asked, self.spend = self._asked.add, self._retried.add  # every call comes by: no frame more
-        self.unspent = self._retried.without
+        self.reserved = 0
+        self._calls, self._retries = RetryWindow(), RetryWindow()
+        self.asked, self.spend = self._calls.add, self._retries.add  # every call comes by: no frame more
+        self.refund = self._retries.subtract
 
-    def left(self, now: float) -> bool:
+    def is_available(self, now: float) -> bool:
         """Whether a retry may be made now."""
-        allowed = max(MINIMUM, self._share * self._asked.total(now)) if self._share > 0 else 0
-        return self._retried.total(now) + self.held + 1 <= allowed
+        allowed = max(MINIMUM, self._share * self._calls.total(now)) if self._share > 0 else 0
+        return self._retries.total(now) + self.reserved + 1 <= allowed
 
 
-def backoff_s(retry: int, chance: float) -> float:
+def backoff_s(retry: int, jitter: float) -> float:
     """How long to wait before the `retry`-th retry, counted from 0: exponential with full jitter (Brooker, "Exponential
-    Backoff and Jitter", 2015). `chance`: in [0, 1)."""
-    return chance * min(LONGEST_BACKOFF_S, BACKOFF_S * 2.0**retry)
+    Backoff and Jitter", 2015). `jitter`: in [0, 1)."""
+    return jitter * min(MAX_RETRY_BACKOFF_S, BACKOFF_S * 2.0**retry)
 
 
-def patience_s(remaining_s: float, other_s: float | None) -> float | None:
+def attempt_timeout_s(remaining_s: float, other_s: float | None) -> float | None:
     """How long an upstream may take to its first byte where another one could still answer after it: the other one gets
     twice what it is expected to take, at most half of what remains; half where nothing is known of it. None: the other
     one could not make it either, so that giving up this one would win nothing."""
@@ -114,21 +114,21 @@ def patience_s(remaining_s: float, other_s: float | None) -> float | None:
 Outcome = Response | BackendError
 
 
-def again(outcome: Outcome, request: RequestContext, *, waits: bool) -> RetryTarget:
+def retry_target(outcome: Outcome, request: RequestContext, *, waits: bool) -> RetryTarget:
     """Who may be asked after it. `waits`: the upstream said when it wants to be asked again."""
     if isinstance(outcome, Response):
-        whom, sent = after_answer(outcome.status, waits=waits), True
+        target, sent = target_after_response(outcome.status, waits=waits), True
     elif isinstance(outcome, BackendOverloaded):
         return RetryTarget.OTHERS
     elif isinstance(outcome, UnsupportedByBackend):
         return RetryTarget.NOBODY  # upstreams have the same models
     else:
-        whom, sent = after_failure(outcome.status, retryable=outcome.retryable), outcome.sent
+        target, sent = target_after_failure(outcome.status, retryable=outcome.retryable), outcome.sent
         if isinstance(outcome, AttemptTimedOut):
-            whom = RetryTarget.ANYBODY  # it may be all there is by now
+            target = RetryTarget.ANYBODY  # it may be all there is by now
         elif isinstance(outcome, ModelNotReady):
-            whom = RetryTarget.OTHERS
-    return whom if repeatable(request, sent=sent) else RetryTarget.NOBODY
+            target = RetryTarget.OTHERS
+    return target if is_repeatable(request, sent=sent) else RetryTarget.NOBODY
 
 
 def failed(outcome: Outcome) -> bool:
@@ -138,7 +138,7 @@ def failed(outcome: Outcome) -> bool:
     return not isinstance(outcome, BackendOverloaded | AttemptTimedOut | UnsupportedByBackend)
 
 
-def repeatable(request: RequestContext, *, sent: bool = True) -> bool:
+def is_repeatable(request: RequestContext, *, sent: bool = True) -> bool:
     """Calls that a dialect knows change nothing upstream, unless they are stateful. What passes through may: it is
     repeated only where that is harmless by its method (RFC 9110 section 9.2.2) and its body is still there, or where
     nothing of it was sent."""
@@ -149,20 +149,20 @@ def repeatable(request: RequestContext, *, sent: bool = True) -> bool:
     return request.method in IDEMPOTENT and request.body_source.replayable
 
 
-def cost_nothing(outcome: Outcome) -> bool:
+def is_free_attempt(outcome: Outcome) -> bool:
     """The upstream had no work from it, and the client hardly waited: to go on to the next one is no retry. Each is
     asked once in this way."""
     return isinstance(outcome, BackendError) and not outcome.sent and outcome.status != 504
 
 
-def final(outcome: Outcome) -> Response:
+def unwrap_outcome(outcome: Outcome) -> Response:
     """Raises what was an error."""
     if isinstance(outcome, Response):
         return outcome
     raise outcome
 
 
-async def let_go(outcome: Outcome) -> None:
+async def discard_response(outcome: Outcome) -> None:
     """Of an answer that nobody will read."""
     if isinstance(outcome, Response):
         await close_body(outcome.body)

@@ -13,7 +13,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.triton.models import OPTIONS, ModelConfig, TritonModels, condition_told, once
+from gateway.adapters.triton.models import OPTIONS, ModelConfig, TritonModels, condition_from_error, single_request
 from gateway.config.backends import Tensors, Timeouts
 from gateway.context import RequestContext
 from gateway.dialects.model_names import ModelNames
@@ -66,44 +66,44 @@ class TritonBackend(LimitedBackend):
         self._tensors = tensors
         self._timeouts = timeouts
         self._clock = clock
-        known = [name for name in dict.fromkeys([*models.known, embedding_model]) if name]
-        self.hosted = TritonModels(name, address, self._client, known, tensors, timeouts)
+        upstream_names = [name for name in dict.fromkeys([*models.upstream_names, embedding_model]) if name]
+        self.hosted = TritonModels(name, address, self._client, upstream_names, tensors, timeouts)
         super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
         if call is None:
-            return await self._tensor_calls.about(request)
-        place = await self._gate.enter(request)
+            return await self._tensor_calls.describe(request)
+        permit = await self._limiter.acquire(request)
         try:
             if call.operation == "infer":
-                response = await self._tensor_calls.infer(request, call, place)
+                response = await self._tensor_calls.infer(request, call, permit)
             elif call.operation == "embeddings":
                 response = await self._embed(request, call)
             else:
-                response = await self._generate(request, call, place)
+                response = await self._generate(request, call, permit)
         except InferenceServerException as error:
-            place.leave()
-            raise self._failed(error, self._model_of(call)) from None
+            permit.release()
+            raise self._to_backend_error(error, self._model_of(call)) from None
         except BaseException as error:
             if isinstance(error, BackendError) and error.status == 504:
-                place.overdue()
-            place.leave()
+                permit.on_timeout()
+            permit.release()
             raise
         if response.status == 200:
             self.hosted.told(self._model_of(call), ModelCondition.READY)
         if isinstance(response.body, FullBody):
-            place.leave()
+            permit.release()
         return response
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
-        names = [*self._models.known, self._embedding_model]
+        names = [*self._models.upstream_names, self._embedding_model]
         return [{"id": name, "object": "model", "created": 0, "owned_by": "triton"} for name in names if name]
 
     async def ready(self) -> bool:
         try:
             async with asyncio.timeout(self._timeouts.connect):
-                return bool(await self._client.is_model_ready(self._models.known[0]))
+                return bool(await self._client.is_model_ready(self._models.upstream_names[0]))
         except (InferenceServerException, TimeoutError, OSError):
             return False
 
@@ -111,7 +111,7 @@ class TritonBackend(LimitedBackend):
         await self._client.close()
         await self._tensor_calls.close()
 
-    async def _generate(self, request: RequestContext, call: Call, place: ConcurrencyPermit) -> Response:
+    async def _generate(self, request: RequestContext, call: Call, permit: ConcurrencyPermit) -> Response:
         """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
         name = self._model_of(call)
         model = await self.hosted.describe(name)
@@ -119,10 +119,10 @@ class TritonBackend(LimitedBackend):
         answer = call.dialect.text_answer(call, answer_id=request.id, created=int(self._clock.wall()), model=call.model)
         pieces = self._pieces(name, model, inputs, request)
         first = await anext(pieces, None)
-        place.answered(request, 200)
+        permit.on_response(request, 200)
         events = self._events(first, pieces, answer, call)
         if call.stream:
-            return Response(200, SSE, EventStream(ClosingStream(events, place.leave, source=pieces)))
+            return Response(200, SSE, EventStream(ClosingStream(events, permit.release, source=pieces)))
         try:
             payload = [event.data async for event in events]
         except UpstreamStreamError as error:
@@ -133,7 +133,7 @@ class TritonBackend(LimitedBackend):
     async def _events(
         self, first: _TextPiece | None, pieces: AsyncGenerator[_TextPiece, None], answer: TextAnswer, call: Call
     ) -> AsyncGenerator[Event, None]:
-        written: list[str] = []
+        deltas: list[str] = []
         last = piece = first
         async with aclosing(pieces):
             for event in answer.start():
@@ -141,14 +141,14 @@ class TritonBackend(LimitedBackend):
             while piece is not None:
                 last = piece
                 if piece.text:
-                    written.append(piece.text)
+                    deltas.append(piece.text)
                     yield answer.delta(piece.text)
                 piece = await anext(pieces, None)
         end = last or _TextPiece("", None, None, None)
         for event in answer.finish(
             end.finish or "stop",
             end.input_tokens if end.input_tokens is not None else _estimated_tokens(call.prompt),
-            end.output_tokens if end.output_tokens is not None else _estimated_tokens("".join(written)),
+            end.output_tokens if end.output_tokens is not None else _estimated_tokens("".join(deltas)),
         ):
             yield event
 
@@ -159,17 +159,17 @@ class TritonBackend(LimitedBackend):
         `UpstreamStreamError` after it. Closing it cancels the inference."""
         headers = metadata_of(request.upstream_headers())
         if not model.decoupled:
-            async with self.hosted.in_time(self._timeouts.first_byte):
+            async with self.hosted.call_timeout(self._timeouts.first_byte):
                 result = await self._client.infer(name, inputs, request_id=request.id, headers=headers)
             yield self._piece(result)
             return
-        stream = self._client.stream_infer(once(name, inputs, request.id), headers=headers)
+        stream = self._client.stream_infer(single_request(name, inputs, request.id), headers=headers)
         deadline = self._clock.monotonic() + self._timeouts.total
         limit, started = self._timeouts.first_byte, False
         try:
             while True:
                 try:
-                    async with self.hosted.in_time(min(limit, max(0.0, deadline - self._clock.monotonic()))):
+                    async with self.hosted.call_timeout(min(limit, max(0.0, deadline - self._clock.monotonic()))):
                         result, error = await anext(stream)
                     if error is not None:
                         raise error
@@ -211,7 +211,7 @@ class TritonBackend(LimitedBackend):
         shape = [len(call.questions), 1] if model.batched else [len(call.questions)]
         texts = triton.InferInput(self._tensors.prompt, shape, "BYTES")
         texts.set_data_from_numpy(np.array([t.encode() for t in call.questions], dtype=object).reshape(shape))
-        async with self.hosted.in_time(self._timeouts.first_byte):
+        async with self.hosted.call_timeout(self._timeouts.first_byte):
             result = await self._client.infer(
                 self._embedding_model, [texts], headers=metadata_of(request.upstream_headers())
             )
@@ -224,13 +224,13 @@ class TritonBackend(LimitedBackend):
     def _model_of(self, call: Call) -> str:
         if call.operation == "embeddings":
             return self._embedding_model or ""
-        return self._models.sent_for(call.model) or call.model
+        return self._models.upstream_name(call.model) or call.model
 
-    def _failed(self, error: InferenceServerException, model: str) -> BackendError:
+    def _to_backend_error(self, error: InferenceServerException, model: str) -> BackendError:
         """Only what Triton says of the request itself goes to the client; another model may still do better."""
         if "INVALID_ARGUMENT" in str(error.status()):
             return BackendError(f"backend '{self.name}' refused the request: {error.message()}"[:300], status=400)
-        condition = condition_told(error)
+        condition = condition_from_error(error)
         if condition is not None:
             self.hosted.told(model, condition)
             if model != self._embedding_model:  # without that one texts are answered all the same

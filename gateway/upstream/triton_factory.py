@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.config import TritonBackendConfig
 from gateway.config.backends import GrpcUpstream
 from gateway.ports import Clock
-from gateway.upstream.factory import batching, names
+from gateway.upstream.factory import batching, model_names
 from gateway.upstream.triton_backend import TritonBackend
 from gateway.upstream.upstream import UpstreamConfig
 
@@ -16,7 +16,7 @@ def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clo
         name,
         server,
         tls=scheme == "grpcs",
-        models=names(section),
+        models=model_names(section),
         embedding_model=section.embedding_model,
         tensors=section.tensors,
         max_concurrency=section.max_concurrency,
@@ -24,7 +24,7 @@ def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clo
         clock=clock,
         adaptive=section.adaptive,
     )
-    asked = batching(backend, section, clock, shared=True)  # Triton is shown no credentials
+    batched = batching(backend, section, clock, shared=True)  # Triton is shown no credentials
     return UpstreamConfig(
-        asked, address.url, address.weight, backend.hosted, provider=section.adapter, models=names(section)
+        batched, address.url, address.weight, backend.hosted, provider=section.adapter, models=model_names(section)
     )

@@ -16,11 +16,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from gateway.adapters.triton.models import RECONNECT, condition_told
+from gateway.adapters.triton.models import RECONNECT, condition_from_error
 from gateway.adapters.triton.protobuf import EMPTY_FINAL, FINAL, answer_of, request_of
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
-from gateway.dialects.kserve import PATH, model_in
+from gateway.dialects.kserve import PATH, model_of_path
 from gateway.dialects.kserve_message import InferenceRequest, pack
 from gateway.dialects.model_names import ModelNames
 from gateway.errors import BackendError, BadRequest, MalformedResponse, NotFound, UpstreamStreamError
@@ -32,16 +32,16 @@ from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.header_filter import JSON, OCTETS
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # of one message: it is in memory as a whole
-VERSIONED = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(ready|config|stats))?")
+MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(ready|config|stats))?")
 # What says something of the request is the answer to it; the rest is a failure of the backend, 502.
-ANSWERED = {
+RESPONSE_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.ALREADY_EXISTS: 409,
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.INTERNAL: 500,
 }
-FAILED = {
+FAILURE_STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
@@ -66,31 +66,31 @@ class TensorClient:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def infer(self, request: RequestContext, call: Call, place: ConcurrencyPermit) -> Response:
+    async def infer(self, request: RequestContext, call: Call, permit: ConcurrencyPermit) -> Response:
         """Of a client that takes several answers a stream, which holds the place at the gate until its end.
 
         Raises `BackendError` before the first answer."""
         inference: InferenceRequest = call.body["inference"]
         if inference.raw is not None:
             raise BadRequest(f"backend '{self._name}' is asked by gRPC, which has no body without a tensor's name")
-        found = PATH.fullmatch(request.path)
-        assert found is not None  # it was claimed
-        model = self._models.sent_for(call.model) or unquote(call.model)
-        message = request_of(inference, model, unquote(found[2] or ""))
+        match = PATH.fullmatch(request.path)
+        assert match is not None  # it was claimed
+        model = self._models.upstream_name(call.model) or unquote(call.model)
+        message = request_of(inference, model, unquote(match[2] or ""))
         try:
-            return await (self._stream(message, request, place) if call.stream else self._whole(message, request))
+            return await (self._stream(message, request, permit) if call.stream else self._infer_once(message, request))
         except grpc.aio.AioRpcError as error:
-            return self._said(error.code(), error.details() or "")
+            return self._error_response(error.code(), error.details() or "")
         except TimeoutError:
             raise BackendError(f"backend '{self._name}' sent no answer in time", status=504) from None
 
-    async def about(self, request: RequestContext) -> Response:
+    async def describe(self, request: RequestContext) -> Response:
         """What the server, or a model, says of itself, in the JSON of its HTTP port. Raises `NotFound`."""
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
-                value = await self._asked(request)
+                value = await self._query(request)
         except grpc.aio.AioRpcError as error:
-            return self._said(error.code(), error.details() or "")
+            return self._error_response(error.code(), error.details() or "")
         except TimeoutError:
             raise BackendError(f"backend '{self._name}' sent no answer in time", status=504) from None
         if value is None:
@@ -99,12 +99,12 @@ class TensorClient:
             return Response(200 if value else 400, JSON, FullBody(b""))
         return Response(200, JSON, FullBody(orjson.dumps(value)))
 
-    async def _whole(self, message: Any, request: RequestContext) -> Response:
+    async def _infer_once(self, message: Any, request: RequestContext) -> Response:
         async with asyncio.timeout(self._timeouts.first_byte):
             answer = await self._stub.ModelInfer(message, metadata=_metadata(request))
-        return Response(200, OCTETS, FullBody(self._packed(answer)))
+        return Response(200, OCTETS, FullBody(self._pack(answer)))
 
-    async def _stream(self, message: Any, request: RequestContext, place: ConcurrencyPermit) -> Response:
+    async def _stream(self, message: Any, request: RequestContext, permit: ConcurrencyPermit) -> Response:
         message.parameters[EMPTY_FINAL].bool_param = True  # so that its end is known
         rpc = self._stub.ModelStreamInfer(_once(message), metadata=_metadata(request))
         answers = self._answers(rpc)
@@ -116,50 +116,50 @@ class TensorClient:
             raise
         if first is not None and first.error_message:
             rpc.cancel()
-            return self._said(grpc.StatusCode.INTERNAL, first.error_message)
-        place.answered(request, 200)
+            return self._error_response(grpc.StatusCode.INTERNAL, first.error_message)
+        permit.on_response(request, 200)
 
-        def over() -> None:
+        def on_close() -> None:
             rpc.cancel()
-            place.leave()
+            permit.release()
 
-        return Response(200, OCTETS, EventStream(ClosingStream(self._events(first, answers), over)))
+        return Response(200, OCTETS, EventStream(ClosingStream(self._events(first, answers), on_close)))
 
     async def _answers(self, rpc: Any) -> AsyncGenerator[Any, None]:
-        async for said in rpc:
-            answer = said.infer_response
-            if said.error_message or answer.outputs or answer.raw_output_contents:
-                yield said
+        async for message in rpc:
+            answer = message.infer_response
+            if message.error_message or answer.outputs or answer.raw_output_contents:
+                yield message
             if FINAL in answer.parameters and answer.parameters[FINAL].bool_param:
                 return
 
     async def _events(self, first: Any, answers: AsyncGenerator[Any, None]) -> AsyncGenerator[Event, None]:
         deadline = asyncio.get_running_loop().time() + self._timeouts.total
-        said = first
+        message = first
         async with aclosing(answers):
-            while said is not None:
-                if said.error_message:
-                    raise UpstreamStreamError(said.error_message)
+            while message is not None:
+                if message.error_message:
+                    raise UpstreamStreamError(message.error_message)
                 try:
-                    yield Event(self._packed(said.infer_response))
+                    yield Event(self._pack(message.infer_response))
                 except BackendError as error:
                     raise UpstreamStreamError(str(error)) from None
                 try:
                     until = min(deadline, asyncio.get_running_loop().time() + self._timeouts.idle)
                     async with asyncio.timeout_at(until):
-                        said = await anext(answers, None)
+                        message = await anext(answers, None)
                 except TimeoutError:
                     raise UpstreamStreamError(f"backend '{self._name}' fell silent") from None
                 except grpc.aio.AioRpcError as error:
                     raise UpstreamStreamError(f"backend '{self._name}' broke off ({error.code().name})") from None
 
-    def _packed(self, answer: Any) -> bytes:
+    def _pack(self, answer: Any) -> bytes:
         try:
             return pack(answer_of(answer))
         except (MalformedResponse, BadRequest) as error:
             raise BackendError(f"backend '{self._name}': {error}", retryable=False) from None
 
-    async def _asked(self, request: RequestContext) -> Any:
+    async def _query(self, request: RequestContext) -> Any:
         """None where nothing stands behind the path; a bool for what is good or not."""
         path, method = request.path, request.method
         if method == "POST" and path == "/v2/repository/index":
@@ -175,29 +175,32 @@ class TensorClient:
             return _json(await self._stub.ServerMetadata(pb.ServerMetadataRequest()))
         if path == "/v2/models/stats":
             return _json(await self._stub.ModelStatistics(pb.ModelStatisticsRequest()))
-        found = VERSIONED.fullmatch(path)
-        return None if found is None else await self._of_a_model(found)
+        match = MODEL_PATH.fullmatch(path)
+        return None if match is None else await self._model_metadata(match)
 
-    async def _of_a_model(self, found: re.Match[str]) -> Any:
-        asked = model_in(found[0]) or ""
-        named = {"name": self._models.sent_for(asked) or unquote(asked), "version": unquote(found[2] or "")}
-        if found[3] == "ready":
-            return bool((await self._stub.ModelReady(pb.ModelReadyRequest(**named))).ready)
-        if found[3] == "config":
-            return _json((await self._stub.ModelConfig(pb.ModelConfigRequest(**named))).config)
-        if found[3] == "stats":
-            return _json(await self._stub.ModelStatistics(pb.ModelStatisticsRequest(**named)))
-        return _json(await self._stub.ModelMetadata(pb.ModelMetadataRequest(**named)))
+    async def _model_metadata(self, match: re.Match[str]) -> Any:
+        requested = model_of_path(match[0]) or ""
+        arguments = {
+            "name": self._models.upstream_name(requested) or unquote(requested),
+            "version": unquote(match[2] or ""),
+        }
+        if match[3] == "ready":
+            return bool((await self._stub.ModelReady(pb.ModelReadyRequest(**arguments))).ready)
+        if match[3] == "config":
+            return _json((await self._stub.ModelConfig(pb.ModelConfigRequest(**arguments))).config)
+        if match[3] == "stats":
+            return _json(await self._stub.ModelStatistics(pb.ModelStatisticsRequest(**arguments)))
+        return _json(await self._stub.ModelMetadata(pb.ModelMetadataRequest(**arguments)))
 
-    def _said(self, code: grpc.StatusCode, details: str) -> Response:
+    def _error_response(self, code: grpc.StatusCode, details: str) -> Response:
         """What Triton says of the request itself goes to the client. Raises `BackendError` for the rest, and
         `InferenceServerException` where it says that the model is dead."""
         error = InferenceServerException(details, status=str(code))
-        if condition_told(error) is ModelCondition.DEAD:
+        if condition_from_error(error) is ModelCondition.DEAD:
             raise error
-        status = ANSWERED.get(code)
+        status = RESPONSE_STATUS.get(code)
         if status is None:
-            raise BackendError(f"backend '{self._name}' failed ({code.name})", status=FAILED.get(code, 502))
+            raise BackendError(f"backend '{self._name}' failed ({code.name})", status=FAILURE_STATUS.get(code, 502))
         return Response(status, JSON, FullBody(orjson.dumps({"error": details})))
 
 

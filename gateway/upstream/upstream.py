@@ -26,21 +26,21 @@ from gateway.messages import Call, Event, EventStream, FullBody, Response
 from gateway.observability.metrics import MetricBundle
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, HostedModels
-from gateway.streams import StreamObserver, tapped, with_end
+from gateway.streams import StreamObserver, with_completion, with_observer
 from gateway.tracing import BROKEN, UpstreamCall
-from gateway.upstream.backoff import UpstreamBackoff, limits_in, wait_s
+from gateway.upstream.backoff import UpstreamBackoff, rate_limit_headers, retry_delay_s
 from gateway.upstream.latency import CallFeatures, LazyLatencyBook
 from gateway.upstream.load_balancer import PeakEwma
 from gateway.upstream.outlier_detection import Record
 from gateway.upstream.retry import failed
 
-FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S = 5, 5.0, 60.0
+FAILURES, COOLDOWN_S, MAX_COOLDOWN_S = 5, 5.0, 60.0
 CHARACTERS_PER_TOKEN = 4  # of English, by the usual rule of thumb
 # Nothing recent is known, and a call is on its way that will tell: more of them would be asked in the dark.
-UNTOLD = Prediction(math.inf, math.inf, math.inf)
+PENDING_PREDICTION = Prediction(math.inf, math.inf, math.inf)
 
 
-def asked_of(call: Call | None, route: str) -> CallFeatures | None:
+def call_features(call: Call | None, route: str) -> CallFeatures | None:
     """What is known of a call before it is sent; None where its latency says nothing of others'."""
     if call is None or call.operation == "embeddings":
         return None
@@ -76,20 +76,20 @@ class Upstream:
         self.upstream = upstream
         self.backend = upstream.backend
         self.latency = LazyLatencyBook()
-        self.breaker = CircuitBreaker(FAILURES, COOLDOWN_S, LONGEST_COOLDOWN_S)
+        self.breaker = CircuitBreaker(FAILURES, COOLDOWN_S, MAX_COOLDOWN_S)
         self.record = Record()
         self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate
-        self.telling = 0  # those of them from which latencies are learnt
+        self.observed_load = 0  # those of them from which latencies are learnt
         self.waits = UpstreamBackoff()
-        self.opened: Callable[[], None] = lambda: None  # told when the breaker opens
+        self.on_breaker_open: Callable[[], None] = lambda: None  # told when the breaker opens
         self._paces: dict[tuple[str, bool], PeakEwma] = {}  # by what calls have in common: embeddings are no chats
         self.clock = clock
         self.telemetry = telemetry
-        self.compared = False  # its failures are, with those of its backend's other upstreams
+        self.is_compared = False  # its failures are, with those of its backend's other upstreams
         # Books a call from here on: to be used as a context manager around the call.
         self.attempt: Callable[[RequestContext], Attempt] = partial(Attempt, self)
         self._answers: dict[tuple[int, bool], MetricBundle] = {}  # by status, and whether the answer came at once
-        self.heeded: Sequence[tuple[str, str]] | None = None  # the last headers that said nothing of limits
+        self.unlimited_headers: Sequence[tuple[str, str]] | None = None  # the last headers that said nothing of limits
 
     def pace_of(self, call: Call | None) -> PeakEwma | None:
         """Of calls like this one; None where they cannot be compared. Dialects have a handful of operations."""
@@ -105,27 +105,27 @@ class Upstream:
         """What the slowest kind of call takes. None: nothing is known yet."""
         return max((s for pace in self._paces.values() if (s := pace.seconds) is not None), default=None)
 
-    def told_to_wait_s(self, tenant: str | None, now: float) -> float:
+    def retry_after_s(self, tenant: str | None, now: float) -> float:
         """For how long the upstream wants to be left alone, with this tenant's credentials; 0: it may be asked. None:
         whoever asks."""
-        return self.waits.left_s("" if tenant is None else tenant, now)
+        return self.waits.remaining_s("" if tenant is None else tenant, now)
 
     def state(self, now: float) -> UpstreamState:
         """As far as it is the same for all who ask."""
-        waits = self.told_to_wait_s(None, now) > 0
+        waits = self.retry_after_s(None, now) > 0
         return UpstreamState.WAITS if waits else UpstreamState(self.breaker.state(now))
 
-    def predict(self, asked: CallFeatures, now: float, confidence: float) -> Prediction | None:
-        """What it would take now. None while nothing recent is known, `UNTOLD` while somebody is finding out."""
-        known = self.latency.predict(asked, load=self.load, now=now, confidence=confidence)
-        return UNTOLD if known is None and self.telling > 0 else known
+    def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None:
+        """What it would take now. None while nothing recent is known, `PENDING_PREDICTION` while somebody is finding out."""
+        known = self.latency.predict(features, load=self.load, now=now, confidence=confidence)
+        return PENDING_PREDICTION if known is None and self.observed_load > 0 else known
 
-    def heed(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
+    def record_rate_limits(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
         """What an answer says of the limits of an account: they are of that account. What an upstream cannot do at all
         (503) is the same for all."""
-        limits = limits_in(headers)
-        seconds = wait_s(status, limits, self.clock.wall()) if limits else 0.0
-        self.heeded = None if limits else headers
+        limits = rate_limit_headers(headers)
+        seconds = retry_delay_s(status, limits, self.clock.wall()) if limits else 0.0
+        self.unlimited_headers = None if limits else headers
         if seconds > 0:
             account = "" if self.upstream.own_account or status == 503 else tenant
             self.waits.add(account, now + seconds)
@@ -162,24 +162,34 @@ class Attempt:
     """One call to an upstream, from before it is sent to its last byte: what it tells of latencies, of the upstream's
     health and of the load on it. It ends with `answered`, whose body then tells its end, or with `failed`."""
 
-    __slots__ = ("_lane", "_load", "_pace", "_request", "_settled", "_tells", "at", "first", "span")
+    __slots__ = (
+        "_endpoint",
+        "_is_observed",
+        "_latency_recorded",
+        "_load",
+        "_pace",
+        "_request",
+        "first",
+        "span",
+        "started_at",
+    )
 
-    def __init__(self, lane: Upstream, request: RequestContext) -> None:
+    def __init__(self, endpoint: Upstream, request: RequestContext) -> None:
         call = request.call
-        self._lane = lane
+        self._endpoint = endpoint
         self._request = request
-        self._tells = call is not None and call.operation != "embeddings"  # latencies are learnt from it
-        self._pace = None if call is None else lane.pace_of_kind((call.operation, call.stream))
-        self._load = lane.load  # calls ahead of it
-        self._settled = False  # whether latencies have been learnt from it, or cannot be
-        self.at = lane.clock.monotonic()
+        self._is_observed = call is not None and call.operation != "embeddings"  # latencies are learnt from it
+        self._pace = None if call is None else endpoint.pace_of_kind((call.operation, call.stream))
+        self._load = endpoint.load  # calls ahead of it
+        self._latency_recorded = False  # whether latencies have been learnt from it, or cannot be
+        self.started_at = endpoint.clock.monotonic()
         self.first: float | None = None  # when its first byte came
         self.span: UpstreamCall | None = (
-            None if request.traced is None else upstream_span(request, lane.upstream, self.at)
+            None if request.traced is None else upstream_span(request, endpoint.upstream, self.started_at)
         )
-        lane.load += 1
-        if self._tells:
-            lane.telling += 1
+        endpoint.load += 1
+        if self._is_observed:
+            endpoint.observed_load += 1
 
     def __enter__(self) -> Attempt:
         return self
@@ -192,61 +202,61 @@ class Attempt:
 
     def failed(self, error: BaseException) -> None:
         """Before the first byte."""
-        lane = self._lane
-        self._request.since("upstream", self.at)
+        endpoint = self._endpoint
+        self._request.since("upstream", self.started_at)
         if isinstance(error, BackendError):
             if failed(error):
-                self._judge(lane.clock.monotonic(), ok=False)
+                self._record_outcome(endpoint.clock.monotonic(), ok=False)
             if isinstance(error, ModelNotReady):
-                lane.breaker.eject(lane.clock.monotonic())
-            lane.telemetry.backend_requests.add(lane.backend.name, outcome_of(error))
+                endpoint.breaker.eject(endpoint.clock.monotonic())
+            endpoint.telemetry.backend_requests.add(endpoint.backend.name, outcome_of(error))
         late = isinstance(error, BackendError) and error.status == 504
-        self._settled = not (late or isinstance(error, asyncio.CancelledError))
+        self._latency_recorded = not (late or isinstance(error, asyncio.CancelledError))
         if self.span is not None:
             self.span.error = outcome_of(error)
-        self._over()
+        self._finish()
 
     def answered(self, response: Response) -> Response:
         """With the first byte, which of a short answer is the last one too. -> the answer, whose body tells its end."""
-        lane, body, status, request = self._lane, response.body, response.status, self._request
-        self.first = now = request.since("upstream", self.at)
+        endpoint, body, status, request = self._endpoint, response.body, response.status, self._request
+        self.first = now = request.since("upstream", self.started_at)
         whole = isinstance(body, FullBody)
-        lane.count(status, now - self.at, whole=whole)
-        if status >= 500 or lane.compared or lane.breaker.failures:
-            self._judge(now, ok=status < 500)
-        if response.headers is not lane.heeded:
-            lane.heed(request.tenant, status, response.headers, now)
+        endpoint.count(status, now - self.started_at, whole=whole)
+        if status >= 500 or endpoint.is_compared or endpoint.breaker.failures:
+            self._record_outcome(now, ok=status < 500)
+        if response.headers is not endpoint.unlimited_headers:
+            endpoint.record_rate_limits(request.tenant, status, response.headers, now)
         if self.span is not None:
             self.span.answered(now, response)
         if self._pace is not None and status < 400:
-            self._pace.observe(now - self.at, now)
+            self._pace.observe(now - self.started_at, now)
         if whole:
-            self._settled = True
-            if self._tells and status == 200 and lane.latency.wants(now):
-                self._learn(now, now, pieces=0)
-            self._over()
+            self._latency_recorded = True
+            if self._is_observed and status == 200 and endpoint.latency.should_observe(now):
+                self._record_latency(now, now, pieces=0)
+            self._finish()
             return response
         if isinstance(body, EventStream):
-            body = EventStream(tapped(body.events, self._timing(now)))
+            body = EventStream(with_observer(body.events, self._stream_observer(now)))
             response = Response(status, response.headers, body, response.provenance)
         else:
-            self._settled = True
-        return with_end(response, self._over)
+            self._latency_recorded = True
+        return with_completion(response, self._finish)
 
-    def _judge(self, now: float, *, ok: bool) -> None:
+    def _record_outcome(self, now: float, *, ok: bool) -> None:
         """What this says of the upstream's health."""
-        lane = self._lane
-        if lane.compared:
-            lane.record.add(ok=ok, now=now)
+        endpoint = self._endpoint
+        if endpoint.is_compared:
+            endpoint.record.add(ok=ok, now=now)
         if ok:
-            lane.breaker.succeeded(asked_at=self.at)
+            endpoint.breaker.succeeded(sent_at=self.started_at)
             return
-        before = lane.breaker.state(now)
-        lane.breaker.failed(now, asked_at=self.at)
-        if before is BreakerState.CLOSED and lane.breaker.state(now) is not BreakerState.CLOSED:
-            lane.opened()
+        previous = endpoint.breaker.state(now)
+        endpoint.breaker.failed(now, sent_at=self.started_at)
+        if previous is BreakerState.CLOSED and endpoint.breaker.state(now) is not BreakerState.CLOSED:
+            endpoint.on_breaker_open()
 
-    def _timing(self, first: float) -> StreamObserver[Event]:
+    def _stream_observer(self, first: float) -> StreamObserver[Event]:
         pieces, span = 0, self.span
 
         def saw(events: Sequence[Event]) -> Sequence[Event]:
@@ -258,65 +268,67 @@ class Attempt:
             return events
 
         def ended() -> None:
-            now = self._lane.clock.monotonic()
-            self._lane.telemetry.backend_seconds.observe(now - self.at, self._lane.backend.name)
-            self._settled = True
-            if self._tells and self._lane.latency.wants(now):
-                self._learn(first, now, pieces=pieces)
+            now = self._endpoint.clock.monotonic()
+            self._endpoint.telemetry.backend_seconds.observe(now - self.started_at, self._endpoint.backend.name)
+            self._latency_recorded = True
+            if self._is_observed and self._endpoint.latency.should_observe(now):
+                self._record_latency(first, now, pieces=pieces)
 
         def broke(error: UpstreamStreamError) -> None:
-            self._settled = True  # that says nothing of how long it would have taken
+            self._latency_recorded = True  # that says nothing of how long it would have taken
             if span is not None:
                 span.error = outcome_of(error)
 
         return StreamObserver(saw, ended, broke)
 
-    def _learn(self, first: float, now: float, *, pieces: int) -> None:
+    def _record_latency(self, first: float, now: float, *, pieces: int) -> None:
         """With its last byte. `pieces`: events of a stream; models send a token in each, or nearly."""
-        features, streamed = asked_of(self._request.call, self._request.route), pieces > 0
+        features, streamed = call_features(self._request.call, self._request.route), pieces > 0
         assert features is not None  # as it tells
-        self._lane.latency.observe(
+        self._endpoint.latency.observe(
             features if features.stream is streamed else features._replace(stream=streamed),
             load=self._load,
-            ttft_s=first - self.at,
-            total_s=now - self.at,
+            ttft_s=first - self.started_at,
+            total_s=now - self.started_at,
             output_tokens=pieces,
             now=now,
         )
 
-    def _over(self) -> None:
+    def _finish(self) -> None:
         """However it ended. What was given up before its end, by its client or by a timeout, took longer than that."""
-        lane, request = self._lane, self._request
-        lane.load -= 1
-        if self._tells:
-            lane.telling -= 1
-        if self._settled and self.span is None and self.first is not None:
+        endpoint, request = self._endpoint, self._request
+        endpoint.load -= 1
+        if self._is_observed:
+            endpoint.observed_load -= 1
+        if self._latency_recorded and self.span is None and self.first is not None:
             return
-        now = lane.clock.monotonic()
+        now = endpoint.clock.monotonic()
         if self.span is not None and request.traced is not None:
             self.span.over = now
             request.traced.ended(self.span)
         if self.first is None and self._pace is not None:
-            self._pace.outlasted(now - self.at, now)
-        features = None if self._settled else asked_of(request.call, request.route)
+            self._pace.observe_censored(now - self.started_at, now)
+        features = None if self._latency_recorded else call_features(request.call, request.route)
         if features is not None:
-            first = None if self.first is None else self.first - self.at
-            lane.latency.outlasted(features, load=self._load, seconds=now - self.at, now=now, ttft_s=first)
+            first = None if self.first is None else self.first - self.started_at
+            endpoint.latency.observe_censored(
+                features, load=self._load, seconds=now - self.started_at, now=now, ttft_s=first
+            )
 
 
-def upstream_span(request: RequestContext, upstream: UpstreamConfig, at: float) -> UpstreamCall:
-    """The span of a call that is sent `at`, and the parent of what the upstream traces."""
-    call, before = request.call, request.upstream_call
-    sent = None if call is None or upstream.models is None else upstream.models.sent_for(call.model)
+def upstream_span(request: RequestContext, upstream: UpstreamConfig, started_at: float) -> UpstreamCall:
+    """The span of a call that is sent `started_at`, and the parent of what the upstream traces."""
+    call, previous = request.call, request.upstream_call
+    sent = None if call is None or upstream.models is None else upstream.models.upstream_name(call.model)
     request.upstream_call = span = UpstreamCall(
         backend=upstream.backend.name,
         provider=upstream.provider,
         address=upstream.address,
         model="" if call is None else sent or call.model,
         call=call,
-        attempt=1 if before is None else before.attempt + 1,
+        attempt=1 if previous is None else previous.attempt + 1,
         purpose=request.purpose,
-        started=at,
+        started=started_at,
     )
     return span
 
@@ -336,7 +348,7 @@ def outcome_of(error: BaseException) -> str:
     return BROKEN if isinstance(error, UpstreamStreamError) else "error"
 
 
-def in_service(lanes: Sequence[Upstream], now: float) -> Sequence[Upstream]:
+def in_service(endpoints: Sequence[Upstream], now: float) -> Sequence[Upstream]:
     """Those whose breaker is closed; where none is, those that may be probed; else all: somebody has to answer."""
-    closed = [lane for lane in lanes if lane.breaker.state(now) is BreakerState.CLOSED]
-    return closed or [lane for lane in lanes if lane.breaker.ready(now)] or lanes
+    closed = [endpoint for endpoint in endpoints if endpoint.breaker.state(now) is BreakerState.CLOSED]
+    return closed or [endpoint for endpoint in endpoints if endpoint.breaker.ready(now)] or endpoints

@@ -6,8 +6,8 @@ class that waits behind the first, by turns, and every class may hold `RESERVE` 
 
 The room: as many as have their turn within `BURST_HOLDS` times what an answer takes, as long as it is a burst. A
 queue that has not got empty for as long as an answer takes is no burst but overload, and waiting in it buys nothing:
-then it is `STANDING_HOLDS` times that, and `KEPT` times that for those who wait already (the idea of CoDel, as Facebook
-has it in its servers: Maurer, "Fail at Scale", ACM Queue 13(8), 2015). Who would wait less than `UNNOTICED_S` is no
+then it is `STANDING_HOLDS` times that, and `RETAINED_FACTOR` times that for those who wait already (the idea of CoDel, as Facebook
+has it in its servers: Maurer, "Fail at Scale", ACM Queue 13(8), 2015). Who would wait less than `TARGET_DELAY_S` is no
 reason to refuse anybody, as in CoDel's target: clients that each ask again when they are answered keep a queue that
 never gets empty, and of fast answers nobody minds. Nor is a queue before a limit that is still growing from its start
 overload, nor one that the event loop makes, and not the backend.
@@ -28,15 +28,15 @@ from gateway.priority import Priority, ShedReason
 
 BURST_HOLDS = 4.0  # how long one of a burst waits at most, in times of what an answer takes
 STANDING_HOLDS = 0.5  # likewise in a queue that stands
-KEPT = 3  # with 1, 1.8 % of those refused at three times the capacity had waited (make bench-overload)
-AT_LEAST = 4  # may wait in any case: with few places a share of them is nobody
-MOST = 4096  # may wait, however fast the answers are: some 4 MB
-STARTING_PER_PLACE = 4  # of the ceiling: may wait in any case, while the limit says nothing yet
-UNKNOWN_PER_PLACE = 16  # of the ceiling, before the first answer: at 64 as many as `server.max_inflight` lets in
-UNNOTICED_S = 0.2  # half of what the answers of `make bench-overload` take: there it changes nothing
+RETAINED_FACTOR = 3  # with 1, 1.8 % of those refused at three times the capacity had waited (make bench-overload)
+MIN_ROOM = 4  # may wait in any case: with few places a share of them is nobody
+MAX_ROOM = 4096  # may wait, however fast the answers are: some 4 MB
+STARTING_PER_SLOT = 4  # of the ceiling: may wait in any case, while the limit says nothing yet
+UNKNOWN_PER_SLOT = 16  # of the ceiling, before the first answer: at 64 as many as `server.max_inflight` lets in
+TARGET_DELAY_S = 0.2  # half of what the answers of `make bench-overload` take: there it changes nothing
 STANDING_S = 0.1  # no queue younger than this is a standing one, however fast the answers are: Maurer's N
 LOOP_S = 3.0  # of a queue that the event loop makes: what 1,000 clients wait where it manages 350 requests a second
-RESERVE = 1 / 8  # with three classes and room for `AT_LEAST`, one class always holds more
+RESERVE = 1 / 8  # with three classes and room for `MIN_ROOM`, one class always holds more
 YIELD_EVERY = 8
 
 
@@ -54,9 +54,11 @@ class WaitQueue:
     def __init__(self) -> None:
         self._classes: dict[Priority, list[Ticket]] = {priority: [] for priority in Priority}  # in order
         self._tenants: dict[Priority, dict[str, int]] = {priority: {} for priority in Priority}  # how many of each
-        self._since = self._emptied = -inf  # when somebody came to a queue that was at rest; when it last got empty
-        self.since = -inf  # since when somebody has been waiting, without a pause
-        self._given = 0  # places to somebody while another class waited
+        self._burst_since = (
+            self._emptied_at
+        ) = -inf  # when somebody came to a queue that was at rest; when it last got empty
+        self.waiting_since = -inf  # since when somebody has been waiting, without a pause
+        self._yield_count = 0  # places to somebody while another class waited
         self._count = 0  # kept beside the classes: every call asks for it
 
     def __len__(self) -> int:
@@ -67,40 +69,40 @@ class WaitQueue:
         ceiling: int,
         now: float,
         hold_s: float | None,
-        each_s: float,
-        backends_s: float | None = None,
+        slot_interval_s: float,
+        backend_interval_s: float | None = None,
         *,
-        starting: bool = False,
+        is_starting: bool = False,
     ) -> int:
         """How many may wait. To be asked for each newcomer. What was empty for a moment, because many places came free
-        at once, is no new burst. `ceiling`: how many places there may be at most, `starting`: their number says nothing
-        yet; `hold_s`: how long one is held as a rule, None: not known yet; `each_s`: from one that comes free to the
-        next, `backends_s`: as far as the backend decides that, all of it unless said."""
+        at once, is no new burst. `ceiling`: how many places there may be at most, `is_starting`: their number says nothing
+        yet; `hold_s`: how long one is held as a rule, None: not known yet; `slot_interval_s`: from one that comes free to the
+        next, `backend_interval_s`: as far as the backend decides that, all of it unless said."""
         interval = max(STANDING_S, hold_s or 0.0)
         if not len(self):
-            self.since = now
-            if now - self._emptied > interval:
-                self._since = now
+            self.waiting_since = now
+            if now - self._emptied_at > interval:
+                self._burst_since = now
         if hold_s is None:
-            return max(AT_LEAST, ceiling * UNKNOWN_PER_PLACE)
-        holds = STANDING_HOLDS if now - self._since > interval else BURST_HOLDS
-        bearable_s = max(UNNOTICED_S, holds * hold_s)
-        room = _within(bearable_s, each_s if backends_s is None else backends_s)
-        room = min(room, _within(max(bearable_s, LOOP_S), each_s))
-        return max(AT_LEAST, room, ceiling * STARTING_PER_PLACE if starting else 0)
+            return max(MIN_ROOM, ceiling * UNKNOWN_PER_SLOT)
+        holds = STANDING_HOLDS if now - self._burst_since > interval else BURST_HOLDS
+        bearable_s = max(TARGET_DELAY_S, holds * hold_s)
+        room = _within(bearable_s, slot_interval_s if backend_interval_s is None else backend_interval_s)
+        room = min(room, _within(max(bearable_s, LOOP_S), slot_interval_s))
+        return max(MIN_ROOM, room, ceiling * STARTING_PER_SLOT if is_starting else 0)
 
     def ahead(self, priority: Priority, due: float = inf) -> int:
         """How many would have their turn before such a newcomer."""
         before = sum(len(self._classes[higher]) for higher in Priority if higher < priority)
         return before + bisect_left(self._classes[priority], due, key=attrgetter("due"))
 
-    def cut(self, room: int, now: float) -> list[Ticket]:
+    def trim(self, room: int, now: float) -> list[Ticket]:
         """Takes out those for whom there is no room any more: who came last, from the lowest class on."""
-        gone = []
+        shed = []
         while len(self) > room:
-            gone.append(self._newest(self._lowest_above_reserve(room)))
-            self.remove(gone[-1], now)
-        return gone
+            shed.append(self._newest(self._lowest_above_reserve(room)))
+            self.remove(shed[-1], now)
+        return shed
 
     def offer(self, ticket: Ticket, room: int, now: float) -> Ticket | ShedReason | None:
         """None: it waits. A ticket: it waits in place of that one. A reason: it may not."""
@@ -108,7 +110,7 @@ class WaitQueue:
         if len(self) >= room:
             victim = self._victim(ticket, room)
             if victim is None:
-                return self._blame(ticket)
+                return self._shed_reason(ticket)
             self.remove(victim, now)
         insort(self._classes[ticket.priority], ticket)
         self._count += 1
@@ -131,8 +133,8 @@ class WaitQueue:
         if not first:
             return None
         if behind:
-            self._given += 1
-            turn, rest = divmod(self._given, YIELD_EVERY)
+            self._yield_count += 1
+            turn, rest = divmod(self._yield_count, YIELD_EVERY)
             if rest == 0:
                 first = behind[turn % len(behind)]
         ticket = first[0]
@@ -151,7 +153,7 @@ class WaitQueue:
         if not tenants[ticket.tenant]:
             del tenants[ticket.tenant]
         if not len(self):
-            self._emptied = now
+            self._emptied_at = now
         return True
 
     def _victim(self, ticket: Ticket, room: int) -> Ticket | None:
@@ -164,7 +166,7 @@ class WaitQueue:
             return self._newest(ticket.priority, busiest)
         return None
 
-    def _blame(self, ticket: Ticket) -> ShedReason:
+    def _shed_reason(self, ticket: Ticket) -> ShedReason:
         """Its own tenant, where nobody waits more often and others wait, too."""
         tenants = self._tenants[ticket.priority]
         own = tenants.get(ticket.tenant, 0)
@@ -189,5 +191,5 @@ class WaitQueue:
         return busiest, tenants.get(busiest, 0)
 
 
-def _within(seconds: float, each_s: float) -> int:
-    return int(seconds / each_s) if each_s * MOST > seconds else MOST
+def _within(seconds: float, slot_interval_s: float) -> int:
+    return int(seconds / slot_interval_s) if slot_interval_s * MAX_ROOM > seconds else MAX_ROOM

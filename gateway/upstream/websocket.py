@@ -24,9 +24,9 @@ HANDSHAKE = frozenset(
 class HttpWebSocket:
     """Implements `Duplex`; holds its place at the gate until it is closed."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, place: ConcurrencyPermit) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, permit: ConcurrencyPermit) -> None:
         self._socket = socket
-        self._place = place
+        self._permit = permit
 
     @property
     def protocol(self) -> str | None:
@@ -48,7 +48,7 @@ class HttpWebSocket:
         except (ConnectionError, RuntimeError):
             pass  # it has gone before us
         finally:
-            self._place.leave()
+            self._permit.release()
 
 
 async def open_websocket(

@@ -39,7 +39,7 @@ async def store(outside_store: OutsideServer) -> AsyncIterator[RedisApiKeys]:
 
 
 def keyring_of(store: RedisApiKeys, clock: FakeClock) -> KeyCache:
-    return KeyCache(store, {}, clock, Telemetry(), kept_s=60.0)
+    return KeyCache(store, {}, clock, Telemetry(), grace_s=60.0)
 
 
 async def test_a_change_of_what_has_changed_meanwhile_is_refused(store: RedisApiKeys) -> None:
@@ -68,11 +68,11 @@ async def test_a_key_that_another_gateway_ends_is_believed_for_a_second_at_most(
     await here.refresh()
     permit = await here.find(digest_of(text))
     assert isinstance(permit, Principal)
-    assert here.at_hand(digest_of(text)) is permit
+    assert here.cached(digest_of(text)) is permit
     await chain.revoke(key.id)
-    assert here.holds(permit), "it has not heard of it"
+    assert here.is_valid(permit), "it has not heard of it"
     clock.advance(MAX_AGE_S + 0.001)
-    assert not here.holds(permit)
+    assert not here.is_valid(permit)
     assert await here.find(digest_of(text)) == "revoked"
     await here.refresh()
     assert await here.find(digest_of(text)) == "revoked"
@@ -94,7 +94,7 @@ async def test_what_is_known_is_bounded_and_strangers_push_out_no_key(
     store: RedisApiKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keyrings, "MAX_KNOWN", 5)
-    monkeypatch.setattr(keyrings, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(keyrings, "MAX_UNKNOWN", 3)
     keyring = keyring_of(store, FakeClock())
     chain = KeyAdmin(store, keyring, FakeClock())
     texts = [(await chain.create(WANTED, {}, "test"))[1] for _ in range(7)]
@@ -103,7 +103,7 @@ async def test_what_is_known_is_bounded_and_strangers_push_out_no_key(
     for _ in range(20):
         await keyring.find(digest_of(new_key()))
     assert list(keyring._known) == [digest_of(text) for text in texts[-5:]]
-    assert len(keyring._strangers) == 3
+    assert len(keyring._unknown) == 3
 
 
 async def test_a_crowd_that_shows_one_key_asks_once(store: RedisApiKeys) -> None:
@@ -147,7 +147,7 @@ async def test_two_who_change_a_key_at_once_both_do(store: RedisApiKeys) -> None
         chain.change(key.id, KeyUpdate(models=("a-*",)), {"models": ["a-*"]}),
         chain.rotate(key.id, KeyRotation()),
     )
-    after = await chain.one(key.id)
+    after = await chain.get_key(key.id)
     assert (len(after.secrets), after.models) == (3, ("a-*",))
 
 

@@ -86,7 +86,7 @@ async def test_a_revoked_key_gets_no_more_hits_from_the_fast_path(served: Served
     for _ in range(3):
         answer = await served.chat("hi", headers=bearer(made["key"]))
     assert is_hit(answer)
-    assert len(fast_path(served)._known) == 1
+    assert len(fast_path(served)._hits) == 1
     revoked = (await admin(served, "POST", f"/admin/keys/{made['id']}/revoke")).json
     assert (revoked["state"], revoked["durable"]) == ("revoked", True)
     refused = await served.chat("hi", headers=bearer(made["key"]))

@@ -18,8 +18,8 @@ import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from gateway.adapters.system.jwks import AGAIN_S, FRESH_S, MAX_BYTES, STALE_S, Jwks, JwksFailed
-from gateway.admin.oidc import role_of
+from gateway.adapters.system.jwks import MAX_BYTES, REFRESH_S, RETRY_S, STALE_S, Jwks, JwksFailed
+from gateway.admin.oidc import highest_role
 from gateway.errors import Overloaded, StartupError
 from gateway.principal import Role
 from tests.access.issuer import Issuer, issuing
@@ -174,7 +174,7 @@ async def test_an_issuers_new_key_is_found_and_unknown_names_cost_it_little(
         assert (await whoami(served, issuer.token()))[0] == 200
         issuer.rotate("two", "ES256")
         assert (await whoami(served, issuer.token("two")))[0] == 401, "asked a moment ago"
-        clock.advance(AGAIN_S)
+        clock.advance(RETRY_S)
         assert (await whoami(served, issuer.token("two")))[0] == 200
         assert (await whoami(served, issuer.token("one")))[0] == 200
         for i in range(10):
@@ -188,7 +188,7 @@ async def test_a_key_that_is_withdrawn_is_believed_for_ten_minutes(issuer: Issue
     assert await keys.key("one") is not None
     issuer.rotate("two")
     del issuer.keys["one"]
-    clock.advance(FRESH_S)
+    clock.advance(REFRESH_S)
     assert await keys.key("one") is not None
     clock.advance(1)
     assert await keys.key("one") is None
@@ -271,7 +271,7 @@ async def test_a_gateway_does_not_start_with_an_issuer_that_it_may_not_ask(
     ],
 )
 def test_the_role_of_a_claim(value: object, role: Role | None) -> None:
-    assert role_of(value, ROLES) is role
+    assert highest_role(value, ROLES) is role
 
 
 async def test_a_role_may_lie_within_another_claim(upstream: Upstream, tmp_path: Path, issuer: Issuer) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.system.memory import give_back
+from gateway.adapters.system.memory import trim_heap
 
 SIZE, COUNT = 100_000, 3_000  # bytes: less than what malloc asks the system for by itself
 
@@ -23,7 +23,7 @@ def test_what_lies_between_blocks_in_use_is_given_back() -> None:
     for block in blocks[:-1]:  # the last one keeps the heap from shrinking by itself
         c.free(block)
     before = resident()
-    give_back()
+    trim_heap()
     assert before - resident() > 0.8 * SIZE * COUNT
     c.free(blocks[-1])
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.adapters.system.memory import OLDER, OLDEST, THRESHOLDS, GarbageCollection, collected_briefly
+from gateway.adapters.system.memory import OLDER, OLDEST, THRESHOLDS, GarbageCollection, collecting
 from tests.fixtures.waiting import until
 
 AT_MOST = (THRESHOLDS[OLDER] + 3) * THRESHOLDS[0]  # objects within reach, with what a test itself makes
@@ -52,7 +52,7 @@ async def test_what_is_there_is_out_of_reach_until_the_end() -> None:
     gc.unfreeze()  # what earlier tests have put there
     gc.collect()
     there = walked()
-    with collected_briefly(GarbageCollection()):
+    with collecting(GarbageCollection()):
         assert gc.get_threshold() == THRESHOLDS
         assert gc.get_freeze_count() > 0.9 * there
         assert walked() < THRESHOLDS[0]
@@ -60,7 +60,7 @@ async def test_what_is_there_is_out_of_reach_until_the_end() -> None:
 
 async def test_what_outlives_two_walks_is_walked_no_more() -> None:
     kept: list[list[object]] = []
-    with collected_briefly(GarbageCollection()):
+    with collecting(GarbageCollection()):
         for _ in range(400):
             kept += [[object()] for _ in range(1_000)]
             assert walked() < AT_MOST
@@ -69,7 +69,7 @@ async def test_what_outlives_two_walks_is_walked_no_more() -> None:
 
 async def test_as_many_new_objects_as_old_ones_go_are_walked_in_time() -> None:
     kept = deque([[object()] for _ in range(50_000)])
-    with collected_briefly(GarbageCollection(tick_s=0.001)):
+    with collecting(GarbageCollection(tick_s=0.001)):
         for _ in range(50):
             for _ in range(1_000):
                 kept.popleft()
@@ -80,7 +80,7 @@ async def test_as_many_new_objects_as_old_ones_go_are_walked_in_time() -> None:
 
 
 async def test_a_cycle_that_is_young_is_found_while_requests_come() -> None:
-    with collected_briefly(GarbageCollection(quiet=NEVER)):
+    with collecting(GarbageCollection(quiet=NEVER)):
         gone = weakref.ref(Cycle())
         kept = [[object()] for _ in range(THRESHOLDS[0] + 1)]
         assert gone() is None
@@ -89,7 +89,7 @@ async def test_a_cycle_that_is_young_is_found_while_requests_come() -> None:
 
 @pytest.mark.parametrize("quiet", [True, False])
 async def test_what_is_in_a_cycle_by_then_is_found_once_in_a_while(quiet: bool) -> None:
-    with collected_briefly(GarbageCollection(tick_s=0.001, quiet=ALWAYS if quiet else NEVER)):
+    with collecting(GarbageCollection(tick_s=0.001, quiet=ALWAYS if quiet else NEVER)):
         settled = gc.get_freeze_count()
         cycle, kept = Cycle(), grown(0)
         gone = weakref.ref(cycle)
@@ -105,7 +105,7 @@ async def test_what_is_in_a_cycle_by_then_is_found_once_in_a_while(quiet: bool) 
 
 
 async def test_what_came_and_went_is_no_reason_to_walk_everything() -> None:
-    with collected_briefly(GarbageCollection(tick_s=0.001, quiet=NEVER)):
+    with collecting(GarbageCollection(tick_s=0.001, quiet=NEVER)):
         cycle, settled = Cycle(), gc.get_freeze_count()
         gone = weakref.ref(cycle)
         grown(0)

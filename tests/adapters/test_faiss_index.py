@@ -21,7 +21,7 @@ from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.waiting import until
 
 EVERYTHING = 10**6  # lists to look through: all there are, so that what is found is exact
-TINY = IndexPlan(flat_up_to=8, probes=EVERYTHING, few=0)
+TINY = IndexPlan(flat_up_to=8, probes=EVERYTHING, small_up_to=0)
 HALF = 5e-4  # what half floats may change of a similarity
 
 
@@ -90,7 +90,7 @@ async def test_it_is_trained_again_when_it_has_grown_fourfold_and_flat_again_whe
 
 
 async def test_lists_of_few_entries_are_made_anew_at_twice_as_many() -> None:
-    plan = IndexPlan(flat_up_to=8, probes=EVERYTHING, few=20)
+    plan = IndexPlan(flat_up_to=8, probes=EVERYTHING, small_up_to=20)
     with closing(FaissIndex(DIMENSION, max_entries=100, plan=plan)) as index:
         trained = []
         for entries in (9, 18, 19, 38, 39, 76, 100):

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.adapters.faiss.checkpoint import PartitionKind, read_checkpoint, write_checkpoint
-from gateway.adapters.faiss.gpu_partition import MOST, CudaDevice, Device, GpuReplica
+from gateway.adapters.faiss.gpu_partition import MAX_RESULTS, CudaDevice, Device, GpuReplica
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Matrix, empty_lists
 from gateway.adapters.faiss.rebuilder import IndexPlan
@@ -31,7 +31,7 @@ from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
 EVERYTHING = 10**6
-TINY = IndexPlan(flat_up_to=8, probes=EVERYTHING, place_from=12, device_probes=EVERYTHING)
+TINY = IndexPlan(flat_up_to=8, probes=EVERYTHING, device_from=12, device_probes=EVERYTHING)
 KIND = PartitionKind("test", DIMENSION)
 
 
@@ -222,7 +222,7 @@ def test_it_finds_what_a_matrix_of_all_that_is_left_finds(steps: list[Step], bat
 
 
 def test_a_search_fetches_no_more_than_it_needs_and_gives_up_where_all_that_is_near_is_gone() -> None:
-    entries = MOST + 100
+    entries = MAX_RESULTS + 100
     target, vectors = vector_of(1), np.stack([vector_of(i) for i in range(entries)])
     nearest = np.argsort(-(vectors @ target)).astype(np.int64)
     lists = CpuDevice().place(empty_lists(vectors[:1], 1))
@@ -236,10 +236,10 @@ def test_a_search_fetches_no_more_than_it_needs_and_gives_up_where_all_that_is_n
     made.remove(nearest[:20])
     answer = made.search(target, 4)
     assert answer is not None and len(answer[1]) == 4 and lists.asked == [4, 8, 8, 64]
-    made.remove(nearest[20:MOST])
+    made.remove(nearest[20:MAX_RESULTS])
     assert made.search(target, 4) is None
-    assert max(lists.asked) == MOST
-    assert made.search(target, MOST + 1) is None
+    assert max(lists.asked) == MAX_RESULTS
+    assert made.search(target, MAX_RESULTS + 1) is None
 
 
 def test_what_keeps_faiss_from_a_gpu_is_one_sentence() -> None:

@@ -71,5 +71,5 @@ async def test_the_configuration_names_the_client(
     async with gateway_of(config) as served:
         assert (await served.chat("hi")).text == "upstream answers: hi"
         assert (await served.chat("hi", stream=True)).status == 200
-        backend: Any = served.gateway.parts.pools["main"].lanes[0].backend
+        backend: Any = served.gateway.parts.pools["main"].endpoints[0].backend
         assert type(backend._client) is client

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, UNREAD, OnnxCrossEncoder, load_word_table
+from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, UNREAD_LOGIT, OnnxCrossEncoder, load_word_table
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, default_model_dir
 from gateway.adapters.onnx.tokenizer import MAX_PAIR_TOKENS
 from gateway.cache.features import FloatArray
@@ -74,9 +74,9 @@ def test_threads_that_ask_at_once_get_what_one_gets(cross: OnnxCrossEncoder) -> 
 
 def test_a_pair_too_long_to_be_read_to_its_end_is_never_the_same(cross: OnnxCrossEncoder) -> None:
     long = "How do I reset my password " + "again and " * MAX_PAIR_TOKENS
-    assert cross.score(long, [long, ASKED]) == [UNREAD, UNREAD]
-    assert cross.score(ASKED, ["a" * 1_000_000, ASKED])[0] == UNREAD
-    assert cross.probability(UNREAD) < 0.001
+    assert cross.score(long, [long, ASKED]) == [UNREAD_LOGIT, UNREAD_LOGIT]
+    assert cross.score(ASKED, ["a" * 1_000_000, ASKED])[0] == UNREAD_LOGIT
+    assert cross.probability(UNREAD_LOGIT) < 0.001
 
 
 @pytest.mark.parametrize("odd", ["", " ", "?", "\ud800", "\x00", "\N{GRINNING FACE}" * 20, "如何重置我的密码？"])

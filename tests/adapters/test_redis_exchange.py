@@ -52,19 +52,19 @@ class Wire(asyncio.Transport):
 
 
 class Opened:
-    def __init__(self, patience_s: float = LONG_S) -> None:
+    def __init__(self, read_timeout_s: float = LONG_S) -> None:
         self.gone: list[PipelinedConnection] = []
         self.loop = asyncio.get_running_loop()
-        self.exchange = PipelinedConnection(self.loop, patience_s, _read_only, self.gone.append)
+        self.exchange = PipelinedConnection(self.loop, read_timeout_s, _read_only, self.gone.append)
         self.wire = Wire()
 
     def begin(self) -> None:
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
-        self.exchange.began(asyncio.StreamWriter(self.wire, protocol, reader, self.loop))
+        self.exchange.attach(asyncio.StreamWriter(self.wire, protocol, reader, self.loop))
 
-    def ask(self, *words: str | bytes | int | float, within_s: float = LONG_S) -> asyncio.Future[Any]:
-        return self.exchange.ask(words, within_s)
+    def send(self, *words: str | bytes | int | float, within_s: float = LONG_S) -> asyncio.Future[Any]:
+        return self.exchange.send(words, within_s)
 
     def come(self, data: bytes) -> None:
         self.exchange.data_received(data)
@@ -74,8 +74,8 @@ def _read_only(error: Exception) -> bool:
     return isinstance(error, ReadOnlyError)
 
 
-async def opened(patience_s: float = LONG_S) -> Opened:
-    it = Opened(patience_s)
+async def opened(read_timeout_s: float = LONG_S) -> Opened:
+    it = Opened(read_timeout_s)
     it.begin()
     return it
 
@@ -139,14 +139,14 @@ def test_replies_cut_anywhere_are_what_redis_py_reads(given_replies: list[bytes]
 
     async def check() -> None:
         it = await opened()
-        asked = [it.ask("GET", number) for number in range(len(given_replies))]
+        asked = [it.send("GET", number) for number in range(len(given_replies))]
         for start, end in pairwise([0, *cuts, len(stream)]):
             if start < end:
                 it.come(stream[start:end])
         mine = await asyncio.gather(*asked, return_exceptions=True)
         theirs = await as_redis_py_reads(stream, len(given_replies))
         assert all(map(same, mine, theirs)), (mine, theirs)
-        assert it.exchange.unanswered == 0
+        assert it.exchange.pending_count == 0
 
     asyncio.run(check())
 
@@ -155,7 +155,7 @@ def test_replies_cut_anywhere_are_what_redis_py_reads(given_replies: list[bytes]
 def test_who_leaves_shifts_nobody_elses_reply(plans: list[str], cut: int) -> None:
     async def check() -> None:
         it = await opened()
-        asked = [it.ask("GET", number) for number in range(len(plans))]
+        asked = [it.send("GET", number) for number in range(len(plans))]
         stream = b"".join(b":%d\r\n" % number for number in range(len(plans)))
         for future, plan in zip(asked, plans, strict=True):
             if plan == "leaves before":
@@ -174,11 +174,11 @@ def test_who_leaves_shifts_nobody_elses_reply(plans: list[str], cut: int) -> Non
 async def test_commands_of_one_turn_are_one_write() -> None:
     it = await opened()
     for number in range(50):
-        it.ask("GET", f"k{number}")
+        it.send("GET", f"k{number}")
     await asyncio.sleep(0)
     (written,) = it.wire.written
     assert commands_in(written) == [[b"GET", b"k%d" % number] for number in range(50)]
-    it.ask("GET", "later")
+    it.send("GET", "later")
     await asyncio.sleep(0)
     assert len(it.wire.written) == 2
     it.come(b":1\r\n" * 51)
@@ -186,7 +186,7 @@ async def test_commands_of_one_turn_are_one_write() -> None:
 
 async def test_what_is_asked_before_there_is_a_connection_goes_out_with_it() -> None:
     it = Opened()
-    first = it.ask("GET", "a")
+    first = it.send("GET", "a")
     await asyncio.sleep(0)
     assert it.wire.written == []
     it.begin()
@@ -197,9 +197,9 @@ async def test_what_is_asked_before_there_is_a_connection_goes_out_with_it() -> 
 
 async def test_a_late_reply_is_dropped_and_the_next_one_is_the_next_ones() -> None:
     it = await opened()
-    slow = it.ask("GET", "slow", within_s=0.01)
+    slow = it.send("GET", "slow", within_s=0.01)
     it.come(b"$4\r\npa")  # the server lives
-    patient = it.ask("GET", "patient")
+    patient = it.send("GET", "patient")
     with pytest.raises(RedisTimeoutError, match="no reply in time"):
         await slow
     it.come(b"rt\r\n$3\r\nown\r\n")
@@ -208,8 +208,8 @@ async def test_a_late_reply_is_dropped_and_the_next_one_is_the_next_ones() -> No
 
 
 async def test_a_connection_on_which_nothing_comes_is_given_up() -> None:
-    it = await opened(patience_s=0.01)
-    slow, patient = it.ask("GET", "slow", within_s=0.01), it.ask("GET", "patient")
+    it = await opened(read_timeout_s=0.01)
+    slow, patient = it.send("GET", "slow", within_s=0.01), it.send("GET", "patient")
     with pytest.raises(RedisTimeoutError):
         await slow
     with pytest.raises(RedisConnectionError):
@@ -220,28 +220,28 @@ async def test_a_connection_on_which_nothing_comes_is_given_up() -> None:
 
 async def test_who_asks_all_the_time_with_a_short_limit_ends_nothing_for_who_waits_longer() -> None:
     it = await opened()
-    patient = it.ask("GET", "patient")
+    patient = it.send("GET", "patient")
     for _ in range(3):
         with pytest.raises(RedisTimeoutError):
-            await it.ask("GET", "version", within_s=0.001)
+            await it.send("GET", "version", within_s=0.001)
     it.come(b":1\r\n" * 4)
     assert await patient == 1
     assert not it.gone
 
 
 async def test_short_limits_give_a_connection_up_once_it_was_silent_for_long() -> None:
-    it = await opened(patience_s=0.02)
+    it = await opened(read_timeout_s=0.02)
     for _ in range(1_000):
         if it.gone:
             break
         with pytest.raises(RedisTimeoutError):
-            await it.ask("GET", "version", within_s=0.001)
+            await it.send("GET", "version", within_s=0.001)
     assert it.gone == [it.exchange]
 
 
 async def test_each_waits_for_its_own_time_in_whatever_order_they_asked() -> None:
     it = await opened()
-    long, short = it.ask("GET", "long", within_s=LONG_S), it.ask("GET", "short", within_s=0.01)
+    long, short = it.send("GET", "long", within_s=LONG_S), it.send("GET", "short", within_s=0.01)
     it.come(b"$5\r\nh")
     done, _ = await asyncio.wait([long, short], return_when=asyncio.FIRST_COMPLETED)
     assert done == {short}
@@ -261,7 +261,7 @@ async def test_each_waits_for_its_own_time_in_whatever_order_they_asked() -> Non
 )
 async def test_a_server_that_cannot_be_asked_is_left(reply: bytes, kind: type[Exception]) -> None:
     it = await opened()
-    first, second = it.ask("SET", "a", "b"), it.ask("GET", "a")
+    first, second = it.send("SET", "a", "b"), it.send("GET", "a")
     it.come(reply + b":1\r\n")
     with pytest.raises(kind):
         await first
@@ -272,7 +272,7 @@ async def test_a_server_that_cannot_be_asked_is_left(reply: bytes, kind: type[Ex
 
 async def test_a_command_that_is_refused_concerns_itself_alone() -> None:
     it = await opened()
-    moved, fine = it.ask("GET", "elsewhere"), it.ask("GET", "here")
+    moved, fine = it.send("GET", "elsewhere"), it.send("GET", "here")
     it.come(b"-MOVED 7 10.0.0.1:6379\r\n$2\r\nok\r\n")
     with pytest.raises(MovedError):
         await moved
@@ -283,7 +283,7 @@ async def test_a_command_that_is_refused_concerns_itself_alone() -> None:
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n", b"*x\r\n"])
 async def test_what_is_no_reply_ends_the_connection(said: bytes) -> None:
     it = await opened()
-    asked = it.ask("GET", "a")
+    asked = it.send("GET", "a")
     it.come(said)
     with pytest.raises(InvalidResponse):
         await asked
@@ -293,38 +293,38 @@ async def test_what_is_no_reply_ends_the_connection(said: bytes) -> None:
 async def test_a_reply_to_nothing_ends_the_connection() -> None:
     """Whose would the next one be?"""
     it = await opened()
-    asked = it.ask("GET", "a")
+    asked = it.send("GET", "a")
     it.come(b":1\r\n:2\r\n")
     assert await asked == 1
     assert it.gone
 
 
 async def test_a_reply_without_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_REPLY", 1_000)
+    monkeypatch.setattr(connection, "MAX_REPLY_BYTES", 1_000)
     it = await opened()
-    asked = it.ask("GET", "a")
+    asked = it.send("GET", "a")
     it.come(b"$2000\r\n" + b"x" * 1_500)
     with pytest.raises(InvalidResponse, match="more than 1000 bytes"):
         await asked
 
 
-@pytest.mark.parametrize("bound", ["MOST_COMMANDS", "MOST_BYTES"])
+@pytest.mark.parametrize("bound", ["MAX_PENDING_COMMANDS", "MAX_PENDING_BYTES"])
 async def test_what_waits_has_a_bound(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(connection, bound, 3 if bound == "MOST_COMMANDS" else 100)
+    monkeypatch.setattr(connection, bound, 3 if bound == "MAX_PENDING_COMMANDS" else 100)
     it = await opened()
-    kept: Sequence[asyncio.Future[Any]] = [it.ask("GET", "x" * 10) for _ in range(3)]
+    kept: Sequence[asyncio.Future[Any]] = [it.send("GET", "x" * 10) for _ in range(3)]
     with pytest.raises(StoreUnavailable, match=r"3 commands .* already wait"):
-        it.ask("GET", "x" * 10)
+        it.send("GET", "x" * 10)
     it.come(b":1\r\n" * 3)
     assert await asyncio.gather(*kept) == [1, 1, 1]
-    await_next = it.ask("GET", "x" * 10)
+    await_next = it.send("GET", "x" * 10)
     it.come(b":2\r\n")
     assert await await_next == 2
 
 
 async def test_when_the_connection_is_lost_everybody_is_told_once() -> None:
     it = await opened()
-    asked = [it.ask("GET", number) for number in range(3)]
+    asked = [it.send("GET", number) for number in range(3)]
     it.come(b":0\r\n$5\r\nhal")
     it.exchange.connection_lost(None)
     it.exchange.connection_lost(ConnectionResetError())
@@ -333,4 +333,4 @@ async def test_when_the_connection_is_lost_everybody_is_told_once() -> None:
         with pytest.raises(RedisConnectionError, match="closed the connection"):
             await future
     assert it.gone == [it.exchange]
-    assert it.exchange.lost.done()
+    assert it.exchange.closed.done()

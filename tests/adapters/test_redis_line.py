@@ -96,15 +96,15 @@ async def test_redis_py_hands_over_its_connection_with_all_that_it_signed_in_for
 ) -> None:
     """Password and database; TLS is in the contract suites, sentinels in tests/faults/test_store_failover.py."""
     async with guard_of(outside_store.url.removesuffix("/0") + "/5") as guard:
-        await guard.ask("SET", "here", "x")
-        assert (await guard.ask("CLIENT", "INFO")).count(b"db=5 ") == 1
+        await guard.send("SET", "here", "x")
+        assert (await guard.send("CLIENT", "INFO")).count(b"db=5 ") == 1
     assert outside_store.client.get("here") is None
 
 
 async def test_many_at_once_share_one_connection(outside_store: OutsideServer) -> None:
     async with guard_of(outside_store.url) as guard:
         before = int(outside_store.client.info("stats")["total_connections_received"])
-        said = await asyncio.gather(*(guard.ask("ECHO", f"{number}") for number in range(2_000)))
+        said = await asyncio.gather(*(guard.send("ECHO", f"{number}") for number in range(2_000)))
         assert said == [b"%d" % number for number in range(2_000)]
         assert int(outside_store.client.info("stats")["total_connections_received"]) == before + 1
 
@@ -116,8 +116,8 @@ async def test_a_server_that_is_killed_amid_its_replies_fails_who_waits_and_the_
     clock = FakeClock()
     with outside_server(tmp_path, port=port) as first:
         async with guard_of(first.url, clock=clock) as guard:
-            await guard.ask("SET", "large", b"x" * 2**20)
-            asked = [asyncio.create_task(guard.ask("GET", "large")) for _ in range(50)]
+            await guard.send("SET", "large", b"x" * 2**20)
+            asked = [asyncio.create_task(guard.send("GET", "large")) for _ in range(50)]
             await asyncio.wait([asked[0]])
             first.kill()
             said = await asyncio.gather(*asked, return_exceptions=True)
@@ -126,27 +126,27 @@ async def test_a_server_that_is_killed_amid_its_replies_fails_who_waits_and_the_
             assert all(isinstance(reply, bytes | StoreUnavailable) for reply in said)
             clock.advance(1.1)  # the breaker's cooldown
             with outside_server(tmp_path, port=port):
-                assert await guard.ask("ECHO", "back") == b"back"
+                assert await guard.send("ECHO", "back") == b"back"
                 assert guard.breaker is BreakerState.CLOSED
 
 
 async def test_a_connection_that_the_server_closes_is_opened_anew(tmp_path: Path) -> None:
     async with scripted(tmp_path, echo) as server, guard_of(server.url) as guard:
-        assert await guard.ask("ECHO", "1") == b"1"
+        assert await guard.send("ECHO", "1") == b"1"
         server.hang_up()
-        line = guard._line
+        line = guard._connection
         assert line is not None
         await until(lambda: line._exchange is None)
-        assert await guard.ask("ECHO", "2") == b"2"
+        assert await guard.send("ECHO", "2") == b"2"
 
 
 async def test_a_server_that_hangs_costs_the_time_limit_and_then_the_connection(tmp_path: Path) -> None:
     async with scripted(tmp_path, echo) as server, guard_of(server.url, SHORT_S) as guard:
-        assert await guard.ask("ECHO", "a", timeout_s=PATIENCE_S) == b"a"
+        assert await guard.send("ECHO", "a", timeout_s=PATIENCE_S) == b"a"
         server.says = lambda _: None
-        assert "TimeoutError" in await refused(guard.ask("GET", "a"))
+        assert "TimeoutError" in await refused(guard.send("GET", "a"))
         server.says = echo
-        assert await guard.ask("ECHO", "b", timeout_s=PATIENCE_S) == b"b"
+        assert await guard.send("ECHO", "b", timeout_s=PATIENCE_S) == b"b"
         assert len(server.writers) == 2, "the first connection was given up"
 
 
@@ -158,7 +158,7 @@ async def test_a_server_that_takes_connections_and_never_answers_fails_who_asks_
     server = await asyncio.start_unix_server(silent, tmp_path / "s")
     async with guard_of(f"unix://{tmp_path}/s", SHORT_S) as guard:
         for _ in range(3):
-            assert "TimeoutError" in await refused(guard.ask("GET", "a"))
+            assert "TimeoutError" in await refused(guard.send("GET", "a"))
     server.close()
 
 
@@ -179,7 +179,7 @@ async def test_what_a_server_says_is_told_as_redis_py_would(
     """A server that answers is no reason to open the breaker."""
     async with scripted(tmp_path, lambda _: reply) as server, guard_of(server.url, clock=FakeClock()) as guard:
         for _ in range(6):
-            assert said in await refused(guard.ask("GET", "a"))
+            assert said in await refused(guard.send("GET", "a"))
             if guard.breaker is BreakerState.OPEN:
                 break
         assert (guard.breaker is BreakerState.CLOSED) is lives
@@ -192,7 +192,7 @@ async def test_a_script_that_the_server_does_not_know_is_sent_once(tmp_path: Pat
     async with guard_of(server.url) as guard:
         for _ in range(2):
             assert await guard.run(script, ["k"], [b"\x00\xff", 7]) == [b"k", b"\x00\xff", b"7"]
-        stats = (await guard.ask("INFO", "commandstats")).decode()
+        stats = (await guard.send("INFO", "commandstats")).decode()
         assert "cmdstat_eval:calls=1," in stats
         assert "cmdstat_evalsha:calls=2," in stats
     await server.stop()
@@ -200,7 +200,7 @@ async def test_a_script_that_the_server_does_not_know_is_sent_once(tmp_path: Pat
 
 async def test_a_task_that_is_cancelled_while_the_connection_opens_leaves_the_others(tmp_path: Path) -> None:
     async with scripted(tmp_path, echo) as server, guard_of(server.url) as guard:
-        leaves, stays = (asyncio.create_task(guard.ask("ECHO", name)) for name in ("leaves", "stays"))
+        leaves, stays = (asyncio.create_task(guard.send("ECHO", name)) for name in ("leaves", "stays"))
         await asyncio.sleep(0)
         leaves.cancel()
         assert await stays == b"stays"
@@ -210,11 +210,11 @@ async def test_closing_lets_what_was_asked_be_answered(tmp_path: Path, monkeypat
     monkeypatch.setattr(reconnecting, "CLOSE_S", PATIENCE_S)
     async with scripted(tmp_path, echo) as server:
         guard = StoreClient(connect(server.url, PATIENCE_S), PATIENCE_S, SystemClock())
-        asked = [asyncio.create_task(guard.ask("ECHO", f"{number}")) for number in range(20)]
+        asked = [asyncio.create_task(guard.send("ECHO", f"{number}")) for number in range(20)]
         await asyncio.sleep(0)
         await guard.close()
         assert await asyncio.gather(*asked) == [b"%d" % number for number in range(20)]
-        assert "ConnectionError" in await refused(guard.ask("ECHO", "late"))
+        assert "ConnectionError" in await refused(guard.send("ECHO", "late"))
 
 
 def test_errors_are_made_by_redis_py() -> None:

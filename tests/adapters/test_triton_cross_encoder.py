@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD, OnnxCrossEncoder
+from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD_LOGIT, OnnxCrossEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.onnx.tokenizer import MAX_PAIR_TOKENS
 from gateway.adapters.triton.cross_encoder import FORM, TOLERANCE, TritonCrossEncoder
 from gateway.adapters.triton.encoder import TritonEncoder
-from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S, MetadataCache
+from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, VERIFY_INTERVAL_S, MetadataCache
 from gateway.cache.model_factory import build_verifier
 from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, TwoStageVerifier, load_weights
-from gateway.cli.doctor.machine import look_at_models
+from gateway.cli.doctor.machine import inspect_models
 from gateway.config import VerifierConfig
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import ModelUnavailable, StartupError
@@ -68,7 +68,7 @@ async def test_logits_are_near_those_in_process_and_do_not_depend_on_what_else_i
     together = await asyncio.to_thread(there.score, GOLDEN[0]["asked"], stored)
     apart = [(await asyncio.to_thread(there.score, GOLDEN[0]["asked"], [each]))[0] for each in stored]
     np.testing.assert_allclose(together, apart, atol=1e-4)
-    assert await asyncio.to_thread(there.score, "again " * MAX_PAIR_TOKENS, ["hello"]) == [UNREAD]
+    assert await asyncio.to_thread(there.score, "again " * MAX_PAIR_TOKENS, ["hello"]) == [UNREAD_LOGIT]
     assert there.digest != here.digest, "scores of the two are not those of one verifier"
 
 
@@ -125,9 +125,9 @@ async def test_a_server_that_is_away_at_a_later_start_is_asked_when_it_is_needed
         await asyncio.to_thread(made, nowhere)
     (kept,) = (tmp_path / "data" / "served-models").iterdir()
     memory = MetadataCache(tmp_path / "data", FORM.kind, nowhere, CROSS_ENCODER, there.digest)
-    known = MetadataCache(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).recall()
+    known = MetadataCache(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).load()
     assert known is not None
-    memory.note(known)
+    memory.save(known)
     with caplog.at_level(logging.WARNING, "nearhit.semantic"):
         away = await asyncio.to_thread(made, nowhere)
     assert caplog.messages == ["the cross-encoder does not answer: the first opinion decides until it does"]
@@ -135,7 +135,7 @@ async def test_a_server_that_is_away_at_a_later_start_is_asked_when_it_is_needed
     with pytest.raises(ModelUnavailable, match="UNAVAILABLE"):
         away.score("a", ["b"])
     kept.write_text("{")
-    assert MetadataCache(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).recall() is None
+    assert MetadataCache(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).load() is None
     assert "what a served model was cannot be read" in caplog.messages
 
 
@@ -188,7 +188,7 @@ async def test_without_an_answer_the_first_opinion_stands_and_the_log_says_so_on
         there._model._timeout_s = 30.0
         clock.advance(COOLDOWN_S)
         assert await second() is not None
-        clock.advance(PROVE_S)
+        clock.advance(VERIFY_INTERVAL_S)
         assert await second() is not None, "it is still the one of the start"
     assert caplog.messages == [
         "the cross-encoder does not answer: the first opinion decides until it does",
@@ -216,10 +216,10 @@ async def test_a_gateway_verifies_with_it_beside_any_embedder_and_doctor_names_i
         assert theirs is not None
         assert theirs.score == pytest.approx(ours.score, abs=0.02)
         here.close()
-    found = [each for each in await asyncio.to_thread(look_at_models, config) if each.key == "verifier.cross_encoder"]
+    found = [each for each in await asyncio.to_thread(inspect_models, config) if each.key == "verifier.cross_encoder"]
     assert [(each.adapter, each.error) for each in found] == [("triton", None)]
     nowhere = {**section, "url": f"grpc://127.0.0.1:{free_ports(1)[0]}"}
     config = gateway_config(tmp_path, backends, verifier={"cross_encoder": nowhere})
-    (_, away) = await asyncio.to_thread(look_at_models, config)
+    (_, away) = await asyncio.to_thread(inspect_models, config)
     assert away.error is not None
     assert "does not answer" in away.error

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, ModelMissing, default_model_dir
-from gateway.adapters.triton.encoder import PROBES, TritonEncoder, likeness
-from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, PROVE_S
-from gateway.cli.doctor.machine import look_at_models
+from gateway.adapters.triton.encoder import PROBES, TritonEncoder, fingerprint_vectors
+from gateway.adapters.triton.model import COOLDOWN_S, FAILURES, VERIFY_INTERVAL_S
+from gateway.cli.doctor.machine import inspect_models
 from gateway.cli.doctor.machine import model as verdict
 from gateway.config import Config
 from gateway.errors import EmbedderUnavailable, StartupError
@@ -65,7 +65,7 @@ async def same_as_in_process(encoder: TritonEncoder, served: EmbeddingTriton) ->
 
 async def another_model_is_refused(encoder: TritonEncoder, served: EmbeddingTriton, clock: FakeClock) -> None:
     await served.exchange(1)
-    clock.advance(PROVE_S)
+    clock.advance(VERIFY_INTERVAL_S)
     with pytest.raises(EmbedderUnavailable, match="is another model than at the start"):
         await asyncio.to_thread(encoder.encode, ["hello"])
     assert (await asyncio.to_thread(encoder_of, served.url)).fingerprint != encoder.fingerprint
@@ -88,10 +88,10 @@ async def a_gateway_finds_by_similarity_with_it_and_serves_without_it(
     served: EmbeddingTriton, upstream: Upstream, tmp_path: Path
 ) -> None:
     config = config_before(served, upstream, tmp_path)
-    (looked,) = await asyncio.to_thread(look_at_models, config)
+    (looked,) = await asyncio.to_thread(inspect_models, config)
     assert looked.error is None
     async with gateway_of(config, LOOSE) as gateway:
-        assert gateway.gateway.parts.space.embedder.fingerprint == looked.wanted
+        assert gateway.gateway.parts.space.embedder.fingerprint == looked.expected
         await gateway.chat("How do I reset my password?")
         again = await gateway.chat("how do I reset my password")
         assert again.cache_status.startswith(SEMANTIC)
@@ -100,7 +100,7 @@ async def a_gateway_finds_by_similarity_with_it_and_serves_without_it(
         assert missed.status == 200
         assert missed.cache_status.startswith("nearhit; fwd=miss")
         assert (await gateway.chat("How do I reset my password?")).cache_status.startswith("nearhit; hit; detail=exact")
-    (looked,) = await asyncio.to_thread(look_at_models, config)
+    (looked,) = await asyncio.to_thread(inspect_models, config)
     found = verdict(looked)
     assert found.level == "fault"
     assert "does not answer" in found.found
@@ -153,5 +153,5 @@ def test_float_error_is_the_same_model_and_what_quantising_does_is_another() -> 
     draw = np.random.default_rng(7)
     for _ in range(20):
         noise = draw.standard_normal(vectors.shape).astype(np.float32) / np.sqrt(vectors.shape[1], dtype=np.float32)
-        assert likeness(vectors + np.float32(1e-6) * noise) == likeness(vectors)
-        assert likeness(vectors + np.float32(0.119) * noise) != likeness(vectors)  # cosine 0.993
+        assert fingerprint_vectors(vectors + np.float32(1e-6) * noise) == fingerprint_vectors(vectors)
+        assert fingerprint_vectors(vectors + np.float32(0.119) * noise) != fingerprint_vectors(vectors)  # cosine 0.993

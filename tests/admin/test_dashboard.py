@@ -20,7 +20,7 @@ async def test_the_overview_shows_what_the_gateway_counts(shown: Shown) -> None:
     await served.chat("how do I reset my password")
     await served.chat("What is 2 plus 3?")
     await served.chat("How do I reset my password?", headers={"cache-control": "no-store"})
-    served.gateway.dashboard.chronicle.record()
+    served.gateway.dashboard.history_recorder.record()
     await shown.open()
     stats = served.gateway.stats.report()
     verdicts = await shown.table("#verdicts")
@@ -56,7 +56,7 @@ async def test_new_figures_come_without_a_reload(shown: Shown) -> None:
 
 async def test_a_chart_can_be_read_by_keys_and_as_a_table(shown: Shown) -> None:
     await shown.served.chat("How do I reset my password?")
-    shown.served.gateway.dashboard.chronicle.record()
+    shown.served.gateway.dashboard.history_recorder.record()
     await shown.open()
     chart = shown.card("Traffic").get_by_role("group", name="Requests per second by verdict")
     await chart.focus()
@@ -69,7 +69,7 @@ async def test_a_chart_can_be_read_by_keys_and_as_a_table(shown: Shown) -> None:
 
 async def test_without_the_charts_library_there_are_tables(shown: Shown) -> None:
     await shown.served.chat("How do I reset my password?")
-    shown.served.gateway.dashboard.chronicle.record()
+    shown.served.gateway.dashboard.history_recorder.record()
     await shown.page.route(
         "**/dashboard/uplot.js", lambda route: route.fulfill(body="", content_type="text/javascript")
     )
@@ -161,7 +161,7 @@ async def test_nothing_can_become_a_script(shown: Shown) -> None:
 async def test_no_view_has_a_barrier_that_axe_finds_in_light_or_dark(shown: Shown) -> None:
     for _ in range(2):
         await shown.served.chat("How do I reset my password?")
-    shown.served.gateway.dashboard.chronicle.record()
+    shown.served.gateway.dashboard.history_recorder.record()
     await shown.open()
     await shown.card("Traffic").locator(".legend b").first.wait_for()
     for view in await shown.page.locator("#nav a").evaluate_all("links => links.map(link => link.dataset.view)"):

@@ -35,7 +35,7 @@ async def test_backends_are_shown_with_their_upstreams_and_caches(shown: Shown) 
     assert backends["light"][0] == "closed"
     assert backends["light"][5:] == ["1", "0"]
     upstreams = await shown.table("#upstreams")
-    assert upstreams["light"][0] == shown.served.gateway.parts.pools["light"].lanes[0].upstream.address
+    assert upstreams["light"][0] == shown.served.gateway.parts.pools["light"].endpoints[0].upstream.address
     assert (await shown.table("#caches"))["front, in process"][0] == "1"
     await expect(shown.page.locator("#migration")).to_have_text(
         "Lookups go by this model until all is embedded anew for new model: 2 done, 3 left, 0 skipped."
@@ -145,7 +145,7 @@ async def test_a_pair_and_a_request_are_explained(shown: Shown) -> None:
 
 async def test_decisions_come_as_they_are_made(shown: Shown) -> None:
     await shown.open("live")
-    await until(lambda: shown.served.gateway.dashboard.decisions.watched)
+    await until(lambda: shown.served.gateway.dashboard.decisions.is_watched)
     await shown.served.chat("a secret question")
     rows = shown.page.locator("#decisions tbody tr")
     await expect(rows).to_have_count(1)
@@ -153,7 +153,7 @@ async def test_decisions_come_as_they_are_made(shown: Shown) -> None:
     await shown.served.chat("a secret question")
     await expect(rows.first).to_contain_text("exact")
     await shown.page.get_by_role("button", name="Pause").click()
-    await until(lambda: not shown.served.gateway.dashboard.decisions.watched)
+    await until(lambda: not shown.served.gateway.dashboard.decisions.is_watched)
     assert "secret" not in await shown.page.locator("main").inner_text()
     assert shown.console == []
 

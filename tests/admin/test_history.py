@@ -72,7 +72,7 @@ async def test_what_was_refused_before_it_met_a_route_is_no_lookup(served: Serve
     assert (await served.post("/v1/chat/completions", b"{")).status == 400
     assert (await served.get("/v1/jobs/job_1")).status == 404
     assert (await served.post("/v1/feedback", {"id": "x", "verdict": "wrong"})).status >= 400
-    served.gateway.dashboard.chronicle.record()
+    served.gateway.dashboard.history_recorder.record()
     report, told = served.gateway.stats.report(), await history(served, "1h")
     assert (report["hit_rate"], report["verdicts"]["miss"], report["unrouted"]) == (0.5, 4, 3)
     assert (total(told["verdicts"]["miss"]), total(told["unrouted"])) == (4, 3)
@@ -82,7 +82,7 @@ async def test_what_was_refused_before_it_met_a_route_is_no_lookup(served: Serve
 async def test_every_span_has_its_points_and_is_null_where_nobody_watched(served: Served, span: str) -> None:
     await served.chat("hi")
     await served.chat("hi")
-    served.gateway.dashboard.chronicle.record()
+    served.gateway.dashboard.history_recorder.record()
     told = await history(served, span)
     resolution, slots = SPANS[span]
     assert told["step_s"] == resolution.step_s
@@ -105,12 +105,12 @@ async def test_it_is_there_after_a_restart_and_goes_on(upstream: Upstream, tmp_p
     for expected in (1, 2):
         async with gateway_of(config) as served:
             await served.chat(f"question {expected}")
-            chronicle = served.gateway.dashboard.chronicle
-            await until(lambda: chronicle.begun)  # noqa: B023
-            chronicle.record()
+            history_recorder = served.gateway.dashboard.history_recorder
+            await until(lambda: history_recorder.is_loaded)  # noqa: B023
+            history_recorder.record()
             for span in ("24h", "30d"):
                 assert total((await history(served, span))["verdicts"]["miss"]) == expected
-            await chronicle.flush()  # told twice is not counted twice
+            await history_recorder.flush()  # told twice is not counted twice
             assert total((await history(served, "30d"))["verdicts"]["miss"]) == expected
 
 
@@ -126,16 +126,16 @@ async def test_gateways_on_one_store_see_what_all_of_them_do(
         await one.chat("a question of one")
         await other.chat("a question of the other")
         for served in (one, other):
-            served.gateway.dashboard.chronicle.record()
-            await served.gateway.dashboard.chronicle.flush()
+            served.gateway.dashboard.history_recorder.record()
+            await served.gateway.dashboard.history_recorder.flush()
         assert total((await history(other, "24h"))["verdicts"]["miss"]) == 2
         assert total((await history(other, "1h"))["verdicts"]["miss"]) == 1  # its own
 
 
 async def test_what_the_store_did_not_hear_is_said_later(served: Served) -> None:
-    chronicle, clock = served.gateway.dashboard.chronicle, FakeClock()
-    chronicle._clock = clock
+    history_recorder, clock = served.gateway.dashboard.history_recorder, FakeClock()
+    history_recorder._clock = clock
     for _ in range(100):  # five minutes each, and no store
-        chronicle.record()
+        history_recorder.record()
         clock.advance(300)
-    assert len(chronicle._own) <= 64
+    assert len(history_recorder._own) <= 64

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.admin.policy_manager import PolicyManager, files_of, resume, staged_folder
+from gateway.admin.policy_manager import PolicyManager, check_folder, file_contents, recover_pending_change
 from gateway.app import running
-from gateway.cli.serve import following
+from gateway.cli.serve import follow_policy
 from gateway.config import Config
 from gateway.config.policy import files as folder_module
 from gateway.config.policy.files import PolicyFolder
@@ -47,11 +47,11 @@ def config_in(path: Path, upstream: Upstream) -> Config:
 @asynccontextmanager
 async def serving(config: Config) -> AsyncIterator[Served]:
     """As `nearhit serve` does it."""
-    resume(config, lambda: 0.0)
-    policy = staged_folder(config.policies, config)
+    recover_pending_change(config, lambda: 0.0)
+    policy = check_folder(config.policies, config)
     async with (
         running(config, policy, {}, policies=config.policies) as gateway,
-        following(gateway),
+        follow_policy(gateway),
         aiohttp.ClientSession() as session,
     ):
         yield Served(gateway, session)
@@ -286,7 +286,7 @@ async def test_a_gateway_that_ends_between_two_files_has_both_after_the_next_sta
     change = life.history.find("3")
     assert change is not None
     files = {name: content.encode() for name, content in change.files.items()}
-    life.history.announce(_change(change, config))
+    life.history.record_pending(_change(change, config))
     monkeypatch.setattr(folder_module, "replaced", once)
     with pytest.raises(Ended):
         PolicyFolder(config.policies).write(files)
@@ -298,7 +298,7 @@ async def test_a_gateway_that_ends_between_two_files_has_both_after_the_next_sta
 
 
 def _change(version: Version, config: Config) -> PolicyChange:
-    before = files_of(tuple(PolicyFolder(config.policies).texts()))
+    before = file_contents(tuple(PolicyFolder(config.policies).texts()))
     return PolicyChange(version.hash, Author("alice", "rollback"), before, version.files)
 
 
@@ -310,7 +310,7 @@ async def test_a_gateway_that_ends_between_file_and_swap_has_the_policy_and_its_
     def ended(*_: object) -> None:
         raise RuntimeError("the process is gone")
 
-    life = PolicyManager(config, config.policies, staged_folder(config.policies, config), ended, lambda: 0.0)
+    life = PolicyManager(config, config.policies, check_folder(config.policies, config), ended, lambda: 0.0)
     await life.begin()
     with pytest.raises(RuntimeError):
         await life.apply(None, CHANGED.encode(), Author("alice", "api"), None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.cache import LISTED, unknown_name
+from gateway.admin.cache import MAX_LISTED_NAMES, unknown_name_message
 from gateway.api_keys import digest_of
 from tests.access.keys import ADMIN, admin, bearer, create, keyed
 from tests.admin.test_purge import PLAIN, purge
@@ -93,15 +93,15 @@ async def test_a_removal_that_the_store_could_not_be_told_says_what_it_can(upstr
 
 
 def test_a_long_list_is_cut_and_an_empty_one_is_said_to_be() -> None:
-    known = [f"n{i}" for i in range(LISTED + 5)]
-    said = unknown_name("thing", "x" * 500, known)
+    known = [f"n{i}" for i in range(MAX_LISTED_NAMES + 5)]
+    said = unknown_name_message("thing", "x" * 500, known)
     assert said is not None
-    assert said.endswith(f"n{LISTED - 1} and 5 more)")
+    assert said.endswith(f"n{MAX_LISTED_NAMES - 1} and 5 more)")
     assert len(said) < 250
-    whole = unknown_name("thing", "x", known[:LISTED])
+    whole = unknown_name_message("thing", "x", known[:MAX_LISTED_NAMES])
     assert whole is not None
-    assert whole.endswith(f"n{LISTED - 1})")
-    assert unknown_name("thing", "x", ["a", "b"]) == "no thing is called 'x' (there are: a, b)"
-    assert unknown_name("thing", "x", []) == "no thing is called 'x' (there are: none)"
+    assert whole.endswith(f"n{MAX_LISTED_NAMES - 1})")
+    assert unknown_name_message("thing", "x", ["a", "b"]) == "no thing is called 'x' (there are: a, b)"
+    assert unknown_name_message("thing", "x", []) == "no thing is called 'x' (there are: none)"
     for name, those in (("n1", known), (None, known), ("x", None)):
-        assert unknown_name("thing", name, those) is None
+        assert unknown_name_message("thing", name, those) is None

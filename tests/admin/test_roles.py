@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.adapters.system.audit_file import AuditFile
-from gateway.admin.middleware import LOOKS, ROLES, TAKES, acts
+from gateway.admin.middleware import AUDITED_GETS, READ_ONLY_POSTS, ROLES, is_audited
 from gateway.admin.static_files import is_page
 from gateway.principal import Role
 from gateway.steps.authenticate import BURST, INTERVAL_S, AuthThrottle, network_of
@@ -33,10 +33,10 @@ async def test_every_endpoint_has_a_role_and_every_role_an_endpoint(served: Serv
 
 
 def test_what_acts_and_what_looks_are_endpoints() -> None:
-    assert set(ROLES) >= LOOKS | TAKES
-    assert all(endpoint.startswith("POST ") for endpoint in LOOKS)
+    assert set(ROLES) >= READ_ONLY_POSTS | AUDITED_GETS
+    assert all(endpoint.startswith("POST ") for endpoint in READ_ONLY_POSTS)
     for endpoint, role in ROLES.items():
-        assert role is not Role.USE or not acts(endpoint), "who may only use changes nothing"
+        assert role is not Role.USE or not is_audited(endpoint), "who may only use changes nothing"
 
 
 async def test_an_endpoint_without_a_role_is_nobodys(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ async def test_what_is_done_is_in_the_file_and_in_the_store(guarded: Served, tmp
 async def test_guesses_are_bounded_and_a_right_one_does_not_count_then(
     guarded: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entrance = guarded.gateway.access.guard._entrance
+    entrance = guarded.gateway.access.guard._authenticator
     monkeypatch.setattr(entrance, "_failures", AuthThrottle(FakeClock().monotonic))  # none is forgotten meanwhile
     for _ in range(BURST):
         assert (await get(guarded, "/metrics", Authorization="Bearer guess")).status == 401
@@ -149,10 +149,10 @@ def test_the_trail_is_bounded_and_read_from_its_end(tmp_path: Path) -> None:
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
     assert all((tmp_path / name).stat().st_size <= 100 for name in kept)
-    youngest = file.youngest(100)
-    assert youngest == lines[::-1][: len(youngest)]
-    assert len(youngest) >= 4
-    assert file.youngest(2) == lines[::-1][:2]
+    latest = file.latest(100)
+    assert latest == lines[::-1][: len(latest)]
+    assert len(latest) >= 4
+    assert file.latest(2) == lines[::-1][:2]
 
 
 def test_a_line_longer_than_a_block_is_read_whole(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_line_longer_than_a_block_is_read_whole(tmp_path: Path) -> None:
     lines = [b"a" * 70_000, b"b", b"c" * 200_000]
     for line in lines:
         file.append(line)
-    assert file.youngest(10) == lines[::-1]
+    assert file.latest(10) == lines[::-1]
 
 
 async def test_a_trail_that_cannot_be_written_is_in_the_log_and_counted(served: Served, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.admission import UseCounts, judged, roles_of, unasked
+from gateway.cache.admission import UseCounts, admit_response, refuse_request, roles_of
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import AdmissionRules
 from gateway.dialects.openai import OpenAI
@@ -58,7 +58,7 @@ def response(given: Any, **fields: Any) -> Any:
     ],
 )
 def test_some_requests_are_not_worth_an_entry(rules: AdmissionRules, call: Any, reason: Admission | None) -> None:
-    assert unasked(rules, call.body.get("temperature"), roles_of(call)) is reason
+    assert refuse_request(rules, call.body.get("temperature"), roles_of(call)) is reason
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_some_requests_are_not_worth_an_entry(rules: AdmissionRules, call: Any, 
 def test_some_answers_are_not_worth_an_entry(
     rules: AdmissionRules, inspected: Admission, tokens: int, dollars: float, expected: Admission
 ) -> None:
-    assert judged(rules, Inspection(inspected, 7, tokens), dollars) is expected
+    assert admit_response(rules, Inspection(inspected, 7, tokens), dollars) is expected
 
 
 @given(st.lists(st.integers(0, 30), max_size=64))

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.cache.answer_comparison import ALIKE, APART, MAX_COMPARED, PASSAGE_CHARACTERS, compare, joined, passages
-from gateway.cache.answer_judge import MAX_CHARACTERS, judge_prompt, verdict_of
+from gateway.cache.answer_comparison import (
+    DIFFERENT_BELOW,
+    MAX_COMPARED,
+    PASSAGE_CHARACTERS,
+    SAME_FROM,
+    combine_vectors,
+    compare,
+    passages,
+)
+from gateway.cache.answer_judge import MAX_CHARACTERS, judge_prompt, parse_verdict
 from gateway.cache.background_calls import AuditCaps
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import AuditSettings
@@ -35,7 +43,7 @@ def test_pairs_written_by_hand_come_out_as_the_module_says() -> None:
         pytest.skip(str(reason))
 
     def said(a: str, b: str) -> Label:
-        first, second = (joined([e.vector for e in encoder.encode(passages(text))]) for text in (a, b))
+        first, second = (combine_vectors([e.vector for e in encoder.encode(passages(text))]) for text in (a, b))
         return compare(a, b, float(first @ second))
 
     found = Counter((pair["label"], said(pair["a"], pair["b"])) for pair in PAIRS)
@@ -54,9 +62,9 @@ def test_the_same_words_are_right_whatever_the_embeddings_say(similarity: float 
     ("a", "b", "similarity", "label"),
     [
         ("Open the settings.", "The settings have it.", 0.95, Label.RIGHT),
-        ("Open the settings.", "The settings have it.", ALIKE, Label.RIGHT),
+        ("Open the settings.", "The settings have it.", SAME_FROM, Label.RIGHT),
         ("Open the settings.", "The settings have it.", 0.85, Label.UNDECIDED),
-        ("Open the settings.", "The settings have it.", APART, Label.UNDECIDED),
+        ("Open the settings.", "The settings have it.", DIFFERENT_BELOW, Label.UNDECIDED),
         ("Open the settings.", "Bake it for an hour.", 0.3, Label.WRONG),
         ("It takes 30 days.", "It takes 14 days.", 0.98, Label.UNDECIDED),
         ("You can cancel.", "You cannot cancel.", 0.98, Label.UNDECIDED),
@@ -93,9 +101,9 @@ def test_a_long_text_is_cut_where_a_sentence_ends() -> None:
 
 def test_a_text_of_several_passages_has_one_unit_vector() -> None:
     vectors = [vector_of(seed) for seed in range(3)]
-    assert np.linalg.norm(joined(vectors)) == pytest.approx(1.0, abs=1e-5)
-    assert np.allclose(joined(vectors[:1]), vectors[0], atol=1e-6)
-    assert joined([vectors[0], -vectors[0]]) is vectors[0]
+    assert np.linalg.norm(combine_vectors(vectors)) == pytest.approx(1.0, abs=1e-5)
+    assert np.allclose(combine_vectors(vectors[:1]), vectors[0], atol=1e-6)
+    assert combine_vectors([vectors[0], -vectors[0]]) is vectors[0]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +121,7 @@ def test_a_text_of_several_passages_has_one_unit_vector() -> None:
     ],
 )
 def test_a_judges_verdict_is_one_exact_word(said: str | None, label: Label) -> None:
-    assert verdict_of(said) is label
+    assert parse_verdict(said) is label
 
 
 def test_what_the_judge_reads_stands_between_marks_that_cannot_be_guessed() -> None:
@@ -134,17 +142,17 @@ def test_the_judge_is_not_asked_about_what_it_cannot_read_whole() -> None:
 
 def test_an_hours_calls_are_bounded_and_the_next_hour_has_its_own() -> None:
     caps, rule = AuditCaps(), AuditSettings(1.0, per_hour=2)
-    assert [caps.take(rule, 0.0, now) for now in (10.0, 11.0, 12.0, 3609.0)] == [True, True, False, False]
-    assert caps.take(rule, 0.0, 3610.0)
+    assert [caps.reserve(rule, 0.0, now) for now in (10.0, 11.0, 12.0, 3609.0)] == [True, True, False, False]
+    assert caps.reserve(rule, 0.0, 3610.0)
 
 
 def test_a_days_dollars_are_bounded_by_what_is_expected_and_settled_by_what_it_was() -> None:
     caps, rule = AuditCaps(), AuditSettings(1.0, cost_per_day=1.0)
-    assert caps.take(rule, 0.6, 0.0)
-    assert not caps.take(rule, 0.6, 1.0)
+    assert caps.reserve(rule, 0.6, 0.0)
+    assert not caps.reserve(rule, 0.6, 1.0)
     caps.settle(0.6, 0.2)
-    assert caps.take(rule, 0.6, 2.0)
-    caps.give_back(0.6)
-    assert caps.take(rule, 0.8, 3.0)
-    assert not caps.take(rule, 0.1, 4.0)
-    assert caps.take(rule, 0.1, 86400.0)
+    assert caps.reserve(rule, 0.6, 2.0)
+    caps.refund(0.6)
+    assert caps.reserve(rule, 0.8, 3.0)
+    assert not caps.reserve(rule, 0.1, 4.0)
+    assert caps.reserve(rule, 0.1, 86400.0)

@@ -23,7 +23,7 @@ from tests.fixtures.waiting import until
 
 
 def evicted(ledger: EvictionLedger, entries: int, size: int | None = None) -> list[tuple[str, str]]:
-    return list(ledger.surplus(entries, size))
+    return list(ledger.pop_surplus(entries, size))
 
 
 def test_what_saves_least_a_byte_leaves_first() -> None:
@@ -79,13 +79,13 @@ def test_the_ledger_is_within_its_budget_and_its_sums_are_right(
             ledger.drop(name)
             sizes.pop(name, None)
         else:
-            ledger.used(name) if step == "used" else ledger.seen(name, 2)
-        for gone, _ in ledger.surplus(entries, size):
+            ledger.used(name) if step == "used" else ledger.mark_seen(name, 2)
+        for gone, _ in ledger.pop_surplus(entries, size):
             del sizes[gone]
         assert (len(ledger), ledger.bytes) == (len(sizes), sum(sizes.values()))
         assert len(ledger) <= entries
         assert ledger.bytes <= size
-        assert {name for name in ledger.names() if ledger.unseen(name, 3)} == set(sizes)
+        assert {name for name in ledger.names() if ledger.is_unseen_since(name, 3)} == set(sizes)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ async def settled(served: Served, entries: int) -> None:
 
 async def evicted_all(served: Served) -> None:
     """What makes room leaves the ledger first, then the index, the store last."""
-    await until(lambda: not served.gateway.parts.evictions._unfinished)
+    await until(lambda: not served.gateway.parts.evictions._pending_removals)
 
 
 async def test_store_front_and_index_keep_to_the_budget_and_hold_the_same(small: Served, upstream: Upstream) -> None:

@@ -48,7 +48,7 @@ async def test_a_repeated_hit_comes_from_the_route_that_matches(
         for _ in range(4):
             matched = await ask(wire, probe)
         assert matched == ("matched", HIT)
-        assert len(fast_path(served)._known) == 1
+        assert len(fast_path(served)._hits) == 1
         for _ in range(4):
             unmatched = await ask(wire, other)
         assert unmatched == ("default", HIT)
@@ -61,4 +61,4 @@ async def test_headers_that_only_trace_do_not_tell_requests_apart(upstream: Upst
     async with gateway_of(config, POLICY.format(header="x-app")) as served, connected(served.url) as wire:
         for i in range(5):
             await ask(wire, b"x-request-id: r%d" % i, b"baggage: user=%d" % i)
-        assert len(fast_path(served)._known) == 1
+        assert len(fast_path(served)._hits) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.explain_pair import PairRequest, explain_pair, pair_from, route_of
+from gateway.admin.explain_pair import PairRequest, explain_pair, parse_pair, semantic_route
 from gateway.cache.explanation import ExplainedPair
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import Observation, RouteControl
@@ -184,7 +184,7 @@ def test_json_comes_back_as_it_went() -> None:
 )
 def test_a_body_that_is_no_pair_is_one_sentence_without_the_prompts(body: bytes, sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
-        pair_from(body)
+        parse_pair(body)
     assert error.value.message.startswith(sentence)
     assert 'expected {"stored"' in error.value.message
     assert "secret" not in error.value.message
@@ -192,11 +192,11 @@ def test_a_body_that_is_no_pair_is_one_sentence_without_the_prompts(body: bytes,
 
 def test_a_route_that_is_not_there_or_has_no_semantic_cache_is_named() -> None:
     policy = Policy((Route("faq", one_backend("b")), Route("default", one_backend("b"), semantic=PROMISE)), "hash")
-    assert route_of(policy, None) == route_of(policy, "default") == ("default", PROMISE)
+    assert semantic_route(policy, None) == semantic_route(policy, "default") == ("default", PROMISE)
     with pytest.raises(BadRequest, match="no route is called 'fax': expected faq, default"):
-        route_of(policy, "fax")
+        semantic_route(policy, "fax")
     with pytest.raises(BadRequest, match="the semantic cache of route 'faq' is off"):
-        route_of(policy, "faq")
+        semantic_route(policy, "faq")
 
 
 def test_verifiers_name_what_sets_two_prompts_apart_and_nothing_else() -> None:

@@ -69,14 +69,14 @@ def test_after_its_ttl_an_answer_may_still_do(age_s: float, served: str) -> None
     lifetime = Lifetime(100, revalidate_s=30, error_s=100)
     found = freshness_of(entry_of(created=1e9 - age_s), lifetime, ANY, 1e9)
     said = {(True, False, False): "fresh", (False, True, True): "both", (False, False, True): "on error"}
-    assert said.get((found.fresh, found.revalidate, found.on_error), "") == served
+    assert said.get((found.fresh, found.stale_while_revalidate, found.stale_if_error), "") == served
     assert lifetime.longest_s == 200
 
 
 @pytest.mark.parametrize("directives", [CacheDirectives(max_age_s=500), CacheDirectives(min_fresh_s=1)])
 def test_a_client_that_says_what_age_it_accepts_gets_nothing_stale(directives: CacheDirectives) -> None:
     found = freshness_of(entry_of(created=1e9 - 110), Lifetime(100, revalidate_s=60, error_s=60), directives, 1e9)
-    assert not (found.fresh or found.revalidate or found.on_error)
+    assert not (found.fresh or found.stale_while_revalidate or found.stale_if_error)
 
 
 def test_min_fresh_asks_for_time_that_is_left() -> None:

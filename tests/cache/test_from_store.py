@@ -160,7 +160,7 @@ async def test_a_hit_of_the_store_is_counted_once_when_the_gateway_stops_meanwhi
     before = requests.values["default", "openai", "exact", "200"]
     async with waiting_for_the_store(it) as (wire, connection, thaw):
         stopping = asyncio.create_task(gateway.data_port.stop())
-        await until(lambda: not connection.goes_on)
+        await until(lambda: not connection.keep_alive)
         thaw()
         answered = await wire.rest()
     await stopping

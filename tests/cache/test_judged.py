@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cache.judgement import best, hold, same_words
+from gateway.cache.judgement import best_index, evaluate, is_verbatim
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Refusal
@@ -18,7 +18,7 @@ PROMISE, PLAIN = Acceptance(max_wrong_hits=0.01), Acceptance(min_similarity=0.9)
 def of(opinion: Opinion, acceptance: Acceptance, similarity: float = 0.95) -> Evaluated:
     control = CONTROL if acceptance is PROMISE else None
     threshold = CONTROL.threshold(acceptance)
-    return Evaluated(similarity, opinion, threshold, *hold(similarity, opinion, threshold, control))
+    return Evaluated(similarity, opinion, threshold, *evaluate(similarity, opinion, threshold, control))
 
 
 def test_below_the_threshold_the_doubt_is_the_reason() -> None:
@@ -46,9 +46,9 @@ def test_the_best_is_verbatim_then_without_a_veto_then_by_score() -> None:
     vetoed = judged_of(opinion=Opinion(0.99, 0.9, veto=Refusal.PAYLOAD), score=0.99)
     low, high = judged_of(score=0.7), judged_of(score=0.8)
     same = judged_of(opinion=VERBATIM, score=0.1)
-    assert best([vetoed, low, high, high]) == 2
-    assert best([vetoed, low, same]) == 2
-    assert best([vetoed]) == 0
+    assert best_index([vetoed, low, high, high]) == 2
+    assert best_index([vetoed, low, same]) == 2
+    assert best_index([vetoed]) == 0
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_the_best_is_verbatim_then_without_a_veto_then_by_score() -> None:
     ],
 )
 def test_spaces_do_not_matter_except_in_lines_of_code(a: str, b: str, same: bool) -> None:
-    assert same_words(a, b) is same is same_words(b, a)
+    assert is_verbatim(a, b) is same is is_verbatim(b, a)

@@ -84,7 +84,7 @@ async def test_on_a_store_of_several_gateways_it_is_always_asked(
     ):
         await at_rest(other)
         await one.chat("hi")
-        assert not other.gateway.parts.evictions.lacks(hexed("never stored"))
+        assert not other.gateway.parts.evictions.is_absent(hexed("never stored"))
         assert (await other.chat("hi")).cache_status.startswith("nearhit; hit")
 
 

@@ -16,11 +16,11 @@ from gateway.cache.bans import (
     BanConditions,
     Bans,
     SimilarityCondition,
-    bounded,
     decode,
     encode,
-    same_tenant,
-    with_found,
+    is_same_tenant,
+    limit_bans,
+    with_matching,
 )
 from gateway.messages import EmbeddedVector, Entry
 from tests.fixtures.entries import entry_of, hexed, vector_of
@@ -42,7 +42,7 @@ CONDITIONS = st.builds(
     fingerprint=st.none() | NAMES.map(hexed), backend=MAYBE,
 )  # fmt: skip
 BANS = st.builds(
-    Ban, id=st.uuids().map(str), at=TIMES, until=st.integers(1, 400).map(lambda i: NOW + i), conditions=CONDITIONS
+    Ban, id=st.uuids().map(str), at=TIMES, expires_at=st.integers(1, 400).map(lambda i: NOW + i), conditions=CONDITIONS
 )
 
 
@@ -90,23 +90,23 @@ def test_all_conditions_hold_and_of_the_tags_one(conditions: dict[str, object], 
 
 def test_a_tenant_that_is_a_hash_may_be_given_by_the_digits_that_are_shown() -> None:
     tenant = hexed("key")
-    assert same_tenant(tenant, tenant)
-    assert same_tenant(tenant[:12], tenant)
-    assert not same_tenant(tenant[:11], tenant)
-    assert not same_tenant("acme-subsidi", "acme-subsidiary"), "a name is no hash"
+    assert is_same_tenant(tenant, tenant)
+    assert is_same_tenant(tenant[:12], tenant)
+    assert not is_same_tenant(tenant[:11], tenant)
+    assert not is_same_tenant("acme-subsidi", "acme-subsidiary"), "a name is no hash"
 
 
 def test_close_to_a_question_is_known_by_fingerprint_or_by_vector() -> None:
     asked = vector_of(1)
     near = SimilarityCondition(asked, 0.8, frozenset({hexed("found")}), "e1")
     ban = ban_of(near=near)
-    found, late = (entry_of(name, created=NOW) for name in ("found", "late"))
-    assert ban.covers(found)
+    matching, late = (entry_of(name, created=NOW) for name in ("found", "late"))
+    assert ban.covers(matching)
     assert not ban.covers(late)
     assert ban.covers(late, EmbeddedVector(asked, "e1"))
     assert not ban.covers(late, EmbeddedVector(vector_of(2), "e1"))
     assert not ban.covers(late, EmbeddedVector(vector_of(1, dimension=7), "e1")), "damaged"
-    assert with_found(ban, [late.fingerprint]).covers(late)
+    assert with_matching(ban, [late.fingerprint]).covers(late)
 
 
 @given(BANS, ENTRIES)
@@ -114,35 +114,35 @@ def test_a_sweep_takes_what_is_covered_and_what_claims_to_come_from_the_future(b
     swept = ban.sweeps(entry, None, NOW + 50)
     assert swept is ban.covers(entry)
     early = ban.sweeps(entry, None, NOW - 1)
-    assert early is ban.conditions.hold(entry)
+    assert early is ban.conditions.matches(entry)
 
 
 @given(st.lists(BANS, max_size=20), st.integers(1, 8), ENTRIES)
 def test_a_bounded_list_covers_all_that_the_bans_did(bans: list[Ban], limit: int, entry: Entry) -> None:
-    kept = bounded(bans, NOW, limit)
+    kept = limit_bans(bans, NOW, limit)
     assert len(kept) <= limit
     assert [ban.at for ban in kept] == sorted(ban.at for ban in kept)
     if any(ban.covers(entry) for ban in bans):
         assert any(ban.covers(entry) for ban in kept)
     for ban in bans:
         if ban.covers(entry):
-            assert max(each.until for each in kept if each.covers(entry)) >= ban.until
+            assert max(each.expires_at for each in kept if each.covers(entry)) >= ban.expires_at
 
 
 @given(st.lists(BANS, max_size=5, unique_by=lambda ban: ban.conditions), ENTRIES)
 def test_within_the_bound_nothing_else_is_covered(bans: list[Ban], entry: Entry) -> None:
-    assert any(ban.covers(entry) for ban in bans) == any(ban.covers(entry) for ban in bounded(bans, NOW, 64))
+    assert any(ban.covers(entry) for ban in bans) == any(ban.covers(entry) for ban in limit_bans(bans, NOW, 64))
 
 
 @given(BANS, BANS, ENTRIES)
 def test_what_includes_another_covers_all_that_it_does(one: Ban, other: Ban, entry: Entry) -> None:
-    if one.includes(other) and other.covers(entry):
+    if one.is_superset(other) and other.covers(entry):
         assert one.covers(entry)
 
 
 def test_what_is_over_is_forgotten() -> None:
-    assert bounded([ban_of()], NOW + 999) == (ban_of(),)
-    assert bounded([ban_of()], NOW + 1000) == ()
+    assert limit_bans([ban_of()], NOW + 999) == (ban_of(),)
+    assert limit_bans([ban_of()], NOW + 1000) == ()
 
 
 @given(BANS, ENTRIES)
@@ -155,18 +155,18 @@ def test_one_by_a_question_comes_back_too() -> None:
     back = decode(encode(ban), NOW).conditions.near
     assert back is not None
     assert np.array_equal(back.vector, vector_of(1))
-    assert (back.similarity, back.found, back.embedder) == (0.8, frozenset({"x", "y"}), "e1")
+    assert (back.similarity, back.matching, back.embedder) == (0.8, frozenset({"x", "y"}), "e1")
 
 
 def test_one_by_a_question_is_compared_with_vectors_of_its_own_embedder_alone() -> None:
     """The same dimension says nothing: only the fingerprint tells whose a vector is."""
     ban = ban_of(near=SimilarityCondition(vector_of(1), 0.8, frozenset({hexed("found")}), "e1"))
     asked = entry_of("other", created=NOW - 10)
-    found = entry_of("found", created=NOW - 10)
+    matching = entry_of("found", created=NOW - 10)
     for each in (ban, decode(encode(ban), NOW)):
         assert each.covers(asked, EmbeddedVector(vector_of(1), "e1"))
         assert not each.covers(asked, EmbeddedVector(vector_of(1), "e2"))
-        assert each.covers(found, EmbeddedVector(vector_of(2), "e2")), "what it found when it was made stays removed"
+        assert each.covers(matching, EmbeddedVector(vector_of(2), "e2")), "what it found when it was made stays removed"
 
 
 @pytest.mark.parametrize(
@@ -184,17 +184,17 @@ def test_one_of_a_newer_gateway_covers_everything_up_to_its_time() -> None:
 
 def test_each_change_has_a_version_and_what_is_newer_than_all_bans_costs_one_comparison() -> None:
     bans = Bans()
-    assert not bans.cover(entry_of(created=NOW))
+    assert not bans.covers(entry_of(created=NOW))
     bans.add(ban_of(), NOW)
     assert bans.version == 1
-    assert bans.cover(entry_of(created=NOW))
-    assert not bans.cover(entry_of(created=NOW + 2, upstream_s=1.0))
+    assert bans.covers(entry_of(created=NOW))
+    assert not bans.covers(entry_of(created=NOW + 2, upstream_s=1.0))
 
 
 def test_one_that_could_not_be_read_is_in_force_for_as_long_as_the_store_has_it() -> None:
     bans = Bans()
     bans.stored([decode(b"what a later version writes", NOW)], NOW)
-    assert bans.cover(entry_of(created=NOW))
+    assert bans.covers(entry_of(created=NOW))
     bans.stored([], NOW)
     assert len(bans) == 0
 

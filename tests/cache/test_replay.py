@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cache.hits import LONGEST_S, lasts_s, paced
+from gateway.cache.hits import MAX_REPLAY_S, paced, replay_duration_s
 from gateway.config.policy.model import ReplaySettings
 from gateway.messages import Event, Provenance, Verdict
 from tests.fixtures.clock import FakeClock
@@ -19,7 +19,7 @@ EVENTS = tuple(Event(str(i).encode()) for i in range(5))
         (None, 100, 4.0, 30, None, 4.0),  # the entry's own: it takes as long as it took
         (None, 0, 4.0, 100, None, 2.0),  # neither is known: 50 a second, a token an event
         (None, 100, 0.0, 30, None, 2.0),
-        (1.0, 10_000, 0.0, 30, None, LONGEST_S),
+        (1.0, 10_000, 0.0, 30, None, MAX_REPLAY_S),
         (50.0, 100, 0.0, 30, 0.5, 0.5),  # no longer than the client's deadline
         (50.0, 100, 0.0, 30, -1.0, 0.0),
     ],
@@ -28,7 +28,7 @@ def test_a_replay_lasts_what_the_rate_says_within_bounds(
     rate: float | None, tokens: int, upstream_s: float, events: int, left_s: float | None, expected: float
 ) -> None:
     origin = Provenance(Verdict.EXACT, output_tokens=tokens, upstream_s=upstream_s)
-    assert lasts_s(ReplaySettings(paced=True, rate=rate), origin, events, left_s) == pytest.approx(expected)
+    assert replay_duration_s(ReplaySettings(paced=True, rate=rate), origin, events, left_s) == pytest.approx(expected)
 
 
 class Sleeper:

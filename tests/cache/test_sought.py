@@ -37,7 +37,7 @@ def test_every_pattern_is_held() -> None:
 @example("Kein Weg von A nach B, oder?")
 def test_a_pattern_finds_the_same_with_clues(at: int, text: str) -> None:
     sought, words = SOUGHT[at], frozenset(lexical.read(text).words)
-    assert sought.found(text, clues_of(text, plain(text), words)) == sought.pattern.findall(text)
+    assert sought.matches(text, clues_of(text, plain(text), words)) == sought.pattern.findall(text)
 
 
 def test_other_letters_that_stand_for_these_leave_no_clues() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.hits import EVENT_BYTES, LARGEST, SplitCache
+from gateway.cache.hits import EVENT_BYTES, MAX_ANSWER_BYTES, SplitCache
 from gateway.dialects.known import DIALECTS
 from gateway.dialects.openai import OpenAI
 from gateway.errors import MalformedResponse
@@ -45,7 +45,7 @@ def test_what_was_not_asked_for_longest_makes_room() -> None:
     first, second, _ = (apart.events(asked, whole) for whole in wholes[:3])
     assert apart.events(asked, wholes[0]) is first
     apart.events(asked, wholes[3])
-    assert apart._known.weight <= sum(sizes[:3])
+    assert apart._cache.weight <= sum(sizes[:3])
     assert apart.events(asked, wholes[0]) is first
     assert apart.events(asked, wholes[1]) is not second
 
@@ -53,9 +53,9 @@ def test_what_was_not_asked_for_longest_makes_room() -> None:
 def test_a_huge_answer_pushes_nothing_out() -> None:
     apart, asked, small = SplitCache(), call(), answer("small")
     events = apart.events(asked, small)
-    apart.events(asked, answer("word " * LARGEST))
+    apart.events(asked, answer("word " * MAX_ANSWER_BYTES))
     assert apart.events(asked, small) is events
-    assert apart._known.weight < LARGEST
+    assert apart._cache.weight < MAX_ANSWER_BYTES
 
 
 def test_what_cannot_be_read_is_refused_each_time() -> None:
@@ -63,7 +63,7 @@ def test_what_cannot_be_read_is_refused_each_time() -> None:
     for _ in range(2):
         with pytest.raises(MalformedResponse):
             apart.events(call(), b'{"error": {"message": "no"}}')
-    assert apart._known.weight == 0
+    assert apart._cache.weight == 0
 
 
 @given(st.lists(st.sampled_from((b"[DONE]", b'{"choices":[],"usage":{}}', b'{"choices":[{"usage":1}]}', b"{}", b"x"))))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.templates import SURE_WORDS, Varying, varying
+from gateway.cache.templates import SURE_WORDS, Varying, varying_parts
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -59,34 +59,34 @@ def framed(prefix: int, suffix: int, middle: str) -> str:
 
 def test_a_long_frame_needs_no_witness() -> None:
     a, b = framed(20, 5, "alpha"), framed(20, 5, "beta gamma")
-    assert varying(a, b, [b]) == Varying("alpha", "beta gamma")
-    assert varying(framed(SURE_WORDS - 1, 0, "alpha"), framed(SURE_WORDS - 1, 0, "beta"), []) is None
+    assert varying_parts(a, b, [b]) == Varying("alpha", "beta gamma")
+    assert varying_parts(framed(SURE_WORDS - 1, 0, "alpha"), framed(SURE_WORDS - 1, 0, "beta"), []) is None
 
 
 def test_a_short_frame_needs_others_that_share_it() -> None:
     a, b, other = (framed(8, 2, middle) for middle in ("alpha", "beta", "gamma"))
-    assert varying(a, b, [b]) is None
-    assert varying(a, b, [b, b.upper()]) is None  # the same content does not witness
-    assert varying(a, b, [b, other]) == Varying("alpha", "beta")
+    assert varying_parts(a, b, [b]) is None
+    assert varying_parts(a, b, [b, b.upper()]) is None  # the same content does not witness
+    assert varying_parts(a, b, [b, other]) == Varying("alpha", "beta")
 
 
 def test_a_frame_that_is_little_of_the_prompt_is_none() -> None:
     long = " ".join(f"x{i}" for i in range(40))
-    assert varying(framed(8, 0, long), framed(8, 0, long[:-3] + "!"), [framed(8, 0, "y")]) is not None
-    assert varying(framed(8, 0, long), framed(8, 0, long[::-1]), [framed(8, 0, "y")]) is None
+    assert varying_parts(framed(8, 0, long), framed(8, 0, long[:-3] + "!"), [framed(8, 0, "y")]) is not None
+    assert varying_parts(framed(8, 0, long), framed(8, 0, long[::-1]), [framed(8, 0, "y")]) is None
 
 
 def test_spaces_and_case_are_no_content() -> None:
-    found = varying(framed(20, 5, "alpha"), framed(20, 5, "alpha").upper().replace(" ", "\n "), [])
-    assert found is not None and found.same
+    found = varying_parts(framed(20, 5, "alpha"), framed(20, 5, "alpha").upper().replace(" ", "\n "), [])
+    assert found is not None and found.is_same
 
 
 @given(st.lists(st.sampled_from(ABC), max_size=60), st.lists(st.sampled_from(ABC), max_size=60))
 def test_whatever_the_words_what_varies_is_part_of_both(a: list[str], b: list[str]) -> None:
-    asked, stored = " ".join(a), " ".join(b)
-    found = varying(asked, stored, [stored, asked])
+    query, stored = " ".join(a), " ".join(b)
+    found = varying_parts(query, stored, [stored, query])
     if found is not None:
-        assert found.asked in asked and found.stored in stored
+        assert found.query in query and found.stored in stored
 
 
 def test_questions_that_people_ask_in_other_words_have_no_frame() -> None:
@@ -95,10 +95,10 @@ def test_questions_that_people_ask_in_other_words_have_no_frame() -> None:
         for line in file.read_text(encoding="utf-8").splitlines():
             group = json.loads(line)
             others = [other["text"] for other in group["other"]]
-            for asked, stored in combinations(group["same"], 2):
-                found = varying(asked, stored, [stored, *others])
+            for query, stored in combinations(group["same"], 2):
+                found = varying_parts(query, stored, [stored, *others])
                 pairs += 1
-                framed_pairs += found is not None and not found.same
+                framed_pairs += found is not None and not found.is_same
     assert pairs > 5000
     assert framed_pairs / pairs < 0.01
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.tools.capacity.costs import COST_NAMES, Costs, Prices, load_costs, load_prices
 from gateway.tools.capacity.demand import Demand, Impossible
-from gateway.tools.capacity.plan import FleetPlan, fleet_of
+from gateway.tools.capacity.plan import FleetPlan, plan_fleet
 from gateway.tools.capacity.report import as_json, as_text, total
 
 COSTS = load_costs(None)
@@ -43,35 +43,35 @@ def counts(fleet: FleetPlan) -> dict[str, int]:
 def test_who_asks_for_more_is_never_told_less(demand: Demand, more: float, what: str) -> None:
     milvus = replace(demand, index="milvus")  # from FAISS to Milvus following ends, and gateways become fewer
     grown = replace(milvus, **{what: getattr(milvus, what) * more})
-    few, many = counts(fleet_of(milvus, COSTS)), counts(fleet_of(grown, COSTS))
+    few, many = counts(plan_fleet(milvus, COSTS)), counts(plan_fleet(grown, COSTS))
     assert all(many[name] >= count for name, count in few.items())
-    assert total(fleet_of(grown, COSTS), PRICES) >= total(fleet_of(milvus, COSTS), PRICES) * (1 - 1e-9)
+    assert total(plan_fleet(grown, COSTS), PRICES) >= total(plan_fleet(milvus, COSTS), PRICES) * (1 - 1e-9)
 
 
 @given(demand=demands, more=shares)
 def test_more_hits_never_take_more_gpus_of_models(demand: Demand, more: float) -> None:
     better = replace(demand, hit_rate=demand.hit_rate + more * (1 - demand.hit_rate), embedder="onnx")
-    assert fleet_of(better, COSTS).gpus <= fleet_of(replace(demand, embedder="onnx"), COSTS).gpus
+    assert plan_fleet(better, COSTS).gpus <= plan_fleet(replace(demand, embedder="onnx"), COSTS).gpus
 
 
 @given(demand=demands, times=st.floats(1, 50))
 def test_cores_of_gateways_are_proportional_to_the_requests(demand: Demand, times: float) -> None:
     one = replace(demand, spare=0, index="milvus")
-    cores = fleet_of(one, COSTS).part("gateways").cores
-    assert fleet_of(replace(one, rps=one.rps * times), COSTS).part("gateways").cores == pytest.approx(times * cores)
+    cores = plan_fleet(one, COSTS).part("gateways").cores
+    assert plan_fleet(replace(one, rps=one.rps * times), COSTS).part("gateways").cores == pytest.approx(times * cores)
 
 
 @given(demand=demands, times=st.floats(1, 50))
 def test_memory_of_the_store_is_proportional_to_the_entries(demand: Demand, times: float) -> None:
-    stored = fleet_of(demand, COSTS).part("store shards").memory_gb
+    stored = plan_fleet(demand, COSTS).part("store shards").memory_gb
     more = replace(demand, entries=demand.entries * times, index="milvus")
-    assert fleet_of(more, COSTS).part("store shards").memory_gb == pytest.approx(times * stored)
+    assert plan_fleet(more, COSTS).part("store shards").memory_gb == pytest.approx(times * stored)
 
 
 @given(demand=demands, rps=st.floats(1, 400), entries=st.floats(1, 1e6))
 def test_no_core_is_used_beyond_what_was_asked_for(demand: Demand, rps: float, entries: float) -> None:
     demand = replace(demand, index="faiss", rps=rps, entries=entries)
-    fleet = fleet_of(demand, COSTS)
+    fleet = plan_fleet(demand, COSTS)
     left = demand.peak / (fleet.part("gateways").count - demand.spare)
     following = fleet.changes * COSTS.change_loop_us * 1e-6
     loop = demand.exact * COSTS.exact_loop_us + demand.semantic * COSTS.semantic_loop_us
@@ -85,24 +85,24 @@ def test_dearer_work_never_takes_fewer_gateways_or_shards(demand: Demand, factor
     dear = replace(COSTS, **{name: getattr(COSTS, name) * max(factor, 1 / factor)})
     for part in ("gateways", "store shards"):
         fixed = replace(demand, index="milvus")
-        assert fleet_of(fixed, dear).part(part).count >= fleet_of(fixed, COSTS).part(part).count
+        assert plan_fleet(fixed, dear).part(part).count >= plan_fleet(fixed, COSTS).part(part).count
 
 
 def test_spares_come_on_top() -> None:
-    with_none = fleet_of(Demand(50_000, 0.4, 1e8, spare=0), COSTS)
-    with_two = fleet_of(Demand(50_000, 0.4, 1e8, spare=2), COSTS)
+    with_none = plan_fleet(Demand(50_000, 0.4, 1e8, spare=0), COSTS)
+    with_two = plan_fleet(Demand(50_000, 0.4, 1e8, spare=2), COSTS)
     assert with_two.part("gateways").count == with_none.part("gateways").count + 2
 
 
 def test_the_index_leaves_the_process_where_it_does_not_fit_or_cannot_follow() -> None:
-    assert fleet_of(Demand(200, 0.4, 5e5), COSTS).index == "faiss"
-    assert fleet_of(Demand(200, 0.4, 5e6), COSTS).index == "milvus"
-    assert fleet_of(Demand(50_000, 0.4, 5e5), COSTS).index == "milvus"
-    assert fleet_of(Demand(50_000, 0.4, 5e5, stored_share=0.01), COSTS).index == "faiss"
+    assert plan_fleet(Demand(200, 0.4, 5e5), COSTS).index == "faiss"
+    assert plan_fleet(Demand(200, 0.4, 5e6), COSTS).index == "milvus"
+    assert plan_fleet(Demand(50_000, 0.4, 5e5), COSTS).index == "milvus"
+    assert plan_fleet(Demand(50_000, 0.4, 5e5, stored_share=0.01), COSTS).index == "faiss"
 
 
 def test_a_line_that_rests_on_an_assumption_says_so() -> None:
-    said = as_json(fleet_of(Demand(50_000, 0.4, 1e8, embedder="triton"), COSTS), COSTS, PRICES, CURRENCY)
+    said = as_json(plan_fleet(Demand(50_000, 0.4, 1e8, embedder="triton"), COSTS), COSTS, PRICES, CURRENCY)
     assumed = {part["name"]: part["assumed"] for part in said["parts"]}
     assert assumed["gateways"] == []
     assert assumed["embedding GPUs"] == ["embeddings_per_gpu"]
@@ -110,7 +110,7 @@ def test_a_line_that_rests_on_an_assumption_says_so() -> None:
 
 
 def test_text_and_object_say_the_same_sum() -> None:
-    fleet = fleet_of(Demand(50_000, 0.4, 1e8), COSTS)
+    fleet = plan_fleet(Demand(50_000, 0.4, 1e8), COSTS)
     own = Prices(10, 1, 100, 0)
     assert f"{total(fleet, own):,.0f}" in as_text(fleet, COSTS, own, "EUR")
     assert as_json(fleet, COSTS, own, "EUR")["cost_per_month"]["total"] == round(total(fleet, own), 2)
@@ -134,7 +134,7 @@ def test_text_and_object_say_the_same_sum() -> None:
 )
 def test_what_cannot_be_is_one_sentence(given: dict[str, Any], said: str) -> None:
     with pytest.raises(Impossible) as caught:
-        fleet_of(Demand(**{"rps": 50_000, "hit_rate": 0.4, "entries": 1e8, **given}), COSTS)
+        plan_fleet(Demand(**{"rps": 50_000, "hit_rate": 0.4, "entries": 1e8, **given}), COSTS)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -28,19 +28,21 @@ def test_the_quantile_is_exact_for_exponential_service(mean: float, load: float)
     assert wait_quantile_s(load / mean, Service(mean, 2 * mean**2), 0.95) == pytest.approx(expected, rel=1e-6)
 
 
-@given(mean=seconds, load=loads, more=st.floats(1, 1.5), taken=st.floats(0, 0.9))
-def test_more_load_and_other_work_never_shorten_a_wait(mean: float, load: float, more: float, taken: float) -> None:
+@given(mean=seconds, load=loads, more=st.floats(1, 1.5), reserved_share=st.floats(0, 0.9))
+def test_more_load_and_other_work_never_shorten_a_wait(
+    mean: float, load: float, more: float, reserved_share: float
+) -> None:
     service = Service.of([(0.5, mean), (0.5, mean / 3)])
     rate = load / mean
     assert mean_wait_s(rate * more, service) >= mean_wait_s(rate, service)
-    assert mean_wait_s(rate, service, taken) >= mean_wait_s(rate, service)
+    assert mean_wait_s(rate, service, reserved_share) >= mean_wait_s(rate, service)
     assert wait_quantile_s(rate * more, service, 0.95) >= wait_quantile_s(rate, service, 0.95)
 
 
 def test_a_server_that_cannot_keep_up_has_no_end_of_waiting() -> None:
     service = Service(1.0, 1.0)
     assert mean_wait_s(1.0, service) == wait_quantile_s(1.0, service, 0.95) == math.inf
-    assert mean_wait_s(0.5, service, taken=1.0) == math.inf
+    assert mean_wait_s(0.5, service, reserved_share=1.0) == math.inf
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0.0, 1), (1.0, 1), (1.0000000000001, 1), (1.01, 2), (7, 7)])

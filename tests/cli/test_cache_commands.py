@@ -24,9 +24,9 @@ from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of, store_pid
+from tests.fixtures.spinner import until
 from tests.fixtures.stores import OutsideServer, frozen
 from tests.fixtures.upstream import Upstream, completion
-from tests.fixtures.waiting import until
 
 Nearhit = Callable[..., Coroutine[Any, Any, tuple[int, str, str]]]
 EXACT = """
@@ -56,7 +56,7 @@ async def served(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
 @pytest.fixture(autouse=True)
 def _nothing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not so long that a line says how far it is, however busy the machine is."""
-    monkeypatch.setattr(progress, "LINES_EVERY_S", math.inf)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_S", math.inf)
 
 
 @pytest.fixture
@@ -230,7 +230,9 @@ async def test_stats_of_a_store_that_does_not_answer_are_said_to_be_old(
     _, out, _ = await nearhit("stats", admin=served.admin_url)
     assert "does not answer" not in out
     with frozen(store_pid(served)), monkeypatch.context() as patched:
-        patched.setattr(served.gateway.stores.redis._guard, "_timeout_s", 0.1)  # from now on it is waited for in vain
+        patched.setattr(
+            served.gateway.stores.redis._store_client, "_timeout_s", 0.1
+        )  # from now on it is waited for in vain
         _, out, _ = await nearhit("stats", "--json", admin=served.admin_url)
         figures = json.loads(out)
         assert (figures["store_answers"], figures["entries"]["store"]) == (False, 1)

@@ -68,15 +68,15 @@ def worst(findings: list[dict[str, str]]) -> dict[str, str]:
 def _what_answers_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is."""
     for module in (network, store):
-        monkeypatch.setattr(module, "ANSWER_S", 60.0)
-    monkeypatch.setattr(store, "STARTS_S", 60.0)
-    monkeypatch.setattr(command, "LOOK_S", 300.0)
+        monkeypatch.setattr(module, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(store, "START_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(command, "CHECK_TIMEOUT_S", 300.0)
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A port at which something listens that is no nearhit, and says nothing: it is waited for in vain."""
-    monkeypatch.setattr(network, "ANSWER_S", 0.5)
+    monkeypatch.setattr(network, "TIMEOUT_S", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

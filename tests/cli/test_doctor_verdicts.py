@@ -27,8 +27,8 @@ def config(**sections: Any) -> Config:
 OUTSIDE = {"url": "redis://127.0.0.1:1/0"}
 
 
-def of_store(said: dict[str, str], latency_s: float = 0.001, ahead_s: float = 0.0, **sections: Any) -> list[Finding]:
-    facts = StoreFacts("redis://h:1", {**CALM, **said}, {"appendfsync": "everysec", "save": ""}, latency_s, ahead_s)
+def of_store(said: dict[str, str], latency_s: float = 0.001, skew_s: float = 0.0, **sections: Any) -> list[Finding]:
+    facts = StoreFacts("redis://h:1", {**CALM, **said}, {"appendfsync": "everysec", "save": ""}, latency_s, skew_s)
     return list(store_findings(facts, config(**{"store": OUTSIDE, **sections})))
 
 
@@ -67,9 +67,9 @@ def test_a_store_is_too_slow_from_its_timeout_on(latency_s: float) -> None:
 
 
 @given(st.floats(-1000.0, 1000.0))
-def test_clocks_that_differ_are_told_whichever_goes_ahead(ahead_s: float) -> None:
-    (finding,) = (one for one in of_store({}, ahead_s=ahead_s) if one.check == "clock")
-    assert (finding.level is Level.OK) == (abs(ahead_s) < 1.0)
+def test_clocks_that_differ_are_told_whichever_goes_ahead(skew_s: float) -> None:
+    (finding,) = (one for one in of_store({}, skew_s=skew_s) if one.check == "clock")
+    assert (finding.level is Level.OK) == (abs(skew_s) < 1.0)
 
 
 @pytest.mark.parametrize(("free", "level"), [(10 * GIB, Level.OK), (1 * GIB, Level.WARNING), (1000, Level.FAULT)])
@@ -128,6 +128,6 @@ def test_no_clock_can_be_before_the_program() -> None:
 @given(st.lists(st.sampled_from(Level)))
 def test_a_report_is_good_without_a_fault(levels: list[Level]) -> None:
     report = Report(tuple(Finding("check", level, "found", "todo") for level in levels))
-    assert report.good == (Level.FAULT not in levels)
+    assert report.is_good == (Level.FAULT not in levels)
     count = levels.count(Level.FAULT)
     assert f"{count} {'fault' if count == 1 else 'faults'}" in report.as_text()

@@ -16,7 +16,7 @@ from tests.fixtures.upstream import Upstream
 
 def observe(served: Served, name: str, seconds: float) -> None:
     for _ in range(100):
-        served.gateway.parts.pools[name].lanes[0].latency.observe(
+        served.gateway.parts.pools[name].endpoints[0].latency.observe(
             CallFeatures(route="default"),
             load=0,
             ttft_s=seconds,

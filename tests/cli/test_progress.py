@@ -40,7 +40,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_a_terminal_has_a_bar(no_color: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
-    with progress.counted("warming", 2, "prompts", quiet=False) as done:
+    with progress.progress_bar("warming", 2, "prompts", quiet=False) as done:
         done(1)
         done(1)
     said = terminal.getvalue()
@@ -49,13 +49,13 @@ def test_a_terminal_has_a_bar(no_color: str, terminal: Terminal, monkeypatch: py
 
 
 def test_a_bar_of_bytes_says_how_many(terminal: Terminal) -> None:
-    with progress.counted("importing", 4096, "B", quiet=False) as done:
+    with progress.progress_bar("importing", 4096, "B", quiet=False) as done:
         done(4096)
     assert "4.0/4.0 KiB" in terminal.getvalue()
 
 
 def test_a_terminal_has_what_is_done_next_with_its_time(terminal: Terminal) -> None:
-    with progress.steps(quiet=False) as step:
+    with progress.step_reporter(quiet=False) as step:
         step("downloading")
         step("exporting")
     said = re.sub(r"\x1b\[[?\d;]*\w", "", terminal.getvalue())
@@ -64,9 +64,9 @@ def test_a_terminal_has_what_is_done_next_with_its_time(terminal: Terminal) -> N
 
 def test_a_bar_may_be_drawn_below_a_step(terminal: Terminal) -> None:
     console = progress.bar_console()
-    with progress.steps(quiet=False, console=console) as step:
+    with progress.step_reporter(quiet=False, console=console) as step:
         step("comparing")
-        with progress.counted("asking", 2, "questions", quiet=False, console=console) as done:
+        with progress.progress_bar("asking", 2, "questions", quiet=False, console=console) as done:
             done(2)
     assert "2/2" in terminal.getvalue() and "comparing" in terminal.getvalue()
 
@@ -80,17 +80,17 @@ def test_nothing_is_drawn_where_that_is_not_wanted(
     if why == "file":
         monkeypatch.setattr(terminal, "isatty", lambda: False)
     quiet = why == "json"
-    with progress.counted("x", 2, "y", quiet=quiet) as done, progress.waiting("z", quiet=quiet):
+    with progress.progress_bar("x", 2, "y", quiet=quiet) as done, progress.spinner("z", quiet=quiet):
         done(2)
     assert terminal.getvalue() == ""
-    with progress.steps(quiet=quiet) as step:
+    with progress.step_reporter(quiet=quiet) as step:
         step("downloading")
     assert terminal.getvalue() == ("" if quiet else "downloading\n")
 
 
 def test_elsewhere_there_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 1.0, 5.0, 5.0, 6.0])
-    advance = progress._lines("warming", 9, "prompts", lambda: next(times))
+    advance = progress._line_reporter("warming", 9, "prompts", lambda: next(times))
     advance(1)
     advance(2)
     advance(1)

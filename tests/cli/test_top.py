@@ -26,7 +26,7 @@ from tests.fixtures.triton import free_ports
 
 @pytest.fixture(autouse=True)
 def _a_gateway_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_command, "ANSWER_S", 120.0)
+    monkeypatch.setattr(top_command, "TIMEOUT_S", 120.0)
 
 
 async def asked(served: Served) -> None:

@@ -122,7 +122,7 @@ async def test_identical_texts_in_a_batch_are_encoded_once(encoder: ScriptedEnco
 
 async def test_who_asked_first_does_not_wait_for_the_rest_of_a_batch(encoder: ScriptedEncoder) -> None:
     """`at_once=1`: a call of the encoder a text, those of equal texts together; each is answered when it is done."""
-    embedder = BatchingEmbedder(encoder, at_once=1, timeout_s=PATIENCE_S)
+    embedder = BatchingEmbedder(encoder, batch_limit=1, timeout_s=PATIENCE_S)
     first = await hung(encoder, embedder)
     a, b, again = await queued(embedder, "a", "b", "a")
     encoder.gate.set()

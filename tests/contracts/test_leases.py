@@ -18,7 +18,7 @@ from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.leases import RedisLeases
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
-from gateway.config.store_url import target_of
+from gateway.config.store_url import parse_store_url
 from gateway.errors import StoreUnavailable
 from gateway.ports import Claim, Leases, ResponseStore
 from tests.contracts.test_response_store import OUTSIDE
@@ -42,7 +42,7 @@ class Opened:
 def operator_of(url: str) -> Redis | RedisCluster:
     if not url.startswith("redis+cluster:"):
         return Redis.from_url(url)
-    target = target_of(url)
+    target = parse_store_url(url)
     (host, port), *_ = target.addresses
     return RedisCluster(host, port, username=target.username, password=target.password)
 

@@ -91,7 +91,7 @@ async def test_every_entry_is_read_with_its_vector_in_pages_of_bounded_size(
     for i in range(60):
         size = 20_000 if i == 7 else 1_000
         await opened.store.put(entry_of(str(i), payload=(b"x" * size,)), vector_of(i) if i % 2 else None)
-    other = opened.store.seen_by("e2")
+    other = opened.store.for_embedder("e2")
     await other.put(entry_of("foreign"), vector_of(1))
     found = {}
     async for page in opened.removals.records("e1"):

@@ -270,7 +270,7 @@ async def test_a_server_that_was_started_anew_keeps_what_is_put_first(on_server:
     """What finds out that it is there again finds, too, that it has forgotten its scripts."""
     store, client = on_server
     client.script_flush()
-    store._guard._breaker.eject(CLOCK.monotonic() - COOLDOWN_S)  # one may try whether it is there
+    store._store_client._breaker.eject(CLOCK.monotonic() - COOLDOWN_S)  # one may try whether it is there
     assert await store.put(entry_of("a"), None)
     assert await store.get(hexed("a")) is not None
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.onnx.encoder import PADDING, PASS_TOKENS, TOGETHER, OnnxEncoder, passes
+from gateway.adapters.onnx.encoder import MAX_BATCH, PADDING, PASS_TOKENS, OnnxEncoder, group_by_length
 from gateway.adapters.onnx.model_files import MODEL, default_model_dir, load_manifest
 from gateway.ports import TextEncoder
 from tests.contracts.text_encoder_rules import LONG, RULES, TEXTS
@@ -98,17 +98,17 @@ def test_a_vector_does_not_depend_on_its_batch(onnx: OnnxEncoder) -> None:
 @given(st.lists(st.integers(2, 256), max_size=40))
 def test_a_pass_holds_what_is_cheaper_together(lengths: list[int]) -> None:
     """Every text has a place in one pass, and no pass has more padding than passes of their own would cost."""
-    found = list(passes(lengths))
+    found = list(group_by_length(lengths))
     assert sorted(at for part in found for at in part) == list(range(len(lengths)))
     for part in found:
         inside = [lengths[at] for at in part]
         assert inside == sorted(inside)
-        assert len(part) == 1 or (len(part) <= TOGETHER and len(part) * inside[-1] <= PASS_TOKENS)
+        assert len(part) == 1 or (len(part) <= MAX_BATCH and len(part) * inside[-1] <= PASS_TOKENS)
         assert len(part) * inside[-1] - sum(inside) <= PADDING * (len(part) - 1)
 
 
 def test_a_model_with_scales_of_each_pass_has_a_pass_for_each_text() -> None:
-    assert list(passes([9, 9, 7], together=1)) == [[2], [0], [1]]
+    assert list(group_by_length([9, 9, 7], max_batch=1)) == [[2], [0], [1]]
 
 
 def test_two_threads_give_what_one_thread_gives(onnx: OnnxEncoder) -> None:

@@ -32,7 +32,7 @@ class ListIndex(FaissIndex):
     """FAISS with a partition in lists as soon as it has three entries, looked through to the end."""
 
     def __init__(self, dimension: int, *, max_entries: int, device: Device | None = None) -> None:
-        plan = IndexPlan(flat_up_to=2, probes=10**6, place_from=4, device_probes=10**6)
+        plan = IndexPlan(flat_up_to=2, probes=10**6, device_from=4, device_probes=10**6)
         super().__init__(dimension, max_entries=max_entries, plan=plan, device=device)
 
     async def add(self, fingerprint: str, scope: str, vector: Vector) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tools.demo.passages import MAX_CHARACTERS, cut, read_passages
+from gateway.tools.demo.passages import MAX_CHARACTERS, read_passages, split_passages
 
 DOCUMENT = """# Guide
 
@@ -37,13 +37,13 @@ Another section follows here.
 
 
 def test_a_passage_is_titled_with_its_heading_path() -> None:
-    assert [p.title for p in cut(DOCUMENT, "guide.md")] == [
+    assert [p.title for p in split_passages(DOCUMENT, "guide.md")] == [
         "Guide", "Guide > Setting up", "Guide > Setting up > Deep down", "Guide > Next",
     ]  # fmt: skip
 
 
 def test_sentences_are_units_and_abbreviations_do_not_end_them() -> None:
-    assert cut(DOCUMENT, "guide.md")[0].units == (
+    assert split_passages(DOCUMENT, "guide.md")[0].units == (
         "Intro with a link and bold words.",
         "See e.g. the second part.",
         "It has 0.5 parts.",
@@ -52,7 +52,7 @@ def test_sentences_are_units_and_abbreviations_do_not_end_them() -> None:
 
 def test_list_items_and_code_blocks_are_units() -> None:
     """An item keeps its continuation lines; in a code block a comment is no heading."""
-    assert cut(DOCUMENT, "guide.md")[1].units == (
+    assert split_passages(DOCUMENT, "guide.md")[1].units == (
         "Clone the repository, all of it.",
         "Run `make setup` in it.",
         "```\n# not a heading\nmake run\n```",
@@ -60,12 +60,12 @@ def test_list_items_and_code_blocks_are_units() -> None:
 
 
 def test_table_rows_are_units_without_their_rule() -> None:
-    assert cut(DOCUMENT, "guide.md")[2].units == ("key | meaning of the key", "ttl | how long it is kept")
+    assert split_passages(DOCUMENT, "guide.md")[2].units == ("key | meaning of the key", "ttl | how long it is kept")
 
 
 def test_a_passage_that_would_be_too_long_is_split() -> None:
     long = "# T\n\n" + " ".join(f"Sentence number {i} says something." for i in range(60))
-    passages = cut(long, "t.md")
+    passages = split_passages(long, "t.md")
     assert len(passages) > 1
     assert all(sum(map(len, p.units)) <= MAX_CHARACTERS for p in passages)
     assert [unit for p in passages for unit in p.units][-1] == "Sentence number 59 says something."
@@ -74,7 +74,7 @@ def test_a_passage_that_would_be_too_long_is_split() -> None:
 @given(st.text(alphabet="#`~-*|.\n aB1", max_size=400))
 def test_any_text_is_cut_into_bounded_passages(text: str) -> None:
     """The documentation is written by people: nothing in it may stop the demo from starting."""
-    for passage in cut(text, "any.md"):
+    for passage in split_passages(text, "any.md"):
         assert passage.units
         assert sum(map(len, passage.units)) <= MAX_CHARACTERS
 

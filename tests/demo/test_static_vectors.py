@@ -10,7 +10,7 @@ import pytest
 
 from gateway.tools.demo import static_vectors as module
 from gateway.tools.demo.build import make_corpus
-from gateway.tools.demo.passages import Passage, cut
+from gateway.tools.demo.passages import Passage, split_passages
 from gateway.tools.demo.repository.encoders import Encoder, MiniLm, StaticVectors, Vectors
 from gateway.tools.demo.static_vectors import ensure_static_vectors
 from tests.demo.conftest import Questions
@@ -19,7 +19,7 @@ CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts.md"
 
 
 def passages() -> list[Passage]:
-    return cut(CONCEPTS.read_text(), "concepts.md")
+    return split_passages(CONCEPTS.read_text(), "concepts.md")
 
 
 def nearest(encoder: Encoder, asked: list[str]) -> list[int]:
@@ -93,7 +93,7 @@ def test_who_distils_while_another_one_does_both_have_the_file(
             others.append(distilled())
 
     monkeypatch.setattr(np, "savez", saved)
-    monkeypatch.setattr(module, "distil", lambda _: np.zeros((3, 2), np.float16))
+    monkeypatch.setattr(module, "distil_vectors", lambda _: np.zeros((3, 2), np.float16))
     assert distilled() == others[1]
     assert list(tmp_path.iterdir()) == [others[1]]
     assert np.load(others[1])["vectors"].shape == (3, 2)

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.__main__ import build_parser
 from gateway.config import Config
-from gateway.config.environment import override
+from gateway.config.environment import apply_environment
 
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "nearhit.service"
 STORE_STOPS_S = 10.0  # gateway/adapters/redis/embedded_valkey.py
@@ -45,7 +45,7 @@ def test_it_is_hardened_and_gives_the_gateway_its_folder() -> None:
     assert (unit["DynamicUser"], unit["ProtectSystem"], unit["NoNewPrivileges"]) == ("yes", "strict", "yes")
     name, _, value = unit["Environment"].split()[0].partition("=")
     document = {"version": 1, "backends": {"main": {"adapter": "openai", "url": "http://127.0.0.1:9/v1"}}}
-    config = Config.model_validate(override(document, {name: value}).value)
+    config = Config.model_validate(apply_environment(document, {name: value}).value)
     assert config.data_dir == Path("/var/lib") / unit["StateDirectory"]
 
 

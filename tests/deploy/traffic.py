@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.adapters.redis.change_log import CHANGES
+from gateway.adapters.redis.change_log import CHANGES_KEY
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.stores import OutsideServer, outside_server
@@ -132,7 +132,7 @@ class Scene:
         """Another gateway on the small one's store has written something."""
         changes = self.small.gateway.parts.telemetry.replication.changes
         before = changes.total()
-        self.store.client.xadd(CHANGES, {"by": "another", "records": hexed(str(number))})
+        self.store.client.xadd(CHANGES_KEY, {"by": "another", "records": hexed(str(number))})
         await until(lambda: changes.total() > before)
 
     async def _crowded(self, number: int) -> None:

@@ -9,8 +9,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.dialects.anthropic import Anthropic
-from gateway.dialects.anthropic_errors import error, kind_of
-from gateway.dialects.known import dialect_of, shape_of_errors
+from gateway.dialects.anthropic_errors import error, kind_for_status
+from gateway.dialects.known import error_dialect, find_dialect
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call
 
@@ -36,9 +36,9 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 def test_messages_are_its_own_and_what_counts_or_batches_them_is_not() -> None:
-    assert dialect_of("POST", PATH) is not None
+    assert find_dialect("POST", PATH) is not None
     for method, path in (("GET", PATH), ("POST", f"{PATH}/count_tokens"), ("POST", f"{PATH}/batches")):
-        assert dialect_of(method, path) is None
+        assert find_dialect(method, path) is None
 
 
 def test_headers_that_are_no_utf_8_decide_as_others_do() -> None:
@@ -173,14 +173,14 @@ def test_errors_are_of_kinds_that_anthropic_knows() -> None:
     assert kind("overloaded_error") == "overloaded_error"
     assert kind("latency_budget_error") == "timeout_error"
     assert kind("upstream_error") == kind("internal_error") == "api_error"
-    assert [kind_of(status) for status in (401, 418, 429, 500, 529)] == [
+    assert [kind_for_status(status) for status in (401, 418, 429, 500, 529)] == [
         "authentication_error", "invalid_request_error", "rate_limit_error", "api_error", "overloaded_error",
     ]  # fmt: skip
 
 
 def test_errors_of_what_passes_through_are_told_in_the_clients_shape() -> None:
     headers = CIMultiDict({"Anthropic-Version": "2023-06-01"})
-    assert shape_of_errors("POST", f"{PATH}/count_tokens", headers).name == "anthropic"
-    assert shape_of_errors("POST", PATH, {}).name == "anthropic"
-    assert shape_of_errors("POST", "/v1/chat/completions", headers).name == "openai"
-    assert shape_of_errors("GET", "/", {}).name == "openai"
+    assert error_dialect("POST", f"{PATH}/count_tokens", headers).name == "anthropic"
+    assert error_dialect("POST", PATH, {}).name == "anthropic"
+    assert error_dialect("POST", "/v1/chat/completions", headers).name == "openai"
+    assert error_dialect("GET", "/", {}).name == "openai"

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from gateway.dialects.anthropic_answers import (
     AnthropicTextAnswer,
     assemble,
+    count_tokens,
     inspect,
     renewed,
     split,
     text,
-    tokens_of,
 )
-from gateway.dialects.sse import named
+from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import JSON, TEXTS, data_of, encoded
@@ -244,9 +244,14 @@ def test_a_delta_of_an_unknown_kind_continues_its_block() -> None:
 @given(MESSAGES)
 def test_every_event_is_named_by_its_type(body: dict[str, Any]) -> None:
     for event in split(encoded(body)):
-        assert event.name == json.loads(event.data)["type"] == named(event.data).name
-        assert named(encoded(dict(reversed(json.loads(event.data).items())))).name == event.name
-    assert named(b"[DONE]").name is named(b'{"a": 1}').name is named(b'{"type": "a\\nb"}').name is None
+        assert event.name == json.loads(event.data)["type"] == with_event_name(event.data).name
+        assert with_event_name(encoded(dict(reversed(json.loads(event.data).items())))).name == event.name
+    assert (
+        with_event_name(b"[DONE]").name
+        is with_event_name(b'{"a": 1}').name
+        is with_event_name(b'{"type": "a\\nb"}').name
+        is None
+    )
 
 
 def test_an_answer_is_told_again_under_another_id() -> None:
@@ -269,4 +274,4 @@ def test_plain_text_becomes_a_message() -> None:
     events = [*answer.start(), answer.delta("one "), answer.delta("two"), *answer.finish("length", 5, 2)]
     body = orjson.loads(assemble(data_of(tuple(events))))
     assert body["content"] == [{"type": "text", "text": "one two"}]
-    assert (body["id"], body["stop_reason"], tokens_of(body["usage"])) == ("msg_1", "max_tokens", (5, 2))
+    assert (body["id"], body["stop_reason"], count_tokens(body["usage"])) == ("msg_1", "max_tokens", (5, 2))

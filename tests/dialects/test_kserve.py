@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gateway.dialects.kserve import JSON_LENGTH, KServe, model_in, renamed
-from gateway.dialects.kserve_message import InferenceResponse, answer_for, pack, read_answer, read_inference, unpack
-from gateway.dialects.kserve_tensors import NUMBERS, Tensor, checked, elements, from_json, packed, to_json
+from gateway.dialects.kserve import JSON_LENGTH, KServe, model_of_path, with_model_name
+from gateway.dialects.kserve_message import InferenceResponse, format_answer, pack, read_answer, read_inference, unpack
+from gateway.dialects.kserve_tensors import (
+    NUMBERS,
+    Tensor,
+    elements,
+    from_json,
+    pack_strings,
+    to_json,
+    validate_content,
+)
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call
 
@@ -37,7 +45,7 @@ def numbers(draw: st.DrawFn) -> tuple[str, tuple[int, ...], bytes]:
 
 
 texts = st.tuples(st.just("BYTES"), st.lists(st.text(st.characters(codec="utf-8")), max_size=5)).map(
-    lambda pair: (pair[0], (len(pair[1]),), packed([text.encode() for text in pair[1]]))
+    lambda pair: (pair[0], (len(pair[1]),), pack_strings([text.encode() for text in pair[1]]))
 )
 tensors = st.one_of(numbers(), texts)
 
@@ -66,13 +74,13 @@ def call(*inputs: tuple[str, str, tuple[int, ...], bytes], binary: bool = True, 
 @given(tensors)
 def test_json_says_every_tensor_and_is_read_as_the_same(tensor: tuple[str, tuple[int, ...], bytes]) -> None:
     kind, shape, data = tensor
-    assert checked(data, kind, shape) == data
+    assert validate_content(data, kind, shape) == data
     assert from_json(json.loads(json.dumps(to_json(data, kind))), kind, shape) == data
 
 
 @given(st.lists(st.binary(max_size=9)))
 def test_bytes_keep_every_element(items: list[bytes]) -> None:
-    assert list(elements(packed(items))) == items
+    assert list(elements(pack_strings(items))) == items
 
 
 @given(st.lists(tensors, min_size=1, max_size=3), st.randoms(use_true_random=False))
@@ -103,7 +111,7 @@ def test_an_answer_keeps_its_tensors_in_every_form(given: list[Any], binary: boo
             *request(("x", "BOOL", (), b"\1"), binary=True, id=identity, parameters={"binary_data_output": binary})
         )
     )
-    body, length = answer_for(asked, kept)
+    body, length = format_answer(asked, kept)
     assert (length is not None) == binary
     assert [t.data for t in read_answer(body, length).outputs] == [t.data for t in outputs]
     head = json.loads(body[:length])
@@ -192,21 +200,23 @@ def test_framing_and_scheduling_are_not(fields: dict[str, Any]) -> None:
 
 def test_the_question_is_the_one_text_and_all_else_its_scope() -> None:
     number = ("n", "FP32", (1,), b"\0\0\0\0")
-    one, other = (call(number, ("q", "BYTES", (1, 1), packed([text]))) for text in (b"why?", b"why so?"))
+    one, other = (call(number, ("q", "BYTES", (1, 1), pack_strings([text]))) for text in (b"why?", b"why so?"))
     assert (one.question, other.question) == ("why?", "why so?")
     assert one.context == other.context
     assert one.canonical != other.canonical
-    assert call(("n", "FP32", (1,), b"\0\0\0\1"), ("q", "BYTES", (1, 1), packed([b"why?"]))).context != one.context
+    assert (
+        call(("n", "FP32", (1,), b"\0\0\0\1"), ("q", "BYTES", (1, 1), pack_strings([b"why?"]))).context != one.context
+    )
 
 
 @pytest.mark.parametrize(
     "inputs",
     [
-        [("q", "BYTES", (2,), packed([b"a", b"b"]))],
-        [("q", "BYTES", (1,), packed([b"a"])), ("r", "BYTES", (1,), packed([b"b"]))],
-        [("q", "BYTES", (1,), packed([b"\xff\xd8\xff"]))],
-        [("q", "BYTES", (1,), packed([b"a\0b"]))],
-        [("q", "BYTES", (1,), packed([b"  "]))],
+        [("q", "BYTES", (2,), pack_strings([b"a", b"b"]))],
+        [("q", "BYTES", (1,), pack_strings([b"a"])), ("r", "BYTES", (1,), pack_strings([b"b"]))],
+        [("q", "BYTES", (1,), pack_strings([b"\xff\xd8\xff"]))],
+        [("q", "BYTES", (1,), pack_strings([b"a\0b"]))],
+        [("q", "BYTES", (1,), pack_strings([b"  "]))],
         [("q", "FP32", (1,), b"\0\0\0\0")],
     ],
 )
@@ -216,7 +226,7 @@ def test_what_is_not_one_text_is_matched_exactly_only(inputs: list[Any]) -> None
 
 
 def test_of_several_texts_the_one_of_the_known_name_is_the_question() -> None:
-    parsed = call(("stop", "BYTES", (1,), packed([b"."])), ("text_input", "BYTES", (1,), packed([b"why?"])))
+    parsed = call(("stop", "BYTES", (1,), pack_strings([b"."])), ("text_input", "BYTES", (1,), pack_strings([b"why?"])))
     assert parsed.question == "why?"
 
 
@@ -234,7 +244,7 @@ def test_max_tokens_is_read_of_its_tensor() -> None:
     ],
 )
 def test_what_depends_on_more_than_the_request_is_not_kept(fields: dict[str, Any], reason: Bypass | None) -> None:
-    assert call(("q", "BYTES", (1,), packed([b"why?"])), **fields).uncached is reason
+    assert call(("q", "BYTES", (1,), pack_strings([b"why?"])), **fields).uncached is reason
 
 
 def test_a_body_of_bytes_alone_goes_on_as_it_is() -> None:
@@ -251,7 +261,7 @@ def test_outputs_come_in_the_order_in_which_they_were_asked_for() -> None:
         b'"outputs": [{"name": "b", "parameters": {"binary_data": true}}, {"name": "a"}]}',
         None,
     )
-    body, length = answer_for(asked, pack(InferenceResponse({}, outputs)))
+    body, length = format_answer(asked, pack(InferenceResponse({}, outputs)))
     assert [(o["name"], "data" in o) for o in json.loads(body[:length])["outputs"]] == [("b", False), ("a", True)]
 
 
@@ -259,7 +269,7 @@ def test_what_a_server_adds_to_an_answer_is_kept() -> None:
     said = {"name": "o", "datatype": "BYTES", "shape": [1], "data": [{"label": 1}], "parameters": {"content_type": "x"}}
     answer = read_answer(json.dumps({"model_name": "m", "more": 1, "id": "i", "outputs": [said]}).encode(), None)
     asked = read_inference(b'{"inputs": [{"name": "x", "datatype": "BOOL", "shape": [], "data": [true]}]}', None)
-    body, _ = answer_for(asked, pack(answer))
+    body, _ = format_answer(asked, pack(answer))
     assert json.loads(body) == {"model_name": "m", "more": 1, "outputs": [said]}
 
 
@@ -305,5 +315,5 @@ def test_a_generated_answer_has_the_id_of_its_request() -> None:
     ],
 )
 def test_paths_about_a_model_are_renamed(path: str, name: str | None, expected: str) -> None:
-    assert renamed(path, name) == expected
-    assert (model_in(path) is None) == ("models/a" not in path)
+    assert with_model_name(path, name) == expected
+    assert (model_of_path(path) is None) == ("models/a" not in path)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.kserve import JSON_LENGTH, STREAM, KServe, divided, form_of, joined, rows_of
+from gateway.dialects.kserve import JSON_LENGTH, STREAM, KServe, batch_key, batch_rows, merge_calls, split_answer
 from gateway.dialects.kserve_message import InferenceResponse, pack, unpack
-from gateway.dialects.kserve_tensors import Tensor, packed
+from gateway.dialects.kserve_tensors import Tensor, pack_strings
 from gateway.errors import MalformedResponse
 from gateway.messages import Call
 
@@ -37,11 +37,11 @@ def test_what_a_model_says_of_the_whole_is_divided_as_it_was_joined(given: list[
              max_size=len(rows))), name="t", kind="BYTES"), id=str(at))
         for at, (rows, data) in enumerate(given)
     ]  # fmt: skip
-    rows = [rows_of(member) or 0 for member in members]
-    assert len({form_of(member) for member in members}) == 1
-    whole = joined(members).body["inference"]
+    rows = [batch_rows(member) or 0 for member in members]
+    assert len({batch_key(member) for member in members}) == 1
+    whole = merge_calls(members).body["inference"]
     assert all(each.shape[0] == sum(rows) for each in whole.inputs)
-    answered = divided(pack(InferenceResponse({"model_name": "m"}, whole.inputs)), rows)
+    answered = split_answer(pack(InferenceResponse({"model_name": "m"}, whole.inputs)), rows)
     for member, part in zip(members, answered, strict=True):
         said = unpack(part)
         assert [(t.shape, t.data) for t in said.outputs] == [(t.shape, t.data) for t in member.body["inference"].inputs]
@@ -61,12 +61,12 @@ def test_what_a_model_says_of_the_whole_is_divided_as_it_was_joined(given: list[
     ],
 )
 def test_what_differs_is_of_another_form(other: Call) -> None:
-    assert form_of(other) != form_of(call(tensor([1, 2])))
+    assert batch_key(other) != batch_key(call(tensor([1, 2])))
 
 
 def test_rows_ids_and_the_order_of_inputs_are_no_matter_of_form() -> None:
     first = call(tensor([1, 2]), tensor([3, 4], name="y"), id="1")
-    assert form_of(first) == form_of(call(tensor([3, 4], [5, 6], name="y"), tensor([1, 2], [3, 4]), id="2"))
+    assert batch_key(first) == batch_key(call(tensor([3, 4], [5, 6], name="y"), tensor([1, 2], [3, 4]), id="2"))
 
 
 @pytest.mark.parametrize(
@@ -82,18 +82,18 @@ def test_rows_ids_and_the_order_of_inputs_are_no_matter_of_form() -> None:
     ],
 )
 def test_what_cannot_be_one_with_others_goes_alone(alone: Call) -> None:
-    assert rows_of(alone) is None
+    assert batch_rows(alone) is None
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1)])
 def test_an_output_without_a_row_for_each_is_malformed(shape: tuple[int, ...]) -> None:
     data = b"\0" * (3 if shape == (3, 1) else 1)
     with pytest.raises(MalformedResponse, match="has not a row for each of 2"):
-        divided(pack(InferenceResponse({}, (Tensor("o", "UINT8", shape, {}, data),))), [1, 1])
+        split_answer(pack(InferenceResponse({}, (Tensor("o", "UINT8", shape, {}, data),))), [1, 1])
 
 
 def test_rows_of_texts_are_divided_by_element() -> None:
-    output = Tensor("o", "BYTES", (3, 2), {}, packed([b"a", b"bb", b"", b"c", b"d", b"e"]))
-    first, second = divided(pack(InferenceResponse({}, (output,))), [1, 2])
-    assert unpack(first).outputs[0].data == packed([b"a", b"bb"])
-    assert unpack(second).outputs[0].data == packed([b"", b"c", b"d", b"e"])
+    output = Tensor("o", "BYTES", (3, 2), {}, pack_strings([b"a", b"bb", b"", b"c", b"d", b"e"]))
+    first, second = split_answer(pack(InferenceResponse({}, (output,))), [1, 2])
+    assert unpack(first).outputs[0].data == pack_strings([b"a", b"bb"])
+    assert unpack(second).outputs[0].data == pack_strings([b"", b"c", b"d", b"e"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.openai_answers import DONE, assemble, inspect, renewed, split
-from gateway.dialects.turns import pieces_of
+from gateway.dialects.turns import split_pieces
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import (
     CHAT,
@@ -175,12 +175,12 @@ def test_no_oddity_is_stored_that_one_form_cannot_say(body: Any) -> None:
 
 @given(TEXTS | st.text(alphabet="\u4e2d\u6587a \n", max_size=400))
 def test_pieces_are_the_text_and_none_is_giant(text: str) -> None:
-    assert "".join(pieces_of(text)) == text
-    assert all(0 < len(piece) <= 224 for piece in pieces_of(text))
+    assert "".join(split_pieces(text)) == text
+    assert all(0 < len(piece) <= 224 for piece in split_pieces(text))
 
 
 def test_a_text_without_spaces_comes_in_pieces_too() -> None:
-    assert len(pieces_of("\u4e2d" * 1000)) > 10
+    assert len(split_pieces("\u4e2d" * 1000)) > 10
 
 
 def test_what_filters_say_around_an_answer_takes_nothing_back() -> None:

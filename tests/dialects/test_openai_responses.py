@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.known import dialect_of, understands
+from gateway.dialects.known import can_translate, find_dialect
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.errors import BadRequest, MalformedResponse
@@ -547,9 +547,9 @@ def test_errors_have_openais_shape_and_end_a_stream_in_both_of_its_forms() -> No
 
 
 def test_backends_of_openai_understand_responses_and_others_do_not() -> None:
-    assert dialect_of("POST", "/v1/responses") == dialect_of("POST", "/v1/responses")
-    assert dialect_of("POST", "/v1/responses/resp_1/cancel") is None
-    assert dialect_of("POST", "/v1/responses/compact") is None
-    assert understands("openai", RESPONSES.name)
-    assert understands("openai", OpenAI().name)
-    assert not understands("tfserving", RESPONSES.name)
+    assert find_dialect("POST", "/v1/responses") == find_dialect("POST", "/v1/responses")
+    assert find_dialect("POST", "/v1/responses/resp_1/cancel") is None
+    assert find_dialect("POST", "/v1/responses/compact") is None
+    assert can_translate("openai", RESPONSES.name)
+    assert can_translate("openai", OpenAI().name)
+    assert not can_translate("tfserving", RESPONSES.name)

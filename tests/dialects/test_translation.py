@@ -142,7 +142,7 @@ def test_both_forms_of_openais_answer_are_one_message(
     assert [(use["id"], use["name"], use["input"]) for use in uses] == [
         (call["id"], call["name"], call["input"]) for call in calls
     ]
-    assert anthropic_answers.tokens_of(whole["usage"]) == (7, 5)
+    assert anthropic_answers.count_tokens(whole["usage"]) == (7, 5)
 
 
 @given(SAID, CALLS)

@@ -93,10 +93,10 @@ def test_a_toy_corpus_is_learnt_and_reported(entry: Path) -> None:
     assert report["accuracy"]["share"] >= 0.8
     assert report["rows"] + report["held_out"] == 36
     assert report["models"]["student"]["bytes"] < report["models"]["student"]["fp32_bytes"]
-    assert Classifier(entry).say("the card").text == "lost"
+    assert Classifier(entry).classify_text("the card").text == "lost"
     about = json.loads((entry / "config.json").read_text())
     (entry / "config.json").write_text(json.dumps(about | {"accept_above": 0.999999}))
-    assert Classifier(entry).say("hello").text == UNSURE
+    assert Classifier(entry).classify_text("hello").text == UNSURE
     (entry / "config.json").write_text(json.dumps(about))
 
 

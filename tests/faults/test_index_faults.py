@@ -82,7 +82,7 @@ async def test_an_index_that_hangs_costs_its_timeout_and_no_request(
     await served.chat(STORED)
     monkeypatch.setattr(index, "_timeout_s", 0.05)
     hanging = asyncio.create_task(index._owner.run(lambda: held.wait(30.0)))
-    await until(lambda: index._owner._turn.locked())
+    await until(lambda: index._owner._lock.locked())
     answer = await served.chat(ASKED)
     assert (answer.status, answer.text) == (200, f"upstream answers: {ASKED}")
     held.set()

@@ -56,8 +56,8 @@ async def test_what_memory_alone_has_since_the_store_was_away(served: Served, mo
 async def test_what_the_store_takes_as_it_is_looked_through(
     served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    behind: Any = served.gateway.parts.space.behind
-    put, go_on, waiting = behind.put, asyncio.Event(), 0
+    backing_store: Any = served.gateway.parts.space.backing_store
+    put, go_on, waiting = backing_store.put, asyncio.Event(), 0
 
     async def held(what: Any) -> Any:
         nonlocal waiting
@@ -65,7 +65,7 @@ async def test_what_the_store_takes_as_it_is_looked_through(
         await go_on.wait()
         return await what()
 
-    monkeypatch.setattr(behind, "put", lambda *some: held(lambda: put(*some)))
+    monkeypatch.setattr(backing_store, "put", lambda *some: held(lambda: put(*some)))
     asking = asyncio.create_task(served.chat(QUESTION, stream=stream))
     await until(lambda: waiting)
     assert await purged(served, like=CLOSE) == 0

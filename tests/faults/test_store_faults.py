@@ -62,7 +62,7 @@ def is_miss(answer: Answer) -> bool:
 def hung(served: Served) -> Iterator[None]:
     """Its store keeps its connections and answers nothing."""
     with pytest.MonkeyPatch.context() as patch, frozen(store_pid(served)):
-        patch.setattr(served.gateway.stores.redis._guard, "_timeout_s", HUNG_S)
+        patch.setattr(served.gateway.stores.redis._store_client, "_timeout_s", HUNG_S)
         yield
 
 

@@ -42,7 +42,7 @@ def gateway_on(upstream: Upstream, path: Path) -> Any:
 @pytest.fixture
 async def embedded(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
     async with gateway_on(upstream, tmp_path) as served:
-        await until(lambda: served.gateway.parts.evictions.compared > 0)
+        await until(lambda: served.gateway.parts.evictions.comparisons > 0)
         yield served
 
 
@@ -68,7 +68,7 @@ def gone(pid: int) -> bool:
 
 async def back(served: Served, times: int = 1) -> None:
     await until(lambda: restarts(served) == times)
-    await until(lambda: served.gateway.parts.evictions.compared > 0)
+    await until(lambda: served.gateway.parts.evictions.comparisons > 0)
 
 
 def is_hit(answer: Answer) -> bool:
@@ -188,7 +188,7 @@ async def test_a_store_that_cannot_be_started_at_first_is_tried_again(
 
 
 async def test_the_first_start_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_valkey, "LINGER_S", 0.05)
+    monkeypatch.setattr(embedded_valkey, "LOCK_TIMEOUT_S", 0.05)
     other = await EmbeddedValkey.start(tmp_path, max_memory=MEMORY)
     try:
         with pytest.raises(ChildFailed, match="of another gateway still runs"):
@@ -218,7 +218,7 @@ async def test_a_stop_while_it_is_started_again_ends_both(
     started: list[int] = []
 
     async def reads_on(reading: LogLineReader) -> bool:
-        told = await reading._said(b"INFO server\r\n", 8192)
+        told = await reading._query(b"INFO server\r\n", 8192)
         started.append(int(told.partition(b"process_id:")[2].split()[0]))
         looked.set()
         return False
@@ -275,5 +275,5 @@ def test_what_was_not_said_is_counted_in_the_next_line(caplog: pytest.LogCapture
 
 def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_steady_life() -> None:
     pauses = Backoff(0.5, 3.0, 60.0)
-    assert [pauses.after(1.0) for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
-    assert [pauses.after(61.0), pauses.after(1.0)] == [0.5, 1.0]
+    assert [pauses.next_delay(1.0) for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert [pauses.next_delay(61.0), pauses.next_delay(1.0)] == [0.5, 1.0]

@@ -14,7 +14,7 @@ import trustme
 
 from gateway.upstream.http1.errors import ConnectFailed, ConnectTimedOut, Disconnected, ExchangeFailed, TimedOut
 from gateway.upstream.http_client import HttpClient, UpstreamRequest
-from tests.fixtures.http_clients import CLIENTS, asked, client_at, due, get, rest_of
+from tests.fixtures.http_clients import CLIENTS, asked, client_at, deadline, get, rest_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream, wire_upstream
 
@@ -122,7 +122,7 @@ async def test_headers_are_handed_on_as_they_came(client: HttpClient, server: Wi
         ("Set-Cookie", b"a=1"), ("Set-Cookie", b"b=2"), ("Empty", b""), ("Spaced", b"x y"), ("Utf", b"\xc3\xa9"),
         ("Latin", b"\xe9"), ("Content-Type", b"Text/Event-Stream; charset=utf-8"), ("Content-Length", b"0"),
     ]  # fmt: skip
-    assert dict(got.noted) == {"content-type": "Text/Event-Stream; charset=utf-8", "content-length": "0"}
+    assert dict(got.header_map) == {"content-type": "Text/Event-Stream; charset=utf-8", "content-length": "0"}
 
 
 async def test_a_request_is_sent_as_it_is(client: HttpClient, server: WireUpstream) -> None:
@@ -309,7 +309,7 @@ async def test_a_head_that_does_not_come_in_time_ends_the_connection(
     await asked(client, get())  # however long it takes to connect
     server.script = script
     with pytest.raises(TimedOut) as raised:
-        await client.ask(get(), due(0.1))
+        await client.send(get(), deadline(0.1))
     assert raised.value.sent
     await until(lambda: connections(server) == 0)
 
@@ -326,10 +326,10 @@ async def test_a_body_that_falls_silent_is_not_waited_for(
         await wire.rest()
 
     server.script = script
-    answer = await client.ask(get(), due())
-    assert await answer.read(due()) == b"hello"
+    answer = await client.send(get(), deadline())
+    assert await answer.read(deadline()) == b"hello"
     with pytest.raises(TimedOut):
-        await answer.read(due(0.05))
+        await answer.read(deadline(0.05))
     answer.close()
     answer.close()
     await until(lambda: connections(server) == 0)
@@ -340,14 +340,14 @@ async def test_nobody_there_is_a_failure_of_which_nothing_was_sent(kind: str) ->
         unused.bind(("127.0.0.1", 0))
         async with client_at(kind, f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
             with pytest.raises(ConnectFailed) as raised:
-                await client.ask(get(), due())
+                await client.send(get(), deadline())
     assert not raised.value.sent
 
 
 async def test_an_unknown_name_is_a_failure_of_which_nothing_was_sent(kind: str) -> None:
     async with client_at(kind, "http://nobody.invalid") as client:
         with pytest.raises(ConnectFailed) as raised:
-            await client.ask(get(), due())
+            await client.send(get(), deadline())
     assert not raised.value.sent
 
 
@@ -357,7 +357,7 @@ async def test_a_handshake_that_does_not_end_is_a_connection_that_does_not_come_
     """The server takes TLS's first words for the head of a request that goes on."""
     async with client_at(kind, server.url.replace("http:", "https:"), connect_s=0.1) as client:
         with pytest.raises(ConnectTimedOut) as raised:
-            await client.ask(get(), due())
+            await client.send(get(), deadline())
         assert not raised.value.sent
         await until(lambda: connections(server) == 0)
 
@@ -402,9 +402,9 @@ async def test_no_more_connections_than_allowed_are_opened(kind: str, server: Wi
     assert most <= 2
 
 
-async def pieces(*given: bytes) -> AsyncIterator[bytes]:
-    for piece in given:
-        yield piece
+async def chunks(*given: bytes) -> AsyncIterator[bytes]:
+    for chunk in given:
+        yield chunk
         await asyncio.sleep(0)
 
 
@@ -412,7 +412,7 @@ async def pieces(*given: bytes) -> AsyncIterator[bytes]:
 async def test_a_body_is_sent_as_it_comes(client: HttpClient, server: WireUpstream, length: int | None) -> None:
     server.answer(OK)
     for _ in range(2):
-        body = pieces(b"hello", b"", b" ", b"world")
+        body = chunks(b"hello", b"", b" ", b"world")
         assert (await asked(client, UpstreamRequest("PUT", "/", (), body, length, repeatable=False)))[1] == b"ok"
     assert [request.body for request in server.requests] == [b"hello world"] * 2
     assert server.requests[0].all("content-length") == ([] if length is None else ["11"])
@@ -468,11 +468,11 @@ async def test_an_answer_may_come_while_its_request_goes_on(client: HttpClient, 
     async def script(wire: Wire, head: Message) -> None:
         chunks = wire.chunks(head)
         await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n%b\r\n" % await anext(chunks))
-        await wire.send(b"3\r\n%b\r\n0\r\n\r\n" % b"".join([piece async for piece in chunks]))
+        await wire.send(b"3\r\n%b\r\n0\r\n\r\n" % b"".join([chunk async for chunk in chunks]))
 
     server.script, server.streaming = script, True
-    answer = await client.ask(UpstreamRequest("PUT", "/", (), body(), repeatable=False), due())
-    assert await answer.read(due()) == b"one"
+    answer = await client.send(UpstreamRequest("PUT", "/", (), body(), repeatable=False), deadline())
+    assert await answer.read(deadline()) == b"one"
     heard.put_nowait(b"two")
     assert await rest_of(answer) == b"two"
     answer.close()
@@ -491,17 +491,17 @@ async def test_a_server_that_never_reads_is_given_up_in_time(client: HttpClient,
     await asked(client, get())
     server.script = script
     with pytest.raises(TimedOut):
-        await client.ask(UpstreamRequest("PUT", "/", (), body(), repeatable=False), due(0.2))
+        await client.send(UpstreamRequest("PUT", "/", (), body(), repeatable=False), deadline(0.2))
 
 
 async def test_a_server_that_does_not_read_holds_back_who_sends(client: HttpClient, server: WireUpstream) -> None:
-    sent, reads, piece = 0, asyncio.Event(), b"x" * 65536
+    sent, reads, chunk = 0, asyncio.Event(), b"x" * 65536
 
     async def body() -> AsyncIterator[bytes]:
         nonlocal sent
         for _ in range(512):
-            yield piece
-            sent += len(piece)
+            yield chunk
+            sent += len(chunk)
 
     async def script(wire: Wire, head: Message) -> None:
         await reads.wait()
@@ -518,7 +518,7 @@ async def test_a_server_that_does_not_read_holds_back_who_sends(client: HttpClie
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await reads.wait()
-    assert sent < 512 * len(piece)
+    assert sent < 512 * len(chunk)
     reads.set()
     assert (await task)[1] == b"ok"
 
@@ -535,7 +535,7 @@ async def test_who_does_not_read_holds_back_the_server(client: HttpClient, serve
             sent += 65536
 
     server.script = script
-    answer = await client.ask(get(), due())
+    answer = await client.send(get(), deadline())
     before = -1
     while sent != before:
         before = sent
@@ -604,7 +604,7 @@ async def test_a_certificate_that_is_not_trusted_is_no_connection(
     context = trusting(trustme.CA() if strange else authority)
     async with client_at(kind, f"https://{host}:{over_tls[0]}", tls=context) as client:
         with pytest.raises(ConnectFailed) as raised:
-            await client.ask(get(), due())
+            await client.send(get(), deadline())
     assert not raised.value.sent
 
 
@@ -663,7 +663,7 @@ async def test_the_own_client_tells_a_silent_end_from_a_broken_answer(server: Wi
     server.script = script
     async with client_at("own", server.url) as client:
         with pytest.raises(Disconnected):
-            await client.ask(get(), due())
+            await client.send(get(), deadline())
 
 
 async def test_a_server_without_tls_is_told_in_words() -> None:
@@ -676,4 +676,4 @@ async def test_a_server_without_tls_is_told_in_words() -> None:
         port = listener.sockets[0].getsockname()[1]
         async with client_at("own", f"https://127.0.0.1:{port}") as client:
             with pytest.raises(ConnectFailed, match="it does not speak TLS: is its url http:// rather than https://"):
-                await client.ask(get(), due())
+                await client.send(get(), deadline())

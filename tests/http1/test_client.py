@@ -19,9 +19,9 @@ from gateway.upstream.http1.errors import (
     UploadFailed,
 )
 from gateway.upstream.http1.headers import Origin, request_head
-from gateway.upstream.http1.parser import MAX_BARREN_BYTES, MAX_HEADERS, MAX_INFORMATIONAL
+from gateway.upstream.http1.parser import MAX_HEADERS, MAX_INFORMATIONAL, MAX_NON_BODY_BYTES
 from gateway.upstream.http1.pool import MAX_WAITING
-from tests.fixtures.http_clients import PATIENT_S, due, rest_of
+from tests.fixtures.http_clients import PATIENT_S, deadline, rest_of
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream
 
@@ -30,15 +30,20 @@ CROWD = 200
 GET = request_head("GET", "/", "h", [], b"")
 
 
-async def body_of(client: Client, head: bytes = GET, *, headless: bool = False, repeatable: bool = True) -> bytes:
-    return await rest_of(await client.ask(head, headless=headless, repeatable=repeatable, due=due()))
+async def body_of(
+    client: Client, head: bytes = GET, *, is_head_request: bool = False, repeatable: bool = True
+) -> bytes:
+    return await rest_of(
+        await client.send(head, is_head_request=is_head_request, repeatable=repeatable, deadline=deadline())
+    )
 
 
 BEYOND = {
     "too many headers": b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * (MAX_HEADERS + 1) + b"\r\n",
-    "too long a head": b"HTTP/1.1 200 OK\r\nX: " + b"a" * MAX_BARREN_BYTES + b"\r\nContent-Length: 0\r\n\r\n",
-    "too long a chunk extension": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"a" * MAX_BARREN_BYTES,
-    "too long trailers": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * MAX_BARREN_BYTES,
+    "too long a head": b"HTTP/1.1 200 OK\r\nX: " + b"a" * MAX_NON_BODY_BYTES + b"\r\nContent-Length: 0\r\n\r\n",
+    "too long a chunk extension": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;"
+    + b"a" * MAX_NON_BODY_BYTES,
+    "too long trailers": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * MAX_NON_BODY_BYTES,
     "too many informational answers": b"HTTP/1.1 103 X\r\n\r\n" * (MAX_INFORMATIONAL + 1) + OK,
     "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
     "compressed chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
@@ -132,7 +137,7 @@ async def test_who_finds_no_connection_waits_no_longer_than_its_own_time(client:
     held = [asyncio.create_task(body_of(client)) for _ in range(2)]
     await until(lambda: len(server.requests) == 2)
     with pytest.raises(ConnectTimedOut) as raised:
-        await client.ask(GET, repeatable=True, due=due(0.02))
+        await client.send(GET, repeatable=True, deadline=deadline(0.02))
     assert not raised.value.sent
     for task in held:
         task.cancel()
@@ -239,9 +244,9 @@ async def test_an_answer_that_had_begun_is_not_asked_for_again(client: Client, s
     assert len(server.requests) == 2
 
 
-async def pieces(*given: bytes) -> AsyncIterator[bytes]:
-    for piece in given:
-        yield piece
+async def chunks(*given: bytes) -> AsyncIterator[bytes]:
+    for chunk in given:
+        yield chunk
 
 
 @pytest.mark.parametrize("given", [(b"12",), (b"12", b"3456")], ids=["shorter", "longer"])
@@ -252,7 +257,7 @@ async def test_a_body_is_as_long_as_its_head_says_or_the_request_fails(
     server.script = silent
     head = request_head("PUT", "/", "h", [], b"Content-Length: 4\r\n")
     with pytest.raises(UploadFailed):
-        await client.ask(head, pieces(*given), length=4, repeatable=False, due=due())
+        await client.send(head, chunks(*given), length=4, repeatable=False, deadline=deadline())
     await until(lambda: client.pool.open == 0)
     assert all(request.body == b"" or len(request.body) <= 4 for request in server.requests)
 
@@ -263,12 +268,12 @@ async def test_an_answer_is_given_up_once(client: Client, server: WireUpstream) 
         await wire.rest()
 
     server.script = script
-    answer = await client.ask(GET, repeatable=True, due=due())
+    answer = await client.send(GET, repeatable=True, deadline=deadline())
     answer.close()
     answer.close()
-    assert await answer.read(due()) == b"half"  # what had come is there
+    assert await answer.read(deadline()) == b"half"  # what had come is there
     with pytest.raises(ExchangeFailed):
-        await answer.read(due())
+        await answer.read(deadline())
     await until(lambda: client.pool.open == 0)
 
 
@@ -293,10 +298,10 @@ async def test_pieces_are_given_as_they_came(client: Client, server: WireUpstrea
         await wire.send(b"0\r\n\r\n")
 
     server.script = script
-    answer = await client.ask(GET, repeatable=True, due=due())
+    answer = await client.send(GET, repeatable=True, deadline=deadline())
     got = []
-    while piece := await answer.read(due()):
-        got.append(piece)
+    while chunk := await answer.read(deadline()):
+        got.append(chunk)
         heard.set()
     assert got == [b"%d--" % i for i in range(5)]
 
@@ -315,7 +320,7 @@ async def test_an_alarm_rings_at_its_last_time_and_once() -> None:
     await until(lambda: rung)
     assert loop.time() >= now + 0.03
     alarm.set(now)
-    alarm.off()
+    alarm.cancel()
     await asyncio.sleep(0)
     assert rung == 1
 
@@ -330,9 +335,11 @@ async def test_a_kept_connection_sets_no_timer_a_request(
     call_at = loop.call_at
     monkeypatch.setattr(loop, "call_at", lambda *a, **k: timers.append(a) or call_at(*a, **k))
     for _ in range(20):
-        answer = await client.ask(GET, repeatable=True, due=due(20 * PATIENT_S))  # beyond when it has lain idle
-        await answer.read(due(20 * PATIENT_S))
-    ours = [timer for timer in timers if getattr(timer[1], "__func__", None) is DeadlineTimer._passed]
+        answer = await client.send(
+            GET, repeatable=True, deadline=deadline(20 * PATIENT_S)
+        )  # beyond when it has lain idle
+        await answer.read(deadline(20 * PATIENT_S))
+    ours = [timer for timer in timers if getattr(timer[1], "__func__", None) is DeadlineTimer._on_timer]
     assert ours == []
 
 
@@ -341,5 +348,5 @@ async def test_a_wait_that_ends_is_the_connections_last(client: Client, server: 
     await body_of(client)  # however long it takes to connect
     server.script = silent
     with pytest.raises(TimedOut):
-        await client.ask(GET, repeatable=True, due=due(0.02))
+        await client.send(GET, repeatable=True, deadline=deadline(0.02))
     await until(lambda: client.pool.open == 0)

@@ -12,8 +12,8 @@ from gateway.upstream.http1.headers import (
     HeaderNames,
     Origin,
     check_coding,
-    framing_of,
-    kept_s,
+    framing_lines,
+    keep_alive_s,
     request_head,
 )
 
@@ -71,7 +71,7 @@ def test_a_head_has_as_many_lines_as_headers_or_there_is_none(headers: list[tupl
     ],
 )
 def test_a_body_says_how_long_it_is(method: str, length: int | None, framing: bytes) -> None:
-    assert framing_of(method, length) == framing
+    assert framing_lines(method, length) == framing
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_chunked_is_read_however_it_is_written() -> None:
     ],
 )
 def test_a_connection_is_kept_a_second_less_than_its_server_keeps_it(said: str | None, kept: float) -> None:
-    assert kept_s(said, 15.0) == kept
+    assert keep_alive_s(said, 15.0) == kept
 
 
 def test_names_are_remembered_and_no_more_of_them_than_allowed() -> None:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from gateway.upstream.http1.errors import MalformedAnswer
 from gateway.upstream.http1.headers import HeaderNames
-from gateway.upstream.http1.parser import MAX_KNOWN, VAIN, CachedHead, HeadShape, ResponseHeadCache, ResponseParser
+from gateway.upstream.http1.parser import (
+    MAX_CACHED_HEADS,
+    MISS_LIMIT,
+    CachedHead,
+    HeadShape,
+    ResponseHeadCache,
+    ResponseParser,
+)
 from gateway.upstream.http1.response import HttpResponse
 
 OK = b"HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 13:08:17 GMT\r\nX-A: b\r\nContent-Length: 2\r\n\r\nok"
@@ -23,26 +30,26 @@ class Read:
 
     status: int
     headers: tuple[tuple[str, str], ...]
-    noted: tuple[tuple[str, str], ...]
+    header_map: tuple[tuple[str, str], ...]
     body: bytes
     whole: bool
     idle_s: float
     error: str
 
 
-def read(parser: ResponseParser, pieces: list[bytes], *, headless: bool = False) -> tuple[Read, HttpResponse]:
+def read(parser: ResponseParser, chunks: list[bytes], *, is_head_request: bool = False) -> tuple[Read, HttpResponse]:
     answer, error = HttpResponse(None), ""
-    parser.begin(answer, headless=headless)
-    for piece in pieces:
+    parser.start(answer, is_head_request=is_head_request)
+    for chunk in chunks:
         try:
-            parser.feed(piece)
+            parser.feed(chunk)
         except MalformedAnswer as malformed:
             error = str(malformed)
         if error or parser.ended:
             break
     idle_s = parser.idle_s(15.0) if parser.ended and not error else 0.0
-    noted = tuple(sorted(answer.noted.items()))
-    said = Read(answer.status, tuple(answer.headers), noted, b"".join(answer.pieces), parser.ended, idle_s, error)
+    header_map = tuple(sorted(answer.header_map.items()))
+    said = Read(answer.status, tuple(answer.headers), header_map, b"".join(answer.chunks), parser.ended, idle_s, error)
     assert answer.unread == len(said.body)
     return said, answer
 
@@ -71,22 +78,22 @@ class Kept:
     def _new(self) -> None:
         self.parser = ResponseParser(HeaderNames(), self.known)
 
-    def like(self, answer: HttpResponse) -> HeadShape | None:
+    def shape(self, answer: HttpResponse) -> HeadShape | None:
         """The known form of its head, where llhttp did not read it."""
         last = self.known.last
-        return last.like if last is not None and answer.noted is last.noted else None
+        return last.shape if last is not None and answer.header_map is last.header_map else None
 
-    def read(self, *pieces: bytes, headless: bool = False) -> tuple[Read, HttpResponse]:
+    def read(self, *chunks: bytes, is_head_request: bool = False) -> tuple[Read, HttpResponse]:
         self.known.last = None
-        said, answer = read(self.parser, list(pieces), headless=headless)
+        said, answer = read(self.parser, list(chunks), is_head_request=is_head_request)
         if not said.idle_s:
             self._new()
         return said, answer
 
 
-def anew(*pieces: bytes, headless: bool = False) -> Read:
+def anew(*chunks: bytes, is_head_request: bool = False) -> Read:
     """By llhttp, which has seen nothing before."""
-    return read(ResponseParser(HeaderNames(), ResponseHeadCache()), list(pieces), headless=headless)[0]
+    return read(ResponseParser(HeaderNames(), ResponseHeadCache()), list(chunks), is_head_request=is_head_request)[0]
 
 
 VALUES = st.sampled_from(
@@ -135,7 +142,7 @@ def answers(draw: st.DrawFn) -> tuple[bytes, ...]:
     if not data or draw(st.integers(0, 5)):
         return (data,)
     cut = draw(st.integers(0, len(data)))
-    return tuple(piece for piece in (data[:cut], data[cut:]) if piece)
+    return tuple(chunk for chunk in (data[:cut], data[cut:]) if chunk)
 
 
 @given(st.lists(answers(), min_size=2, max_size=6), st.booleans())
@@ -145,14 +152,14 @@ def answers(draw: st.DrawFn) -> tuple[bytes, ...]:
 @example([(OK,), (OK.replace(b"\r\nX-A: b", b"\nX-A: b"),)], False)
 def test_they_are_read_as_llhttp_reads_them(said: list[tuple[bytes, ...]], twice: bool) -> None:
     kept = Kept()
-    for pieces in said * 2 if twice else said:
-        assert kept.read(*pieces)[0] == anew(*pieces), pieces
+    for chunks in said * 2 if twice else said:
+        assert kept.read(*chunks)[0] == anew(*chunks), chunks
 
 
 def test_what_varies_makes_no_other_head() -> None:
     kept = Kept()
     first = kept.read(OK)[1]
-    assert kept.like(first) is None
+    assert kept.shape(first) is None
     alike, likes = [], []
     for data in (
         OK,
@@ -160,10 +167,10 @@ def test_what_varies_makes_no_other_head() -> None:
         OK.replace(b"Content-Length: 2\r\n\r\nok", b"Content-Length: 5\r\n\r\nhello"),
     ):
         alike.append(kept.read(data))
-        likes.append(kept.like(alike[-1][1]))
-    assert likes[0] is not None and all(like is likes[0] for like in likes)
+        likes.append(kept.shape(alike[-1][1]))
+    assert likes[0] is not None and all(shape is likes[0] for shape in likes)
     assert [said.body for said, _ in alike] == [b"ok", b"ok", b"hello"]
-    assert alike[2][0].headers[2] == ("Content-Length", "5") and alike[2][1].noted["content-length"] == "5"
+    assert alike[2][0].headers[2] == ("Content-Length", "5") and alike[2][1].header_map["content-length"] == "5"
     assert first.headers[0][1] == "Sun, 22 Nov 2026 13:08:17 GMT"  # nobody's answer is changed by another's
 
 
@@ -188,33 +195,33 @@ def test_what_is_never_known(data: bytes) -> None:
     kept = Kept()
     for _ in range(3):
         said, answer = kept.read(data)
-        assert kept.like(answer) is None and said == anew(data)
+        assert kept.shape(answer) is None and said == anew(data)
 
 
 def test_an_answer_to_head_is_none_that_is_known() -> None:
     kept, head = Kept(), OK[:-2]
     for _ in range(2):
         kept.read(OK)
-        said, answer = kept.read(head, headless=True)
-        assert kept.like(answer) is None and said.whole and not said.body
+        said, answer = kept.read(head, is_head_request=True)
+        assert kept.shape(answer) is None and said.whole and not said.body
 
 
 def test_a_server_that_always_says_something_else_is_seldom_looked_at() -> None:
     kept = Kept()
-    for number in range(3 * VAIN):
+    for number in range(3 * MISS_LIMIT):
         kept.read(OK.replace(b"X-A: b", b"X-A: %d" % number))
-    assert len(kept.known._likes) <= VAIN + 2
-    for _ in range(2 * VAIN):
+    assert len(kept.known._shapes) <= MISS_LIMIT + 2
+    for _ in range(2 * MISS_LIMIT):
         _, answer = kept.read(OK)
-    assert kept.like(answer) is not None
+    assert kept.shape(answer) is not None
 
 
 def test_what_is_known_is_bounded() -> None:
     kept = Kept()
     kept.read(OK)
-    for number in range(MAX_KNOWN + 2):
-        assert kept.like(kept.read(OK.replace(b"13:08", b"%d" % number))[1]) is not None
-    assert 0 < len(kept.known) <= MAX_KNOWN
+    for number in range(MAX_CACHED_HEADS + 2):
+        assert kept.shape(kept.read(OK.replace(b"13:08", b"%d" % number))[1]) is not None
+    assert 0 < len(kept.known) <= MAX_CACHED_HEADS
     for number in range(3):  # ids that no two answers share are no heads to remember
         kept.read(OK.replace(b"X-A: b", b"x-request-id: %d" % number))
     assert len(kept.known) <= 3

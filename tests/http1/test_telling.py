@@ -11,7 +11,7 @@ from gateway.upstream.http1.connection import MAX_UNREAD_BYTES
 from gateway.upstream.http1.errors import Broken, TimedOut
 from gateway.upstream.http1.headers import request_head
 from gateway.upstream.http1.response import HttpResponse
-from tests.fixtures.http_clients import due
+from tests.fixtures.http_clients import deadline
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Message, Wire, WireUpstream
 
@@ -60,7 +60,7 @@ def scripted(server: WireUpstream, *parts: bytes, then: bytes = b"") -> asyncio.
 
 async def test_each_piece_is_told_of_and_the_end(client: Client, server: WireUpstream) -> None:
     go_on = scripted(server, b"1\r\na\r\n", b"1\r\nb\r\n1\r\nc\r\n", b"1\r\nd\r\n0\r\n\r\n")
-    told = Told(await client.ask(GET, repeatable=True, due=due()))
+    told = Told(await client.send(GET, repeatable=True, deadline=deadline()))
     for came in ([b"a"], [b"a", b"bc"], [b"a", b"bc", b"d"]):
         assert not told.over
         go_on.set()
@@ -72,9 +72,9 @@ async def test_each_piece_is_told_of_and_the_end(client: Client, server: WireUps
 
 async def test_half_a_piece_tells_nobody(client: Client, server: WireUpstream) -> None:
     go_on = scripted(server, b"5", b"\r\n", b"hello\r\n0\r\n\r\n")
-    answer = await client.ask(GET, repeatable=True, due=due())
+    answer = await client.send(GET, repeatable=True, deadline=deadline())
     woken = []
-    answer.tell(lambda: woken.append(answer.poll()), LONG_S, due())
+    answer.tell(lambda: woken.append(answer.poll()), LONG_S, deadline())
     for _ in range(3):
         go_on.set()
         await until(lambda: not go_on.is_set())
@@ -85,7 +85,7 @@ async def test_half_a_piece_tells_nobody(client: Client, server: WireUpstream) -
 @pytest.mark.parametrize("then", [b"close"])
 async def test_a_connection_that_ends_is_told_of(client: Client, server: WireUpstream, then: bytes) -> None:
     go_on = scripted(server, b"1\r\na\r\n", then=then)
-    told = Told(await client.ask(GET, repeatable=True, due=due()))
+    told = Told(await client.send(GET, repeatable=True, deadline=deadline()))
     go_on.set()
     await until(lambda: told.error is not None)
     assert (told.got, type(told.error)) == ([b"a"], Broken)
@@ -94,7 +94,7 @@ async def test_a_connection_that_ends_is_told_of(client: Client, server: WireUps
 async def test_silence_fails_the_exchange_and_each_piece_puts_it_off(client: Client, server: WireUpstream) -> None:
     go_on = scripted(server, *[b"1\r\na\r\n"] * 6)
     loop = asyncio.get_running_loop()
-    told = Told(await client.ask(GET, repeatable=True, due=due()), silence_s=SILENCE_S)
+    told = Told(await client.send(GET, repeatable=True, deadline=deadline()), silence_s=SILENCE_S)
     for count in range(6):
         asked = loop.time()  # no piece is heard before
         go_on.set()
@@ -114,7 +114,7 @@ async def test_all_of_it_has_to_come_in_time_whatever_comes_meanwhile(client: Cl
             await asyncio.sleep(SHORT_S / 20)
 
     server.script = script
-    told = Told(await client.ask(GET, repeatable=True, due=due()), total_s=SHORT_S)
+    told = Told(await client.send(GET, repeatable=True, deadline=deadline()), total_s=SHORT_S)
     await until(lambda: told.error is not None)
     assert isinstance(told.error, TimedOut)
 
@@ -135,9 +135,9 @@ async def test_while_nobody_waits_nothing_is_late_and_what_comes_is_bounded(
         wire.writer.write(b"0\r\n\r\n")
 
     server.script = script
-    answer = await client.ask(GET, repeatable=True, due=due())
-    answer.tell(lambda: None, SHORT_S, due())
-    answer.tell(None, SHORT_S, due())
+    answer = await client.send(GET, repeatable=True, deadline=deadline())
+    answer.tell(lambda: None, SHORT_S, deadline())
+    answer.tell(None, SHORT_S, deadline())
     await asyncio.sleep(3 * SHORT_S)
     before = -1
     while sent != before:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http_server import heads as module
-from gateway.http_server.heads import RequestHead, RequestHeads, decisive_of
+from gateway.http_server.heads import RequestHead, RequestHeads, head_digest
 
 LINE = b"POST /v1/chat/completions?a=b HTTP/1.1\r\n"
 PLAIN = LINE + b"Host: g\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n"
@@ -94,7 +94,7 @@ def test_what_traces_a_request_decides_nothing_and_is_read_each_time() -> None:
     seen = [heads.read(PLAIN.replace(b"Host: g", traced % (i, i))) for i in (1, 2)]
     assert [head and head.headers["x-request-id"] for head in seen] == ["1", "2"]
     assert [head and head.headers["traceparent"] for head in seen] == ["1", "2"]
-    assert {head and head.decisive for head in seen} == {plain(PLAIN).decisive}
+    assert {head and head.digest for head in seen} == {plain(PLAIN).digest}
 
 
 def test_a_head_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_a_head_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     other = heads.read(PLAIN.replace(b"12", b"13"))
     assert other is not None
     assert first is not None
-    assert (other.length, other.decisive) == (13, first.decisive)
+    assert (other.length, other.digest) == (13, first.digest)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +131,11 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_everything_else_decides(other: bytes) -> None:
-    assert plain(other).decisive != plain(PLAIN).decisive
+    assert plain(other).digest != plain(PLAIN).digest
 
 
 def test_parts_cannot_run_into_each_other() -> None:
-    assert decisive_of("POST", "/a", [("b", "cd:e")]) != decisive_of("POST", "/a", [("b", "c"), ("d", "e")])
+    assert head_digest("POST", "/a", [("b", "cd:e")]) != head_digest("POST", "/a", [("b", "c"), ("d", "e")])
 
 
 class _Protocol(BaseProtocol):

@@ -144,7 +144,7 @@ async def both(tmp_path: Path, upstream: Upstream) -> AsyncIterator[tuple[Served
             pair.append(await stack.enter_async_context(gateway_of(config, POLICY)))
         for each in pair:
             await recovered(each)  # as it says of itself
-        pair[1].gateway.data_port._connections.plainly = False
+        pair[1].gateway.data_port._connections.accepts_plain = False
         yield pair[0], pair[1]
 
 
@@ -176,8 +176,8 @@ async def test_both_answer_alike(both: tuple[Served, Served]) -> None:
         if plain != full:
             different[name] = (plain, full)
     assert not different, json.dumps({name: [str(each) for each in pair] for name, pair in different.items()}, indent=1)
-    assert len(fast_path(both[0])._known) >= 7  # a request is remembered from its second hit on
-    assert len(fast_path(both[1])._known) == 0
+    assert len(fast_path(both[0])._hits) >= 7  # a request is remembered from its second hit on
+    assert len(fast_path(both[1])._hits) == 0
 
 
 async def test_requests_may_be_cut_anywhere(both: tuple[Served, Served]) -> None:
@@ -206,7 +206,7 @@ async def hot(served: Served, wire: Wire, request: bytes = HI) -> None:
     for _ in range(3):
         await wire.send(request)
         answer = await wire.message()
-    assert len(fast_path(served)._known)
+    assert len(fast_path(served)._hits)
     assert answer.all("Cache-Status")[0].startswith("nearhit; hit; detail=exact")
 
 
@@ -220,7 +220,7 @@ def is_hit(answer: Message) -> bool:
 
 async def test_a_hot_answer_needs_no_other_step(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where head and body come apart, and with an id of each request's own."""
-    monkeypatch.setattr(plain_connection, "WAIT_S", 3600.0)  # how long the body takes is not looked at
+    monkeypatch.setattr(plain_connection, "REST_TIMEOUT_S", 3600.0)  # how long the body takes is not looked at
     async with connected(served.url) as wire:
         undelayed(wire)
         await hot(served, wire)
@@ -230,7 +230,7 @@ async def test_a_hot_answer_needs_no_other_step(served: Served, monkeypatch: pyt
             await wire.send(ask("hi", b"x-request-id: r%d\r\ntraceparent: %d\r\n" % (i, i)))
             assert (await wire.message()).all("x-request-id") == [f"r{i}"]
             await wire.send(HEAD + b"\r\n\r\n")
-            await until(lambda: plain._pieces)
+            await until(lambda: plain._partial)
             await wire.send(BODY)
             assert is_hit(await wire.message())
 
@@ -295,8 +295,8 @@ async def test_who_asks_and_does_not_read_is_not_read_either(upstream: Upstream,
         await hot(served, wire)
         for _ in range(asked):
             writer.write(HI)
-        await until(lambda: any(not each._out.writable for each in served.gateway.data_port._connections._plain))
-        (connection,) = (each for each in served.gateway.data_port._connections._plain if not each._out.writable)
+        await until(lambda: any(not each._output.writable for each in served.gateway.data_port._connections._plain))
+        (connection,) = (each for each in served.gateway.data_port._connections._plain if not each._output.writable)
         assert connection._transport.get_write_buffer_size() < 2**20
         for _ in range(asked):
             assert len((await wire.message()).body) > 200_000
@@ -331,7 +331,7 @@ async def test_a_request_that_is_half_read_when_the_gateway_stops_is_answered(
             undelayed(wire)
             await hot(served, wire)
             await wire.send(HI[:-5])
-            await until(lambda: any(each._pieces for each in connections._plain))
+            await until(lambda: any(each._partial for each in connections._plain))
             connections.pre_shutdown()
             await wire.send(HI[-5:])
             answer = await wire.message()
@@ -343,17 +343,17 @@ async def test_a_request_whose_body_takes_long_when_the_gateway_stops_is_answere
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than for it to become aiohttp's, who takes no further request by then."""
-    monkeypatch.setattr(plain_connection, "WAIT_S", 3600.0)  # it is said when that is over
+    monkeypatch.setattr(plain_connection, "REST_TIMEOUT_S", 3600.0)  # it is said when that is over
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, server={"drain_timeout": "60s"})
     async with gateway_of(config) as served, connected(served.url) as wire:
         undelayed(wire)
         await hot(served, wire)
         (plain,) = served.gateway.data_port._connections._plain
         await wire.send(HI[:-5])
-        await until(lambda: plain._pieces)
+        await until(lambda: plain._partial)
         stopping = asyncio.create_task(served.gateway.data_port.stop())
-        await until(lambda: plain._gone)
-        plain._waited()
+        await until(lambda: plain._closed)
+        plain._on_wait_timeout()
         await wire.send(HI[-5:])
         answer = await wire.message()
         assert (answer.status, answer.all("Connection")) == (200, ["close"])

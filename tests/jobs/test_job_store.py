@@ -78,9 +78,9 @@ async def test_a_job_is_given_once(jobs: RedisJobs, outside_store: OutsideServer
     assert (claimed.job, claimed.attempt) == (job("one"), 1)
     assert await claim(jobs, worker="other") == []
     assert await jobs.conclude("one", claimed.token, DONE)
-    standing = await jobs.standing("one")
-    assert standing is not None
-    assert (standing.status, standing.result, standing.attempts) == (JobStatus.COMPLETED, DONE.result, 1)
+    job_state = await jobs.job_state("one")
+    assert job_state is not None
+    assert (job_state.status, job_state.result, job_state.attempts) == (JobStatus.COMPLETED, DONE.result, 1)
     await nothing_is_left(jobs, outside_store)
 
 
@@ -112,7 +112,7 @@ async def test_who_was_not_heard_of_has_lost_his_job_and_is_not_heard_any_more(j
     assert (second.attempt, second.token > first.token) == (2, True)
     assert await jobs.beat("w", [("one", first.token)]) == [JobHold.LOST]
     assert not await jobs.conclude("one", first.token, DONE)
-    assert not await jobs.put_back("one", first.token, 0.0, counted=True, error="")
+    assert not await jobs.requeue("one", first.token, 0.0, counted=True, error="")
     assert await jobs.beat("other", [("one", second.token)]) == [JobHold.HELD]
     assert await jobs.conclude("one", second.token, DONE)
 
@@ -136,13 +136,13 @@ async def test_a_dead_one_can_be_dropped(jobs: RedisJobs) -> None:
     (claimed,) = await claim(jobs)
     assert await jobs.conclude("one", claimed.token, Conclusion(JobStatus.FAILED, None, "why", 60.0, dead=True))
     assert await jobs.drop("one")
-    assert await jobs.standing("one") is None
+    assert await jobs.job_state("one") is None
 
 
 async def test_what_is_put_back_comes_again_after_its_delay(jobs: RedisJobs) -> None:
     await offer(jobs, job("one"))
     (claimed,) = await claim(jobs)
-    assert await jobs.put_back("one", claimed.token, 3600.0, counted=False, error="later")
+    assert await jobs.requeue("one", claimed.token, 3600.0, counted=False, error="later")
     assert await claim(jobs) == []
     assert (await jobs.counts()).queued == 1
     cancelled = await jobs.cancel("one", "t", 60.0)
@@ -155,7 +155,7 @@ async def test_that_was_no_attempt(jobs: RedisJobs) -> None:
     for _ in range(5):
         (claimed,) = await claim(jobs)
         assert claimed.attempt == 1
-        assert await jobs.put_back("one", claimed.token, 0.0, counted=False, error="later")
+        assert await jobs.requeue("one", claimed.token, 0.0, counted=False, error="later")
 
 
 async def test_cancelling_leaves_nothing_behind(jobs: RedisJobs, outside_store: OutsideServer) -> None:

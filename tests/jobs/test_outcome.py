@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.job_records import JobResult, JobStatus
 from gateway.job_store import Conclusion
-from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, backoff_s, judged, later_s
+from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, backoff_s, decide, retry_after_s
 
 TERMS = RetryTerms(attempts=3, max_age_s=1000.0, result_s=60.0, dead_s=600.0)
 
@@ -17,13 +17,13 @@ def answer(status: int, *headers: tuple[str, str]) -> JobResult:
 
 
 def test_an_answer_ends_the_job_and_an_error_of_the_client_is_a_failure() -> None:
-    assert judged(answer(200), 1, 0.0, TERMS, 0.5) == Conclusion(JobStatus.COMPLETED, answer(200), "", 60.0)
-    assert judged(answer(404), 1, 0.0, TERMS, 0.5) == Conclusion(JobStatus.FAILED, answer(404), "", 60.0)
+    assert decide(answer(200), 1, 0.0, TERMS, 0.5) == Conclusion(JobStatus.COMPLETED, answer(200), "", 60.0)
+    assert decide(answer(404), 1, 0.0, TERMS, 0.5) == Conclusion(JobStatus.FAILED, answer(404), "", 60.0)
 
 
 def test_a_faulty_backend_is_asked_again_until_the_attempts_are_spent() -> None:
-    assert judged(answer(502), 2, 0.0, TERMS, 0.5) == RetryDecision(2.0, counted=True, error="status 502")
-    last = judged("no answer came", 3, 0.0, TERMS, 0.5)
+    assert decide(answer(502), 2, 0.0, TERMS, 0.5) == RetryDecision(2.0, counted=True, error="status 502")
+    last = decide("no answer came", 3, 0.0, TERMS, 0.5)
     assert isinstance(last, Conclusion)
     assert (last.status, last.dead, last.keep_s) == (JobStatus.FAILED, True, 600.0)
     assert last.error == "no answer in 3 attempts: no answer came"
@@ -31,15 +31,15 @@ def test_a_faulty_backend_is_asked_again_until_the_attempts_are_spent() -> None:
 
 def test_later_is_no_attempt_but_ends_with_the_jobs_age() -> None:
     busy = answer(503, ("retry-after", "8"))
-    assert judged(busy, 99, 0.0, TERMS, 0.5) == RetryDecision(9.0, counted=False, error="status 503")
-    late = judged(busy, 1, 995.0, TERMS, 0.5)
+    assert decide(busy, 99, 0.0, TERMS, 0.5) == RetryDecision(9.0, counted=False, error="status 503")
+    late = decide(busy, 1, 995.0, TERMS, 0.5)
     assert isinstance(late, Conclusion)
     assert late.dead
 
 
 @given(st.text(), st.floats(0, 1, exclude_max=True))
 def test_whatever_retry_after_says_the_wait_is_bounded(said: str, draw: float) -> None:
-    assert 0 <= later_s((("Retry-After", said),), draw) <= 375
+    assert 0 <= retry_after_s((("Retry-After", said),), draw) <= 375
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
@@ -55,7 +55,7 @@ def test_the_pace_stays_between_one_and_the_most(most: int, steps: list[tuple[bo
         if done:
             pace.done()
         else:
-            pace.told_later(now, now, passed)
+            pace.back_off(now, now, passed)
         assert min(1, most) <= pace.limit <= most
         assert 0 <= pace.room(0, now) <= most
         assert pace.room(most, now + 100) == 0
@@ -64,7 +64,7 @@ def test_the_pace_stays_between_one_and_the_most(most: int, steps: list[tuple[bo
 def test_a_crowd_that_is_told_later_counts_once() -> None:
     pace = ConcurrencyPace(16)
     for _ in range(16):
-        pace.told_later(began=1.0, now=2.0, delay_s=0.5)
+        pace.back_off(began=1.0, now=2.0, delay_s=0.5)
     assert (pace.limit, pace.room(0, 2.1), pace.room(0, 2.6)) == (8, 0, 8)
-    pace.told_later(began=2.6, now=3.0, delay_s=0.5)
+    pace.back_off(began=2.6, now=3.0, delay_s=0.5)
     assert pace.limit == 4

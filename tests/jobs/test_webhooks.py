@@ -18,12 +18,12 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gateway.adapters.system.ssrf_guard import TargetRefused, check_url, public
+from gateway.adapters.system.ssrf_guard import TargetRefused, check_url, is_public
 from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.job_store import WebhookOutcome
 from gateway.jobs import webhook_delivery
 from gateway.jobs.retry_policy import backoff_s
-from gateway.jobs.webhook_delivery import SecretInvalid, next_s, outcome_of, secret_of
+from gateway.jobs.webhook_delivery import SecretInvalid, outcome_of, retry_delay_s, secret_of
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -111,7 +111,7 @@ async def test_the_header_names_a_webhook_too_and_a_cancelled_job_is_told(upstre
 async def test_a_webhook_that_fails_is_told_again_under_the_same_id(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook_delivery, "BASE_S", 0.1)  # what pauses there are is `next_s`'s, and tested there
+    monkeypatch.setattr(webhook_delivery, "BASE_S", 0.1)  # what pauses there are is `retry_delay_s`'s, and tested there
     async with receiving() as receiver:
         receiver.statuses = [500, 302]
         config = config_of(tmp_path, main_of(upstream), jobs=jobs(receiver))
@@ -152,14 +152,14 @@ PRIVATE = [
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_addresses_that_are_not_of_the_public_internet(address: str) -> None:
-    assert not public(address)
+    assert not is_public(address)
 
 
 @pytest.mark.parametrize(
     "address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
 )
 def test_addresses_that_are(address: str) -> None:
-    assert public(address)
+    assert is_public(address)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ async def listening() -> AsyncIterator[tuple[int, list[object]]]:
 async def test_a_name_that_stands_for_a_private_address_gets_no_connection(address: str) -> None:
     async with listening() as (port, connected):
         client = WebhookClient(frozenset(), Names(address))
-        told = await client.tell(f"https://hooks.example:{port}/x", {}, b"{}")
+        told = await client.send(f"https://hooks.example:{port}/x", {}, b"{}")
         await client.close()
     assert (told, connected) == (WebhookOutcome(None, "refused"), [])
 
@@ -235,7 +235,7 @@ async def test_a_name_that_changes_its_mind_gets_no_connection() -> None:
     async with listening() as (port, connected):
         client = WebhookClient(frozenset(), names)
         for _ in range(3):
-            assert (await client.tell(f"https://rebound.example:{port}/x", {}, b"{}")).word == "refused"
+            assert (await client.send(f"https://rebound.example:{port}/x", {}, b"{}")).word == "refused"
         await client.close()
     assert (names.asked, connected) == (3, [])
 
@@ -247,7 +247,7 @@ async def test_a_literal_address_gets_no_connection_though_it_was_let_in() -> No
         session = client._sessions.of(f"https://app.example:{port}/")
         with pytest.raises(Exception, match="Cannot connect"):
             await session.post(f"http://127.0.0.1:{port}/")
-        assert (await client.tell(f"https://127.0.0.1:{port}/", {}, b"{}")).word == "refused"
+        assert (await client.send(f"https://127.0.0.1:{port}/", {}, b"{}")).word == "refused"
         await client.close()
     assert connected == []
 
@@ -256,7 +256,7 @@ async def test_a_redirect_is_not_followed() -> None:
     async with receiving() as receiver:
         receiver.statuses = [307]
         client = WebhookClient(frozenset({receiver.url.removeprefix("http://")}))
-        assert (await client.tell(receiver.url + "/hook", {}, b"{}")).status == 307
+        assert (await client.send(receiver.url + "/hook", {}, b"{}")).status == 307
         await client.close()
         assert len(receiver.told) == 1
 
@@ -266,16 +266,18 @@ async def test_a_client_that_was_closed_may_tell_again() -> None:
     async with receiving() as receiver:
         client = WebhookClient(frozenset({receiver.url.removeprefix("http://")}))
         for _ in range(2):
-            assert (await client.tell(receiver.url + "/hook", {}, b"{}")).status == 204
+            assert (await client.send(receiver.url + "/hook", {}, b"{}")).status == 204
             await client.close()
 
 
 def test_how_long_until_it_is_told_again() -> None:
     failed = WebhookOutcome(500, "status 500")
-    assert next_s(failed, 1, 8, 1.0) == 5.0
-    assert next_s(failed, 3, 8, 1.0) == 20.0
-    assert next_s(failed, 8, 8, 1.0) is None
-    assert next_s(WebhookOutcome(204, ""), 1, 8, 1.0) is next_s(WebhookOutcome(410, ""), 1, 8, 1.0) is None
+    assert retry_delay_s(failed, 1, 8, 1.0) == 5.0
+    assert retry_delay_s(failed, 3, 8, 1.0) == 20.0
+    assert retry_delay_s(failed, 8, 8, 1.0) is None
+    assert (
+        retry_delay_s(WebhookOutcome(204, ""), 1, 8, 1.0) is retry_delay_s(WebhookOutcome(410, ""), 1, 8, 1.0) is None
+    )
     assert backoff_s(100, 1.0, 2.5, 3600.0) == 3600.0
     assert outcome_of(failed, None) == "given_up"
 

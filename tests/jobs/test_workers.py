@@ -13,7 +13,7 @@ from gateway.jobs.retry_policy import RetryTerms
 from gateway.jobs.workers import JobWorkers
 from gateway.observability.telemetry import Telemetry
 from gateway.priority import Priority
-from gateway.tasks import Backoff, begun_again
+from gateway.tasks import Backoff, restart_on_failure
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.waiting import until
 
@@ -33,7 +33,7 @@ class Store:
         self.beats = 0
         self.down = 0
 
-    async def claim(self, worker: str, most: int, **how: Any) -> list[ClaimedJob]:
+    async def claim(self, worker: str, limit: int, **how: Any) -> list[ClaimedJob]:
         return [self.left.pop()] if self.left else []
 
     async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
@@ -49,7 +49,7 @@ class Store:
         self.concluded.append(conclusion)
         return True
 
-    async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
+    async def requeue(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
         self.back.append(error)
         return True
 
@@ -73,7 +73,7 @@ class Runner:
 
 def workers(store: Store, runner: Runner, over: list[str]) -> JobWorkers:
     return JobWorkers(
-        "w", store, runner, TERMS, FakeClock(), Telemetry(), lambda: 0.0, over.append, most=4, visibility_s=0.003
+        "w", store, runner, TERMS, FakeClock(), Telemetry(), lambda: 0.0, over.append, limit=4, visibility_s=0.003
     )  # type: ignore[arg-type]
 
 
@@ -118,11 +118,11 @@ async def test_workers_that_fail_take_jobs_again() -> None:
     """An error that nobody has thought of, in what claims as in what keeps what was claimed."""
 
     class Faulty(Store):
-        async def claim(self, worker: str, most: int, **how: Any) -> list[ClaimedJob]:
+        async def claim(self, worker: str, limit: int, **how: Any) -> list[ClaimedJob]:
             if fails["claim"]:
                 fails["claim"] = False
                 raise ZeroDivisionError("a fault")
-            return await super().claim(worker, most, **how)
+            return await super().claim(worker, limit, **how)
 
         async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
             if fails["beat"]:
@@ -130,16 +130,16 @@ async def test_workers_that_fail_take_jobs_again() -> None:
                 raise ZeroDivisionError("a fault")
             return await super().beat(worker, held)
 
-        async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
+        async def requeue(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
             self.left.append(ClaimedJob(JOB, token + 1, 1, 0.0))
-            return await super().put_back(job, token, delay_s, counted=counted, error=error)
+            return await super().requeue(job, token, delay_s, counted=counted, error=error)
 
     fails = {"claim": True, "beat": True}
     store, runner, over = Faulty(), Runner(), list[str]()
     made = workers(store, runner, over)
-    task = asyncio.create_task(begun_again(made.run, Backoff(0.0, 0.0, 60.0)))
+    task = asyncio.create_task(restart_on_failure(made.run, Backoff(0.0, 0.0, 60.0)))
     await until(lambda: not fails["claim"] and runner.ran == 1)
-    made.look()
+    made.wake()
     await until(lambda: runner.ran == 2)
     assert (fails["beat"], store.back) == (False, ["its gateway was stopped"])
     runner.answer.set()

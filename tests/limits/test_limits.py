@@ -316,7 +316,7 @@ async def test_what_a_gateway_that_was_killed_held_is_free_again(
 async def test_without_the_store_each_gateway_holds_its_part_and_nothing_else_fails(
     start: Start, store_servers: Callable[..., OutsideServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limiter, "BEAT_S", 0.2)
+    monkeypatch.setattr(rate_limiter, "HEARTBEAT_S", 0.2)
     server = store_servers()
     limits = "{requests: 100/h, concurrency: 50, cost: {per_day: 10 USD}}"
     async with start(limits, url=server.url, within="100ms") as one, start(
@@ -403,7 +403,7 @@ async def test_a_websocket_keeps_its_place_until_it_is_closed(start: Start, upst
 async def test_a_call_that_takes_longer_than_a_place_lasts_keeps_it(
     start: Start, upstream: Upstream, outside_store: OutsideServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limiter, "BEAT_S", 0.2)
+    monkeypatch.setattr(rate_limiter, "HEARTBEAT_S", 0.2)
     async with start("{concurrency: 1}", url=outside_store.url) as served:
         upstream.gate.clear()
         held = asyncio.create_task(served.chat("long"))

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from gateway.adapters.redis.quotas import BEAT, SETTLE, TAKE, arguments_of
+from gateway.adapters.redis.quotas import BEAT, SETTLE, TAKE, take_arguments
 from gateway.limits import (
     MICROS,
     Cost,
@@ -63,7 +63,7 @@ def test_who_waits_as_long_as_told_is_let_in(amount: int, burst: int, units: int
     meters, now, demand = Meters(), START_US, paced(amount, 60, burst, units)
     while (taken := meters.take([demand], now, now)).granted:
         pass
-    now += int(wait_us(demand, taken.told[0], now)) + 1
+    now += int(wait_us(demand, taken.observed[0], now)) + 1
     assert meters.take([demand], now, now).granted
 
 
@@ -71,7 +71,7 @@ def test_a_burst_is_given_whole_also_where_the_interval_is_no_round_number() -> 
     meters, demand = Meters(), paced(7, 60, 7)
     taken = [meters.take([demand], START_US, START_US) for _ in range(8)]
     assert [t.granted for t in taken] == [True] * 7 + [False]
-    assert [left(demand, t.told[0], taken=t.granted) for t in taken] == [6, 5, 4, 3, 2, 1, 0, 0]
+    assert [left(demand, t.observed[0], taken=t.granted) for t in taken] == [6, 5, 4, 3, 2, 1, 0, 0]
 
 
 def test_what_was_dearer_than_it_was_taken_for_is_a_debt() -> None:
@@ -86,8 +86,8 @@ def test_of_several_demands_all_are_met_or_none_is_counted() -> None:
     meters, one, many = Meters(), PacedLimit("one", MICROS, 1, 1), PacedLimit("many", MICROS, 9, 1)
     assert meters.take([one, many], START_US, START_US).granted
     refused = meters.take([one, many], START_US, START_US)
-    assert (refused.granted, [told.ok for told in refused.told]) == (False, [False, True])
-    assert left(many, meters.take([many], START_US, START_US).told[0], taken=True) == 7
+    assert (refused.granted, [observed.ok for observed in refused.observed]) == (False, [False, True])
+    assert left(many, meters.take([many], START_US, START_US).observed[0], taken=True) == 7
 
 
 def test_a_cap_counts_anew_with_its_utc_day_and_month() -> None:
@@ -95,7 +95,7 @@ def test_a_cap_counts_anew_with_its_utc_day_and_month() -> None:
     evening = int(datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC).timestamp()) * MICROS
     assert meters.take([demand], 0, evening).granted
     refused = meters.take([demand], 0, evening)
-    assert (refused.granted, wait_us(demand, refused.told[0], evening)) == (False, MICROS)
+    assert (refused.granted, wait_us(demand, refused.observed[0], evening)) == (False, MICROS)
     assert meters.take([demand], 0, evening + MICROS).granted
     assert window_ends_us("month", evening) == evening + MICROS
     december = int(datetime(2026, 12, 31, 12, tzinfo=UTC).timestamp()) * MICROS
@@ -108,7 +108,7 @@ def test_large_ones_are_never_more_than_their_part(share: float, steps: list[int
     for wait in steps:
         now += wait
         total += 1
-        large += meters.take([LimitPart("k", share)], now, now).told[0].ok
+        large += meters.take([LimitPart("k", share)], now, now).observed[0].ok
     faded = 2 ** (-sum(steps) / (3600 * MICROS))  # what is long ago counts less
     assert large * faded <= share * total + 1e-6
 
@@ -163,10 +163,12 @@ class Scripts:
             return pipe.execute()[0]  # type: ignore[no-any-return]
 
     def take(self, demands: Sequence[Demand]) -> TakeResult:
-        granted, now, *told = self._run(TAKE, [d.key for d in demands], arguments_of(demands, 3_600_000))
+        granted, now, *observed = self._run(TAKE, [d.key for d in demands], take_arguments(demands, 3_600_000))
         assert int(now) == self.now_us
         return TakeResult(
-            bool(granted), tuple(LimitState(bool(o), v) for o, v in zip(told[::2], told[1::2], strict=True)), int(now)
+            bool(granted),
+            tuple(LimitState(bool(o), v) for o, v in zip(observed[::2], observed[1::2], strict=True)),
+            int(now),
         )
 
     def settle(self, returns: Sequence[Return]) -> None:
@@ -195,8 +197,8 @@ def test_the_store_and_one_process_reckon_alike(
         ]
         mine = meters.take(demands, scripts.now_us, scripts.now_us)
         theirs = scripts.take(demands)
-        assert (theirs.granted, [t.ok for t in theirs.told]) == (mine.granted, [t.ok for t in mine.told])
-        assert all(abs(a.level - b.level) <= 1 for a, b in zip(theirs.told, mine.told, strict=True))
+        assert (theirs.granted, [t.ok for t in theirs.observed]) == (mine.granted, [t.ok for t in mine.observed])
+        assert all(abs(a.level - b.level) <= 1 for a, b in zip(theirs.observed, mine.observed, strict=True))
         if theirs.granted and data.draw(st.booleans()):
             change = data.draw(st.integers(-20, 40))
             returns = [
@@ -204,7 +206,7 @@ def test_the_store_and_one_process_reckon_alike(
                 Return("spend", "d", change, window_of("day", scripts.now_us)),
                 Return("part", "l"),
             ]
-            returns = returns if theirs.told[3].ok else returns[:2]
+            returns = returns if theirs.observed[3].ok else returns[:2]
             meters.settle(returns, scripts.now_us)
             scripts.settle(returns)
 

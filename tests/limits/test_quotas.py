@@ -69,7 +69,7 @@ async def test_what_is_spent_without_the_store_is_told_to_it_once_and_as_it_was(
     grant = await quotas.take(demands)
     assert grant.local
     assert grant.taken.granted
-    quotas.give_back(grant, [Return("part", "whole")])
+    quotas.refund(grant, [Return("part", "whole")])
     today = window_of("day", int(clock.wall() * MICROS))
     quotas.settle(grant, demands, [Return("spend", "cap", -70, today)])
     assert not await quotas.flush()

@@ -37,7 +37,7 @@ def said_of(loop: Callable[[], asyncio.AbstractEventLoop], work: Callable[[], Co
     stream = io.StringIO()
 
     async def with_log() -> None:
-        json_logging.set_up("info", stream)
+        json_logging.configure_logging("info", stream)
         await work()
 
     with asyncio.Runner(loop_factory=loop) as runner:

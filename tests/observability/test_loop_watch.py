@@ -20,7 +20,7 @@ from gateway.observability.event_loop_monitor import (
     StackSample,
     Stall,
     cause_of,
-    late,
+    lateness_s,
     next_tick,
 )
 from gateway.observability.telemetry import Telemetry
@@ -35,11 +35,11 @@ def stand_still(watch: EventLoopMonitor) -> None:
     """Blocks until the thread has looked, and seen it here."""
     began = time.monotonic()
     while time.monotonic() < began + LONGEST_S:
-        at, stack = watch._seen
-        if at == watch._before.at:
+        at, stack = watch._stack_sample
+        if at == watch._previous.at:
             if stack and stack[0].startswith(HERE):
                 return
-            watch.forgive()  # it looks once a tick, and has: this had no processor on the way here
+            watch.reset()  # it looks once a tick, and has: this had no processor on the way here
         time.sleep(0.005)
 
 
@@ -79,7 +79,7 @@ async def test_the_log_has_one_line_a_minute_however_often_the_loop_stands_still
 
 
 async def test_a_gateway_tells_of_its_stalls_on_the_admin_port(served: Served) -> None:
-    watch = served.gateway.parts.loop_watch
+    watch = served.gateway.parts.loop_monitor
     stand_still(watch)
     await until(lambda: watch.last is not None)
     said = served.gateway.stats.report()
@@ -88,16 +88,16 @@ async def test_a_gateway_tells_of_its_stalls_on_the_admin_port(served: Served) -
 
 
 def test_where_it_stood_is_left_out_where_nobody_knows() -> None:
-    assert Stall(0.03, Cause.BUSY, None).plain() == {"ms": 30.0, "cause": "busy"}
-    assert Stall(0.03, Cause.STARVED, ()).plain()["where"] == NO_CODE
-    assert Stall(0.03, Cause.BUSY, ("json:loads:1", "gateway.a:f:2")).plain()["where"] == "gateway.a:f:2"
-    assert Stall(0.03, Cause.BUSY, ("json:loads:1",)).plain()["where"] == "json:loads:1"
+    assert Stall(0.03, Cause.BUSY, None).as_json() == {"ms": 30.0, "cause": "busy"}
+    assert Stall(0.03, Cause.STARVED, ()).as_json()["where"] == NO_CODE
+    assert Stall(0.03, Cause.BUSY, ("json:loads:1", "gateway.a:f:2")).as_json()["where"] == "gateway.a:f:2"
+    assert Stall(0.03, Cause.BUSY, ("json:loads:1",)).as_json()["where"] == "json:loads:1"
 
 
 async def test_the_log_names_no_place_of_a_stall_that_nobody_saw(caplog: pytest.LogCaptureFixture) -> None:
     watch = EventLoopMonitor(Telemetry())
     with caplog.at_level(logging.WARNING, "nearhit.loop"):
-        watch._stalled(Stall(0.03, Cause.BUSY, None), 100.0)
+        watch._record_stall(Stall(0.03, Cause.BUSY, None), 100.0)
     (record,) = [record for record in caplog.records if record.name == "nearhit.loop"]
     assert record.fields == {"ms": 30.0, "cause": "busy", "unsaid": 0}  # type: ignore[attr-defined]
 
@@ -114,7 +114,7 @@ def test_the_cause_is_what_took_most_of_the_time(ran: float, starved: float, cau
 @given(st.floats(0, 60), st.floats(0, 60), st.sampled_from((TICK_S, IDLE_TICK_S)))
 def test_a_loop_is_never_early(at: float, after: float, tick: float) -> None:
     before, now = StackSample(at, 0, 0, tick), StackSample(at + after, 0, 0)
-    assert late(before, now) == pytest.approx(max(0.0, after - tick), abs=1e-9)
+    assert lateness_s(before, now) == pytest.approx(max(0.0, after - tick), abs=1e-9)
 
 
 def test_a_loop_with_nothing_to_do_wakes_less_often() -> None:
@@ -129,6 +129,6 @@ async def test_what_is_forgiven_does_not_count() -> None:
         watch.begin(stack)
         stand_still(watch)
         now = watch._read()
-        assert late(watch._before, now) > STALL_S
-        watch.forgive()
-        assert late(watch._before, now) == 0
+        assert lateness_s(watch._previous, now) > STALL_S
+        watch.reset()
+        assert lateness_s(watch._previous, now) == 0

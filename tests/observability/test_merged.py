@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from gateway.observability.aggregation import VersionMismatch, merge, packed
+from gateway.observability.aggregation import VersionMismatch, merge, pack_metrics
 from gateway.observability.telemetry import Telemetry
 
 REQUEST = ("default", "openai", "exact", "200")
@@ -24,7 +24,7 @@ def figures(seconds: float = 0.2) -> Telemetry:
 
 
 def told_otherwise(change: Callable[[dict[str, Any]], None]) -> bytes:
-    said = msgpack.unpackb(packed(figures()))
+    said = msgpack.unpackb(pack_metrics(figures()))
     change(said)
     data: bytes = msgpack.packb(said)
     return data
@@ -32,7 +32,7 @@ def told_otherwise(change: Callable[[dict[str, Any]], None]) -> bytes:
 
 def test_what_is_counted_adds_up() -> None:
     into = Telemetry()
-    assert merge(into, figures(), [packed(figures())], [packed(figures(0.3))]) == set()
+    assert merge(into, figures(), [pack_metrics(figures())], [pack_metrics(figures(0.3))]) == set()
     assert into.requests.values[REQUEST] == 3
     assert into.request_seconds.counts["default", "exact"].total == pytest.approx(0.7)
 
@@ -65,7 +65,7 @@ def test_a_metric_that_another_version_tells_otherwise_is_left_out_and_no_other_
     change: Callable[[dict[str, Any]], None],
 ) -> None:
     into = Telemetry()
-    strange = merge(into, figures(), [told_otherwise(change)], [packed(figures())])
+    strange = merge(into, figures(), [told_otherwise(change)], [pack_metrics(figures())])
     assert strange == {"nearhit_request_seconds"}
     assert sum(into.request_seconds.counts["default", "exact"]) == 2, "its own, and of one of this version"
     assert sum(into.overhead_seconds.counts[()]) == 3
@@ -94,7 +94,7 @@ def test_what_only_one_of_two_versions_has_does_not_matter_to_the_rest(caplog: p
     into, strange = Telemetry(), VersionMismatch()
     with caplog.at_level(logging.WARNING, "nearhit"):
         for _ in range(3):
-            strange.tell(merge(into, figures(), [told_otherwise(change)], ()))
+            strange.report(merge(into, figures(), [told_otherwise(change)], ()))
     assert into.requests.values[REQUEST] == 2
     assert sum(into.overhead_seconds.counts[()]) == 1
     said = [record for record in caplog.records if record.name == "nearhit"]

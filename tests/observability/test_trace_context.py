@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.messages import Verdict
 from gateway.observability.access_log import LogShares
-from gateway.tracing import LOW_BITS, continued, metadata_of, parent_of, sampling_limit, traceparent
+from gateway.tracing import LOW_BITS, inject_trace, metadata_of, parent_of, sampling_limit, traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"
@@ -62,7 +62,7 @@ def test_what_is_written_is_read_alike(trace: int, span: int, sampled: bool) -> 
 
 def test_headers_go_on_with_another_parent_and_without_a_foreign_state() -> None:
     given = CIMultiDict([("TraceParent", "broken"), ("tracestate", "a=1"), ("x-other", "kept")])
-    assert continued(given, GOOD, "") == CIMultiDict({"traceparent": GOOD, "x-other": "kept"})
+    assert inject_trace(given, GOOD, "") == CIMultiDict({"traceparent": GOOD, "x-other": "kept"})
 
 
 def test_metadata_of_grpc_has_only_what_can_be_read() -> None:
@@ -79,8 +79,8 @@ def test_a_larger_share_draws_all_that_a_smaller_one_draws(trace: int, a: float,
 
 
 def test_the_log_keeps_all_but_what_its_shares_leave_out() -> None:
-    shares = LogShares({"exact": 0.1, "4xx": 0.5}, draw=lambda: 0.3)
-    assert [shares.keep(verdict, 200) for verdict in (Verdict.EXACT, Verdict.MISS)] == [False, True]
-    assert shares.keep(Verdict.EXACT, 404)  # its status goes first
-    assert shares.keep(Verdict.EXACT, 503)
-    assert not LogShares({"5xx": 0.1}, draw=lambda: 0.3).keep(Verdict.MISS, 503)
+    shares = LogShares({"exact": 0.1, "4xx": 0.5}, rng=lambda: 0.3)
+    assert [shares.is_logged(verdict, 200) for verdict in (Verdict.EXACT, Verdict.MISS)] == [False, True]
+    assert shares.is_logged(Verdict.EXACT, 404)  # its status goes first
+    assert shares.is_logged(Verdict.EXACT, 503)
+    assert not LogShares({"5xx": 0.1}, rng=lambda: 0.3).is_logged(Verdict.MISS, 503)

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from gateway.adapters.system import otlp_exporter
-from gateway.adapters.system.otlp_exporter import CLOSING_S
+from gateway.adapters.system.otlp_exporter import CLOSE_TIMEOUT_S
 from gateway.observability.access_log import AccessLog
 from tests.fixtures.collector import Collector, collecting
 from tests.fixtures.gateways import BOTH_CACHES, Served, aboard, config_of, gateway_of
@@ -37,7 +37,7 @@ SECRET = "How do I reset the zyxwvut password"
 @pytest.fixture(autouse=True)
 def _a_receiver_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the gateway's end as long as it may take to answer: it is in this process, as busy as the gateway."""
-    monkeypatch.setattr(otlp_exporter, "CLOSING_S", PATIENT_S)
+    monkeypatch.setattr(otlp_exporter, "CLOSE_TIMEOUT_S", PATIENT_S)
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ async def test_a_receiver_that_does_not_answer_holds_nobody_up(
     upstream: Upstream, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor the gateway's end: what is held is given up."""
-    monkeypatch.setattr(otlp_exporter, "CLOSING_S", CLOSING_S)
+    monkeypatch.setattr(otlp_exporter, "CLOSE_TIMEOUT_S", CLOSE_TIMEOUT_S)
     collector.gate.clear()
     async with traced(tmp_path, collector, main(upstream), rules={"max_queued": 256, "timeout": "1h"}) as served:
         spans = served.gateway.parts.telemetry.spans.values

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.__main__ import main
-from gateway.admin.policy_manager import adapters_of, staged
-from gateway.admin.policy_tests import MAX_S, disappointments
+from gateway.admin.policy_manager import backend_adapters, check_policy
+from gateway.admin.policy_tests import MAX_S, failed_expectations
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import TextOperations
@@ -37,7 +37,7 @@ tests:
 def sentences(*tests: str) -> list[str]:
     document = POLICY + "".join(f"  - {test}\n" for test in tests)
     try:
-        policy = staged([TextOperations("p.yaml", document.encode())], config())
+        policy = check_policy([TextOperations("p.yaml", document.encode())], config())
     except ConfigInvalid as invalid:
         return list(map(str, invalid.faults))
     assert len(policy.expectations) == len(tests)
@@ -108,7 +108,7 @@ def test_tests_are_bounded_in_number_and_time() -> None:
     assert sentences(*[one] * 201) == ["p.yaml:14: tests: 201 tests in a file, expected at most 200"]
     policy = policy_from_text(POLICY + f"  - {one}\n" * 20, "p.yaml", config())
     ticks = count(step=MAX_S / 3)
-    (fault,) = disappointments(policy, adapters_of(config()), lambda: next(ticks))
+    (fault,) = failed_expectations(policy, backend_adapters(config()), lambda: next(ticks))
     assert "take more than 5 s together" in str(fault)
 
 
@@ -116,7 +116,7 @@ def test_the_outcome_is_the_same_again_and_again() -> None:
     test = f"  - {{name: a, request: {{{ACME}, question: Prove it step by step.}}, expect: {{tier: light}}}}\n"
     shares = POLICY.replace("escalate_above: 0.5", "large_share: 30%") + test
     policy = policy_from_text(shares, "p.yaml", config())
-    assert len({disappointments(policy, {}) for _ in range(5)}) == 1
+    assert len({failed_expectations(policy, {}) for _ in range(5)}) == 1
 
 
 def test_check_runs_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.config.policy.model import MOST_ASKED, MOST_NAMED
+from gateway.config.policy.model import MAX_CACHED_MATCHES, MAX_CACHED_NAME_CHARS
 from gateway.ports import Acceptance
 from tests.fixtures.targets import light_and_large, one_backend
 
@@ -125,7 +125,11 @@ def test_the_text_of_a_policy_decides_its_hash() -> None:
 
 @given(
     st.lists(st.tuples(*[st.sampled_from(("*", "a", "a*", "?b", "ab"))] * 3, st.sampled_from(("", "x", "y*")))),
-    st.lists(st.tuples(*[st.sampled_from(("a", "ab", "bb", "b" * MOST_NAMED))] * 3, st.sampled_from(("x", "yy", "")))),
+    st.lists(
+        st.tuples(
+            *[st.sampled_from(("a", "ab", "bb", "b" * MAX_CACHED_NAME_CHARS))] * 3, st.sampled_from(("x", "yy", ""))
+        )
+    ),
 )
 def test_names_that_come_again_take_the_route_that_the_rules_give_one_by_one(rules: Any, asked: Any) -> None:
     written = [
@@ -136,14 +140,16 @@ def test_names_that_come_again_take_the_route_that_the_rules_give_one_by_one(rul
     found = policy(*written)
     for path, model, tenant, header in [*asked, *asked]:
         headers = CIMultiDict({"H": header} if header else {})
-        one_by_one = (r for r in found.routes if r.match.names(path, model, tenant) and r.match.carries(headers))
+        one_by_one = (
+            r for r in found.routes if r.match.names(path, model, tenant) and r.match.matches_headers(headers)
+        )
         assert found.match(path, model, tenant, headers) is next(one_by_one)
 
 
 def test_what_clients_name_takes_no_memory_without_bound() -> None:
     found = policy(rule("one", "{model: 'gpt-*'}"))
-    for number in range(3 * MOST_ASKED):
+    for number in range(3 * MAX_CACHED_MATCHES):
         found.match(CHAT, f"m{number}", "acme", {})
-        found.match(CHAT, "m" * (MOST_NAMED + number), "acme", {})
-    assert len(found._asked) <= MOST_ASKED
-    assert all(sum(map(len, names)) <= MOST_NAMED for names in found._asked)
+        found.match(CHAT, "m" * (MAX_CACHED_NAME_CHARS + number), "acme", {})
+    assert len(found._match_cache) <= MAX_CACHED_MATCHES
+    assert all(sum(map(len, names)) <= MAX_CACHED_NAME_CHARS for names in found._match_cache)

@@ -27,7 +27,12 @@ def test_parts_are_a_tier_under_the_name_of_the_largest() -> None:
     assert target_of("backend: {main: 5%, large: 95%}").tiers == (Tier("large", "large", parts),)
     target = target_of("light: light, large: {main: 5%, large: 95%}")
     assert target.tiers == (Tier("light", "light"), Tier("large", "large", parts))
-    assert [target.tier_of(name) for name in ("light", "main", "large", "eu")] == ["light", "large", "large", None]
+    assert [target.tier_with_backend(name) for name in ("light", "main", "large", "eu")] == [
+        "light",
+        "large",
+        "large",
+        None,
+    ]
     assert target.members == ("light", "main", "large")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.http_server.compression import takes_gzip
+from gateway.http_server.compression import accepts_gzip
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -130,4 +130,4 @@ async def test_what_is_short_or_streamed_is_left_as_it_is(open_to_pages: Served)
     ],
 )  # fmt: skip
 def test_weights_are_heeded(accepted: str, taken: bool) -> None:
-    assert takes_gzip(accepted) is taken
+    assert accepts_gzip(accepted) is taken

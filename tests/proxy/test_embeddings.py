@@ -46,11 +46,11 @@ async def test_only_inputs_that_nobody_has_asked_for_are_fetched(served: Served,
 
 async def test_what_has_all_been_asked_for_is_a_hit(served: Served, upstream: Upstream) -> None:
     first = await embed(served, ["a", "bb"])
-    again = await embed(served, ["bb", "a"])
-    assert again.cache_status.startswith("nearhit; hit; detail=exact; ttl=")
-    assert vectors(again) == vectors(first)[::-1]
+    copy_error = await embed(served, ["bb", "a"])
+    assert copy_error.cache_status.startswith("nearhit; hit; detail=exact; ttl=")
+    assert vectors(copy_error) == vectors(first)[::-1]
     assert len(upstream.calls) == 1
-    assert "Age" in again.headers
+    assert "Age" in copy_error.headers
 
 
 async def test_a_lone_input_and_one_among_others_are_the_same(served: Served, upstream: Upstream) -> None:

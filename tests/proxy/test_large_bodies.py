@@ -10,7 +10,7 @@ import pytest
 
 from gateway.dialects.openai import OpenAI
 from gateway.messages import Call
-from gateway.steps.parse_and_route import LARGE
+from gateway.steps.parse_and_route import LARGE_BODY
 from tests.fixtures.gateways import EXACT_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -32,7 +32,7 @@ async def test_a_large_body_is_parsed_in_another_thread_and_cached_like_any_othe
         assert (await served.chat("a short question")).status == 200
         assert threads == {threading.get_ident()}
         threads.clear()
-        large = {"model": "m", "messages": [{"role": "user", "content": "word " * (LARGE // 5)}]}
+        large = {"model": "m", "messages": [{"role": "user", "content": "word " * (LARGE_BODY // 5)}]}
         first, again = await served.post(CHAT, large), await served.post(CHAT, large)
         assert (first.status, again.status) == (200, 200)
         assert "detail=exact" in again.headers["Cache-Status"]
@@ -43,7 +43,7 @@ async def test_a_large_body_is_parsed_in_another_thread_and_cached_like_any_othe
 async def test_a_large_body_that_is_no_json_is_refused_like_a_short_one(upstream: Upstream, tmp_path: Path) -> None:
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
     async with gateway_of(config, EXACT_CACHE) as served:
-        refused = await served.post(CHAT, b"{" + b" " * LARGE)
+        refused = await served.post(CHAT, b"{" + b" " * LARGE_BODY)
         assert refused.status == 400
         assert b"not valid JSON" in refused.body
         assert upstream.calls == []

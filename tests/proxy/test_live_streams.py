@@ -58,7 +58,7 @@ async def served(request: pytest.FixtureRequest, tmp_path: Path, endpoint: WireU
         backend["client"] = "aiohttp"
     policy = NO_CACHE if request.param == "relayed" else EXACT_CACHE
     async with gateway_of(config_of(tmp_path, {"main": backend}), policy) as served:
-        served.gateway.data_port._connections.plainly = request.param != "by aiohttp's server"
+        served.gateway.data_port._connections.accepts_plain = request.param != "by aiohttp's server"
         yield served
 
 

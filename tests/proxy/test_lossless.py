@@ -277,6 +277,6 @@ async def test_streams_that_are_remembered_take_bounded_memory(
     served: Served, scripted_upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not remembered is answered all the same."""
-    monkeypatch.setattr(fast_path(served)._known, "_max_weight", 1)
+    monkeypatch.setattr(fast_path(served)._hits, "_max_weight", 1)
     answers = [(await served.post(CHAT, {**ASK, "stream": True})).body for _ in range(4)]
     assert answers[1:] == answers[:1] * 3

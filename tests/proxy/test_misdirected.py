@@ -10,7 +10,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from gateway.dialects.known import likely_path
+from gateway.dialects.known import suggest_path
 from tests.fixtures.gateways import Served
 from tests.fixtures.upstream import Upstream
 
@@ -34,7 +34,7 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
     ],
 )
 def test_what_a_path_is_likely_to_mean(method: str, path: str, likely: str | None) -> None:
-    assert likely_path(method, path) == likely
+    assert suggest_path(method, path) == likely
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

@@ -127,7 +127,7 @@ async def test_small_events_are_sent_at_once(served: Served, upstream: Upstream)
 
 def transports(served: Served) -> list[asyncio.Transport]:
     """Of the connections to the client and to the upstream."""
-    runner, backend = served.gateway.data_port._runner, served.gateway.parts.pools["main"].lanes[0].backend
+    runner, backend = served.gateway.data_port._runner, served.gateway.parts.pools["main"].endpoints[0].backend
     kept = backend._client.client.pool._idle
     return [each._transport for each in runner.server._plain] + [each.transport for each in kept]
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from gateway.upstream.base_url import EXPECTED, about_a_model, ends_in_version
+from gateway.upstream.base_url import EXPECTED, ends_in_version, is_model_not_found
 from tests.fixtures.gateways import BOTH_CACHES, EXACT_CACHE, NO_CACHE, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -59,7 +59,7 @@ def test_what_ends_in_a_version(path: str, ends: bool) -> None:
     ],
 )
 def test_what_is_said_of_a_model_is_told_from_what_is_said_of_a_path(body: Any) -> None:
-    assert about_a_model(orjson.dumps(body))
+    assert is_model_not_found(orjson.dumps(body))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_is_said_of_a_model_is_told_from_what_is_said_of_a_path(body: Any) 
     ],
 )
 def test_what_does_not_speak_of_a_model_may_be_a_wrong_path(body: bytes) -> None:
-    assert not about_a_model(body)
+    assert not is_model_not_found(body)
 
 
 def root_of(upstream: Upstream) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.adapters.redis.change_log import CHANGES, START, ChangeLogReader, ChangeLogWriter
+from gateway.adapters.redis.change_log import CHANGES_KEY, START, ChangeLogReader, ChangeLogWriter
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.leases import RedisLeases
 from gateway.adapters.redis.purge import RedisPurges
@@ -74,7 +74,7 @@ async def test_who_is_alone_writes_no_log(outside_store: OutsideServer) -> None:
     alone = RedisStore(connect(outside_store.url, PATIENT_S), embedder="e1", timeout_s=5.0, clock=FakeClock())
     await alone.put(entry_of("a"), vector_of(1))
     await alone.close()
-    assert not outside_store.client.exists(CHANGES)
+    assert not outside_store.client.exists(CHANGES_KEY)
 
 
 async def test_reading_goes_on_where_it_ended(store: RedisStore, log: ChangeLogReader) -> None:
@@ -93,7 +93,7 @@ async def test_what_is_trimmed_behind_a_reader_is_missed_by_nobody(store: RedisS
     for _ in range(3):
         await store.put(entry_of("a"), None)
     end = await log.end()
-    await store._client.xtrim(CHANGES, maxlen=0, approximate=False)
+    await store._client.xtrim(CHANGES_KEY, maxlen=0, approximate=False)
     assert not (await log.read(end)).missed
 
 
@@ -105,7 +105,7 @@ async def test_what_is_trimmed_before_it_was_read_is_noticed(
     early = await log.end()
     for _ in range(3):
         await store.put(entry_of("b"), None)
-    await store._client.xtrim(CHANGES, maxlen=left, approximate=False)
+    await store._client.xtrim(CHANGES_KEY, maxlen=left, approximate=False)
     for position in (START, early):
         page = await log.read(position)
         assert page.missed and not page.changes
@@ -120,7 +120,7 @@ async def test_another_log_in_its_place_is_noticed(
     outside_store.client.flushall()
     gone = await log.read(page.position)
     assert (gone.missed, gone.position) == (True, START)
-    outside_store.client.xadd(CHANGES, {"by": "g2", "records": A}, id="1-1")  # younger than none of what was read
+    outside_store.client.xadd(CHANGES_KEY, {"by": "g2", "records": A}, id="1-1")  # younger than none of what was read
     assert (await log.read(page.position)).missed
 
 
@@ -128,16 +128,16 @@ async def test_the_log_is_bounded(outside_store: OutsideServer) -> None:
     client = connect(outside_store.url, PATIENT_S)
     async with client.pipeline(transaction=False) as pipe:
         for _ in range(2_500):
-            ChangeLogWriter("g1", 1_000).note(pipe, ChangeKind.VECTORS, A)
+            ChangeLogWriter("g1", 1_000).append(pipe, ChangeKind.VECTORS, A)
         await pipe.execute()
-    assert 1_000 <= await client.xlen(CHANGES) <= 1_200
+    assert 1_000 <= await client.xlen(CHANGES_KEY) <= 1_200
     await client.aclose()
 
 
 async def test_what_a_later_version_writes_is_read_as_unknown(
     log: ChangeLogReader, outside_store: OutsideServer
 ) -> None:
-    outside_store.client.xadd(CHANGES, {"by": "g2", "whatever": "x"})
+    outside_store.client.xadd(CHANGES_KEY, {"by": "g2", "whatever": "x"})
     assert await read(log) == [(None, "g2", "")]
 
 

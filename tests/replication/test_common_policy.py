@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.policy_sync import takes_over
+from gateway.admin.policy_sync import should_adopt
 from gateway.app import Gateway
 from gateway.config.policy.history import Author
 from gateway.ports import Published
@@ -43,7 +43,7 @@ async def start(upstream: Upstream, tmp_path: Path, outside_store: OutsideServer
             )
             served = await stack.enter_async_context(gateway_of(config, policy, policies=file.parent))
             await recovered(served)
-            await until(lambda: served.gateway.parts.fleet.hears)
+            await until(lambda: served.gateway.parts.fleet.is_following)
             gateway: Gateway = served.gateway
             await gateway.policies.reload()  # a policy is known by its files' names, too
             return gateway
@@ -67,8 +67,8 @@ async def test_what_one_is_told_all_put_in_force(start: Start, tmp_path: Path) -
     told = await apply(one, SECOND)
     await until(lambda: two.policy.hash == told)
     assert (tmp_path / "two" / "policies" / FILE).read_text() == SECOND
-    await until(lambda: two.policies.history.outlines(1)[0]["hash"] == told)
-    last = two.policies.history.outlines(1)[0]
+    await until(lambda: two.policies.history.list_versions(1)[0]["hash"] == told)
+    last = two.policies.history.list_versions(1)[0]
     assert (last["author"], last["via"], last["comment"]) == ("ada", "fleet", "longer")
 
 
@@ -76,7 +76,7 @@ async def test_it_is_taken_back_at_any_of_them(start: Start) -> None:
     one, two = await start("one"), await start("two")
     before = one.policy.hash
     told = await apply(one, SECOND)
-    await until(lambda: two.policies.history.outlines(1)[0]["hash"] == told)
+    await until(lambda: two.policies.history.list_versions(1)[0]["hash"] == told)
     await two.policies.roll_back(None, OPERATOR, None)
     await until(lambda: one.policy.hash == before)
 
@@ -155,4 +155,4 @@ def published(at: float = 100.0) -> Published:
     ],
 )
 def test_who_follows(own: str, lineage: set[str], by_hand_at: float | None, follows: bool) -> None:
-    assert takes_over(published(), frozenset(lineage), own, by_hand_at) is follows
+    assert should_adopt(published(), frozenset(lineage), own, by_hand_at) is follows

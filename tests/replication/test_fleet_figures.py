@@ -76,10 +76,10 @@ async def speaking(outside_store: OutsideServer) -> AsyncIterator[tuple[Redis, M
 
 async def test_who_says_nothing_is_forgotten(speaking: tuple[Redis, MetricsSnapshots, MetricsSnapshots]) -> None:
     client, one, two = speaking
-    await one.say(b"1", keep_s=KEEP_S)
+    await one.publish(b"1", keep_s=KEEP_S)
     assert (await one.others(), await two.others()) == ([], [b"1"])
     await client.zadd("nearhit:1:figures:spoken", {"one": 1})  # it spoke long ago
-    await two.say(b"2", keep_s=KEEP_S)
+    await two.publish(b"2", keep_s=KEEP_S)
     assert (await one.others(), await two.others()) == ([b"2"], [])
     assert 0 < await client.ttl("nearhit:1:figures") <= KEEP_S
 

@@ -37,14 +37,14 @@ class One:
         space = SimpleNamespace(store=store, index=self.index)
         self.following = Replication(
             log,
-            SimpleNamespace(all=(space,), followed=(space,)),  # type: ignore[arg-type]
+            SimpleNamespace(all=(space,), with_local_index=(space,)),  # type: ignore[arg-type]
             SimpleNamespace(forget=lambda _: None),  # type: ignore[arg-type]
             Counterexamples(),
             Telemetry(),
             store._clock,
             gateway=name,
             reread=nothing,
-            removed=lambda: None,
+            on_removal=lambda: None,
         )
 
     async def put(self, name: str) -> None:
@@ -68,7 +68,7 @@ class One:
             await self.todo.pop(0)()
 
     async def follow(self, _: str = "") -> bool:
-        page = await self.following.tail.step()
+        page = await self.following.consumer.step()
         while self.following.position is None:  # it is being compared
             await asyncio.sleep(0)
         return page.more
@@ -92,7 +92,7 @@ async def played(steps: list[tuple[str, bool, str]]) -> None:
     store, log = MemoryStore(FakeClock()), ListLog()
     both = {first: One(str(first), store, log) for first in (True, False)}
     for one in both.values():
-        await one.following.tail.from_end()
+        await one.following.consumer.start_from_end()
     for step, first, name in steps:
         await getattr(both[first], step)(name)
     for one in both.values():

@@ -6,8 +6,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from gateway.fleet_metrics import FOLDED, WorkerMetrics, fold
-from gateway.observability.aggregation import merge, packed
+from gateway.fleet_metrics import COMPACT_AT, WorkerMetrics, compact
+from gateway.observability.aggregation import merge, pack_metrics
 from gateway.observability.telemetry import Telemetry
 
 
@@ -26,7 +26,7 @@ def test_what_is_counted_adds_up_and_of_the_rest_the_worst_or_the_sum_counts() -
     other.store_up.set(value=0.0)
     into = Telemetry()
     for _ in range(2):  # again, as before each scrape
-        merge(into, own, [packed(other)], [packed(gone)])
+        merge(into, own, [pack_metrics(other)], [pack_metrics(gone)])
     assert into.requests.total() == 12
     assert sum(into.request_seconds.counts["default", "exact"]) == 3
     assert into.backend_inflight.values == {("main",): 3}  # what has ended has nothing in flight
@@ -36,21 +36,21 @@ def test_what_is_counted_adds_up_and_of_the_rest_the_worst_or_the_sum_counts() -
 
 def test_what_cannot_be_read_is_left_out() -> None:
     into = Telemetry()
-    merge(into, telemetry(3), [b"", b"\xc1"], [packed(telemetry(1))[:50]])
+    merge(into, telemetry(3), [b"", b"\xc1"], [pack_metrics(telemetry(1))[:50]])
     assert into.requests.total() == 3
 
 
 async def test_what_ended_processes_have_left_is_folded_and_counted_once(tmp_path: Path) -> None:
-    for number in range(FOLDED + 3):
-        (tmp_path / str(2**22 + 1 + number)).write_bytes(packed(telemetry(1)))
-    (tmp_path / str(os.getppid())).write_bytes(packed(telemetry(10)))
+    for number in range(COMPACT_AT + 3):
+        (tmp_path / str(2**22 + 1 + number)).write_bytes(pack_metrics(telemetry(1)))
+    (tmp_path / str(os.getppid())).write_bytes(pack_metrics(telemetry(10)))
     for _ in range(2):
-        fold(tmp_path)
-    colleagues = WorkerMetrics(telemetry(100), tmp_path)
+        compact(tmp_path)
+    workers = WorkerMetrics(telemetry(100), tmp_path)
 
     async def nothing() -> None:
         await asyncio.sleep(0)
 
-    await colleagues.sampling(nothing)()
-    assert colleagues.telemetry.requests.total() == 110 + FOLDED + 3
+    await workers.sampling_all(nothing)()
+    assert workers.telemetry.requests.total() == 110 + COMPACT_AT + 3
     assert len([path for path in tmp_path.iterdir() if not path.suffix]) == 2

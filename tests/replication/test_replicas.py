@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis.change_log import CHANGES, ChangeLogReader
+from gateway.adapters.redis.change_log import CHANGES_KEY, ChangeLogReader
 from gateway.circuit_breaker import BreakerState
 from gateway.ports import EntryPage
 from tests.fixtures.gateways import BOTH_CACHES, Answer, Served, config_of, gateway_of, recovered
@@ -108,7 +108,7 @@ async def test_a_replica_that_lags_serves_nothing_that_was_deleted(
     one, two = await start("one"), await start("two")
     await asked(one, ASKED)
     await until(lambda: size(two) == 1)
-    await until(lambda: two.gateway.parts.evictions.compared > 0)  # it does not find out by that either
+    await until(lambda: two.gateway.parts.evictions.comparisons > 0)  # it does not find out by that either
     freeze(two)
     await let_go(one)
     assert size(two) == 1  # it does not know yet
@@ -117,9 +117,9 @@ async def test_a_replica_that_lags_serves_nothing_that_was_deleted(
 
 def freeze(served: Served) -> Callable[[], None]:
     """Keeps it from reading the log -> what lets it read on."""
-    following = served.gateway.following
-    assert following is not None
-    log = following.tail._log
+    replication = served.gateway.replication
+    assert replication is not None
+    log = replication.consumer._log
     assert isinstance(log, ChangeLogReader)
     thawed = asyncio.Event()
     read, wait = log.read, log.wait
@@ -149,7 +149,7 @@ async def test_a_replica_beneath_which_the_log_was_trimmed_compares_itself_with_
     thaw = freeze(two)
     await let_go(one)
     await asked(one, OTHER)
-    outside_store.client.xtrim(CHANGES, maxlen=0, approximate=False)
+    outside_store.client.xtrim(CHANGES_KEY, maxlen=0, approximate=False)
     thaw()
     rebuilds = two.gateway.parts.telemetry.replication.rebuilds
     await until(lambda: rebuilds.values.get(("done",)) == 1)
@@ -231,4 +231,4 @@ async def test_a_counterexample_of_one_holds_for_the_other_at_once(start: Start)
 
 
 async def test_who_is_alone_follows_nobody(served: Served) -> None:
-    assert served.gateway.following is None
+    assert served.gateway.replication is None

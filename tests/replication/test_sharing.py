@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.gossip import Gossip
 from gateway.cache.threshold.ledger import BANDS
-from gateway.cache.threshold.route_control import Observation, RouteControl, Said
+from gateway.cache.threshold.route_control import LearningEvent, Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.ports import Acceptance, ChangeKind, StoreChange
 from tests.fixtures.entries import judged_of, vector_of
@@ -37,9 +37,11 @@ SEEN = st.lists(
 @settings(max_examples=30, deadline=None)
 @given(SEEN)
 def test_two_that_tell_each_other_learn_what_one_process_would(seen: list[tuple[bool, float, Label, int]]) -> None:
-    said: list[tuple[bool, Said]] = []
+    said: list[tuple[bool, LearningEvent]] = []
     one = RouteControl(PRIOR, "basis")
-    two = {which: RouteControl(PRIOR, "basis", tell=lambda s, w=which: said.append((w, s))) for which in (True, False)}
+    two = {
+        which: RouteControl(PRIOR, "basis", report=lambda s, w=which: said.append((w, s))) for which in (True, False)
+    }
     counts = {True: 0, False: 0}
     for which, score, label, requests in seen:
         observation = Observation(vector_of(int(100 * score)), score, score, label)
@@ -51,10 +53,10 @@ def test_two_that_tell_each_other_learn_what_one_process_would(seen: list[tuple[
             control.learn(observation)
             control.hit()
             control.audited(label, 0.5)
-        two[which].say_traffic()
+        two[which].publish_traffic()
         while said:
             by, words = said.pop(0)
-            two[not by].hear(words)
+            two[not by].apply_event(words)
     vector = vector_of(75)
     for control in two.values():
         assert control.labels == one.labels
@@ -65,15 +67,15 @@ def test_two_that_tell_each_other_learn_what_one_process_would(seen: list[tuple[
 
 
 @pytest.mark.parametrize("said", [("label",), ("label", b"x", 1, 1, "right"), ("traffic", 1), ("audit", "maybe", 1)])
-def test_what_cannot_be_read_is_refused_and_changes_nothing(said: Said) -> None:
+def test_what_cannot_be_read_is_refused_and_changes_nothing(said: LearningEvent) -> None:
     control = RouteControl(PRIOR, "basis")
     with pytest.raises((ValueError, TypeError)):
-        control.hear(said)
+        control.apply_event(said)
     assert control.labels == 0
 
 
 def test_what_a_later_version_says_is_left() -> None:
-    RouteControl(PRIOR, "basis").hear(("whatever", 1, 2))
+    RouteControl(PRIOR, "basis").apply_event(("whatever", 1, 2))
 
 
 @pytest.mark.parametrize("words", [["quality"], [], ["quality", "basis"], [b"\xff"]])
@@ -82,7 +84,7 @@ async def test_a_line_of_another_form_keeps_nobody_from_the_next(words: list[Any
     sharing = Gossip(None, "me")  # type: ignore[arg-type]  # it says nothing
     sharing.on("quality", lambda *said: heard.append(said), lambda _: None)
     lines = [base64.b64encode(msgpack.packb(each)).decode() for each in (words, ["quality", "basis", "route"])]
-    changes = [StoreChange(ChangeKind.SAID, "other", 0.0, line, f"{i}-0") for i, line in enumerate(lines, 1)]
+    changes = [StoreChange(ChangeKind.GOSSIP, "other", 0.0, line, f"{i}-0") for i, line in enumerate(lines, 1)]
     await sharing.apply(changes, 0.0)
     assert heard[-1] == ("basis", "route")
 
@@ -109,7 +111,7 @@ def labels(served: Served) -> int:
 
 def learn(served: Served, count: int) -> None:
     for _ in range(count):
-        served.gateway.parts.space.labels.tell("default", judged_of(vector=vector(served)), Label.RIGHT, "audit")
+        served.gateway.parts.space.labels.report("default", judged_of(vector=vector(served)), Label.RIGHT, "audit")
 
 
 def vector(served: Served) -> np.ndarray:
@@ -133,7 +135,7 @@ async def test_a_gateway_that_comes_later_hears_what_was_said_since_the_snapshot
 ) -> None:
     async with on(outside_store, upstream, tmp_path / "one") as one:
         await recovered(one)
-        await until(lambda: one.gateway.parts.fleet.hears)
+        await until(lambda: one.gateway.parts.fleet.is_following)
         learn(one, 3)
         await one.gateway.parts.space.learning.save_one("default")
         async with on(outside_store, upstream, tmp_path / "two") as two:

@@ -52,7 +52,7 @@ async def test_a_worker_is_started_again_though_its_figures_cannot_be_kept(super
     before = worker_of(supervisor)
     before.signal(signal.SIGKILL)
     await until(lambda: worker_of(supervisor) is not before)
-    assert await worker_of(supervisor).says("ready", 30.0)
+    assert await worker_of(supervisor).wait_for_status("ready", 30.0)
 
 
 async def test_a_worker_that_cannot_be_started_now_is_started_later(
@@ -86,7 +86,7 @@ async def test_a_worker_that_cannot_be_started_is_tried_less_and_less_often(
         raise OSError(24, "Too many open files")
 
     before = worker_of(supervisor)
-    before.begun -= 2 * STEADY_S
+    before.started_at -= 2 * STEADY_S
     with monkeypatch.context() as patch:
         patch.setattr(os, "pipe", none_left)
         before.signal(signal.SIGKILL)
@@ -104,10 +104,10 @@ async def test_a_hand_over_that_cannot_start_a_worker_leaves_the_old_one(
     before = worker_of(supervisor)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pipe", none_left)
-        await supervisor.hand_over()
+        await supervisor.restart_workers()
     assert worker_of(supervisor) is before
     assert supervisor.generation == 2, "who waits for the hand-over is told that it is over"
-    await supervisor.hand_over()
+    await supervisor.restart_workers()
     assert worker_of(supervisor) is not before
 
 
@@ -118,14 +118,14 @@ import json, os, signal, sys
 os.write(json.loads(os.environ["{VARIABLE}"])["told"], {words!r})
 {then}
 """
-    supervisor._ground = replace(supervisor._ground, command=(sys.executable, "-c", program))
+    supervisor._paths = replace(supervisor._paths, command=(sys.executable, "-c", program))
 
 
 async def test_a_worker_that_ends_before_it_is_warm_takes_nobodys_place(supervisor: Supervisor) -> None:
     """As where two of them need more memory than there is."""
     before = worker_of(supervisor)
     serving_by(supervisor, b"ready\n", "sys.exit(1)")
-    await supervisor.hand_over()
+    await supervisor.restart_workers()
     assert worker_of(supervisor) is before
     assert before.process.returncode is None
 
@@ -135,7 +135,7 @@ async def test_a_stop_ends_the_worker_that_a_hand_over_has_begun(supervisor: Sup
     note = tmp_path / "pid"
     text = f"open({str(note)!r}, 'w').write(str(os.getpid()) + '.')"
     serving_by(supervisor, b"ready\n", f"{text}\nsignal.pause()")
-    handing_over = asyncio.create_task(supervisor.hand_over())
+    handing_over = asyncio.create_task(supervisor.restart_workers())
     await until(lambda: note.exists() and note.read_text().endswith("."))
     await cancelled(handing_over)
     await supervisor.stop()
@@ -146,9 +146,9 @@ async def test_a_stop_ends_the_worker_that_a_hand_over_has_begun(supervisor: Sup
 async def test_what_a_hand_over_has_put_in_place_stays_there(supervisor: Supervisor) -> None:
     """A worker ends by itself in the moment in which it is replaced: the one that is started for it is one too many."""
     before = worker_of(supervisor)
-    await supervisor.hand_over()
+    await supervisor.restart_workers()
     there = worker_of(supervisor)
-    await supervisor._again(0, before)
+    await supervisor._respawn(0, before)
     assert worker_of(supervisor) is there
 
 

@@ -55,7 +55,7 @@ class Heard:
     def miss(self) -> None:
         self.missed += 1
 
-    def told(self, lag: Lag) -> None:
+    def on_lag(self, lag: Lag) -> None:
         self.lag = lag
 
 
@@ -71,12 +71,12 @@ def heard() -> Heard:
 
 @pytest.fixture
 def tail(log: ListLog, heard: Heard) -> StreamConsumer:
-    return StreamConsumer(log, FakeClock(), apply=heard.apply, missed=heard.miss, told=heard.told)
+    return StreamConsumer(log, FakeClock(), apply=heard.apply, missed=heard.miss, on_lag=heard.on_lag)
 
 
 async def test_what_is_known_at_the_start_is_not_applied(log: ListLog, heard: Heard, tail: StreamConsumer) -> None:
     log.add("a", "b")
-    await tail.from_end()
+    await tail.start_from_end()
     log.add("c")
     await tail.step()
     assert heard.values == ["c"]
@@ -104,7 +104,7 @@ async def test_a_log_in_which_nothing_was_ever_written_is_not_gone_on_from(tail:
 
 
 async def test_what_could_not_be_applied_comes_again(log: ListLog, heard: Heard, tail: StreamConsumer) -> None:
-    await tail.from_end()
+    await tail.start_from_end()
     log.add("a")
     heard.failing = True
     with pytest.raises(StoreUnavailable):
@@ -117,7 +117,7 @@ async def test_what_could_not_be_applied_comes_again(log: ListLog, heard: Heard,
 async def test_what_was_trimmed_before_it_was_read_is_told_and_left(
     log: ListLog, heard: Heard, tail: StreamConsumer
 ) -> None:
-    await tail.from_end()
+    await tail.start_from_end()
     log.add("a", "b", "c")
     log.first = 2
     await tail.step()
@@ -127,7 +127,7 @@ async def test_what_was_trimmed_before_it_was_read_is_told_and_left(
 
 
 async def test_the_lag_is_what_is_left_and_how_old_it_is(log: ListLog, heard: Heard, tail: StreamConsumer) -> None:
-    await tail.from_end()
+    await tail.start_from_end()
     await tail.step()
     log.add("a", "b", "c", "d", "e")
     lags = []

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gateway.cli.workers import restart, supervising
+from gateway.cli.workers import restart, run_supervisor
 from gateway.config import Config
 from gateway.errors import StartupError
 from gateway.listening import DataDirLock
@@ -287,7 +287,7 @@ def config_for(folder: Path, **server: Any) -> Config:
 
 async def test_workers_that_do_not_come_to_listen_end_the_supervisor(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="a worker has not come to listen"):
-        async with supervising(config_for(tmp_path), ["--version"], os.environ):
+        async with run_supervisor(config_for(tmp_path), ["--version"], os.environ):
             pass
     DataDirLock(tmp_path).release()  # it has been let go of
 
@@ -297,5 +297,5 @@ async def test_a_port_that_other_workers_have_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
         config = config_for(tmp_path, listen=f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(StartupError, match="the port is taken"):
-            async with supervising(config, ["--version"], os.environ):
+            async with run_supervisor(config, ["--version"], os.environ):
                 pass

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.load_balancer import BOUND, TIME_CONSTANT_S, LoadCandidate, PeakEwma, cheaper_of_two, sticky
+from gateway.upstream.load_balancer import (
+    BOUNDED_LOAD_FACTOR,
+    TIME_CONSTANT_S,
+    LoadCandidate,
+    PeakEwma,
+    power_of_two_choices,
+    sticky,
+)
 
 SECONDS = st.floats(0.001, 100)
 CANDIDATES = st.lists(
@@ -52,17 +59,17 @@ def test_an_upstream_that_nobody_asks_becomes_as_good_as_the_best(seconds: float
 @given(SECONDS, SECONDS)
 def test_a_failure_makes_no_upstream_faster(seen: float, failed_after: float) -> None:
     ewma = PeakEwma()
-    ewma.outlasted(failed_after, 0.0)
+    ewma.observe_censored(failed_after, 0.0)
     assert ewma.seconds is None
     ewma.observe(seen, 1.0)
-    ewma.outlasted(failed_after, 100.0)
+    ewma.observe_censored(failed_after, 100.0)
     assert ewma.seconds == max(seen, failed_after)
 
 
 @given(CANDIDATES, st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))
 def test_the_dearest_of_several_is_never_chosen(candidates: list[LoadCandidate], first: float, second: float) -> None:
     draws = iter([first, second])
-    chosen = candidates[cheaper_of_two(candidates, lambda: next(draws))]
+    chosen = candidates[power_of_two_choices(candidates, lambda: next(draws))]
     if len(candidates) > 1:
         assert sum(candidate.cost >= chosen.cost for candidate in candidates) >= 2
 
@@ -70,7 +77,7 @@ def test_the_dearest_of_several_is_never_chosen(candidates: list[LoadCandidate],
 def test_two_different_ones_are_drawn_and_each_as_often() -> None:
     chance = random.Random(7)
     candidates = [LoadCandidate(str(i), load=0, weight=1.0) for i in range(4)]
-    counts = Counter(cheaper_of_two(candidates, chance.random) for _ in range(8000))
+    counts = Counter(power_of_two_choices(candidates, chance.random) for _ in range(8000))
     assert all(count == pytest.approx(2000, rel=0.1) for count in counts.values())
 
 
@@ -81,7 +88,7 @@ def test_twice_the_latency_or_half_the_weight_bear_half_the_load() -> None:
     loads = [0, 0, 0]
     for _ in range(700):
         candidates = [LoadCandidate(str(i), loads[i], weight, seconds) for i, (weight, seconds) in enumerate(kinds)]
-        loads[cheaper_of_two(candidates, chance.random)] += 1
+        loads[power_of_two_choices(candidates, chance.random)] += 1
     assert loads == pytest.approx([200, 100, 400], abs=8)
 
 
@@ -89,7 +96,7 @@ def test_twice_the_latency_or_half_the_weight_bear_half_the_load() -> None:
 def test_a_key_never_goes_to_who_has_more_than_its_part(candidates: list[LoadCandidate], key: bytes) -> None:
     chosen = candidates[sticky(key, candidates)]
     total, weights = sum(each.load for each in candidates) + 1, sum(each.weight for each in candidates)
-    assert chosen.load < math.ceil(BOUND * total * chosen.weight / weights)
+    assert chosen.load < math.ceil(BOUNDED_LOAD_FACTOR * total * chosen.weight / weights)
 
 
 @given(st.integers(2, 8), st.binary(min_size=1, max_size=32))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gateway.routing.share_controller import ScoreWindow
 from gateway.routing.tier_controller import (
-    LEAST_SLOPE,
+    MAX_SHIFT,
+    MAX_SLOPE,
     MEMORY,
-    MOST_SHIFT,
-    MOST_SLOPE,
+    MIN_SLOPE,
     Fit,
     Routed,
     TierCalibration,
@@ -66,7 +66,7 @@ def test_whatever_the_labels_say_the_map_rises_and_stays_within_its_bounds(
     for label in labels:
         calibration.observe(*label)
     fit = calibration.fit
-    assert abs(fit.shift) <= MOST_SHIFT and LEAST_SLOPE <= fit.slope <= MOST_SLOPE
+    assert abs(fit.shift) <= MAX_SHIFT and MIN_SLOPE <= fit.slope <= MAX_SLOPE
     mapped = fit(np.linspace(0, 1, 50))
     assert (np.diff(mapped) >= 0).all() and (mapped > 0).all() and (mapped < 1).all()
     assert math.isfinite(fit.root[3]) and fit.root[0] > 0 < fit.root[3]
@@ -76,7 +76,7 @@ def test_ten_thousand_complaints_move_a_score_no_further_than_the_bound() -> Non
     calibration = TierCalibration()
     for _ in range(10_000):
         calibration.observe(0.5, True, 0.5)
-    assert p_of(calibration.fit, 0.5) <= 1 / (1 + math.exp(-MOST_SHIFT)) + 1e-9
+    assert p_of(calibration.fit, 0.5) <= 1 / (1 + math.exp(-MAX_SHIFT)) + 1e-9
 
 
 def test_labels_fade_with_the_requests_that_come_after_them() -> None:

@@ -15,30 +15,30 @@ from hypothesis import strategies as st
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.cache.answer_comparison import joined, passages
-from gateway.dialects.odds import OpenAILogprobs, odds_of
+from gateway.cache.answer_comparison import combine_vectors, passages
+from gateway.dialects.odds import OpenAILogprobs, logprobs_reader
 from gateway.dialects.openai import CHAT, OpenAI
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Call, Choice
-from gateway.routing.answer_checks import MAX_CHARACTERS, grade_of, grade_prompt
+from gateway.routing.answer_checks import MAX_CHARACTERS, grade_prompt, parse_grade
 from gateway.routing.cascade_policy import (
     SAMPLE_TEMPERATURE,
     agreement,
-    applies,
-    doubtful,
-    loops,
-    sampled,
+    is_applicable,
+    is_non_answer,
+    is_repetitive,
+    sample_call,
     token_confidence,
 )
-from gateway.routing.selection import Decision, tried_first
+from gateway.routing.selection import Decision, with_trial
 
 HARD = Decision(("big", "small"), "large", Choice.COMPLEX)
 
 
 def call_of(path: str = CHAT, **fields: Any) -> Call:
     turns = [{"role": "user", "content": "Why?"}]
-    asked: dict[str, Any] = {"messages": turns} if path == CHAT else {"prompt": "Why?"}
-    body = {"model": "m", **asked, **fields}
+    with_logprobs: dict[str, Any] = {"messages": turns} if path == CHAT else {"prompt": "Why?"}
+    body = {"model": "m", **with_logprobs, **fields}
     return OpenAI().parse(path, orjson.dumps(body), {})
 
 
@@ -46,7 +46,7 @@ def call_of(path: str = CHAT, **fields: Any) -> Call:
 
 
 def test_without_a_budget_it_is_tried() -> None:
-    assert tried_first(HARD, "small", Remaining(), None, None).trial == "small"
+    assert with_trial(HARD, "small", Remaining(), None, None).trial == "small"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_without_a_budget_it_is_tried() -> None:
     ],
 )
 def test_only_what_asks_for_a_better_model_is_tried(decision: Decision) -> None:
-    assert tried_first(decision, "small", Remaining(), None, None) == decision
+    assert with_trial(decision, "small", Remaining(), None, None) == decision
 
 
 SECONDS = st.floats(0.001, 100.0)
@@ -74,7 +74,7 @@ def test_a_trial_is_never_begun_that_the_numbers_rule_out(
     light: Prediction | None, large: Prediction | None, total_s: float | None, ttft_s: float | None
 ) -> None:
     """With what is known, the light answer to its end and then the large one keep what is left."""
-    decision = tried_first(HARD, "small", Remaining(total_s, ttft_s), light, large)
+    decision = with_trial(HARD, "small", Remaining(total_s, ttft_s), light, large)
     spent = 0.0 if light is None else light.total_s
     then = Prediction(0.0, 0.0, 0.0) if large is None else large
     fits = (total_s is None or spent + then.total_s <= total_s) and (ttft_s is None or spent + then.ttft_s <= ttft_s)
@@ -85,8 +85,8 @@ def test_a_trial_is_never_begun_that_the_numbers_rule_out(
 
 def test_while_somebody_finds_out_how_long_it_takes_nobody_is_tried() -> None:
     untold = Prediction(math.inf, math.inf, math.inf)
-    assert tried_first(HARD, "small", Remaining(1.0), untold, None).trial_skipped
-    assert tried_first(HARD, "small", Remaining(1.0), None, untold).trial_skipped
+    assert with_trial(HARD, "small", Remaining(1.0), untold, None).trial_skipped
+    assert with_trial(HARD, "small", Remaining(1.0), None, untold).trial_skipped
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,16 @@ def test_a_check_is_used_where_it_can_say_something(
     fields: dict[str, Any], logprobs: bool, consistency: bool, verifier: bool, judged: bool
 ) -> None:
     call = call_of(**fields)
-    assert applies("logprobs", call, judged=False) is logprobs
-    assert applies("consistency", call, judged=False) is consistency
-    assert applies("verifier", call, judged=False) is verifier
-    assert applies("verifier", call, judged=True) is judged
+    assert is_applicable("logprobs", call, judged=False) is logprobs
+    assert is_applicable("consistency", call, judged=False) is consistency
+    assert is_applicable("verifier", call, judged=False) is verifier
+    assert is_applicable("verifier", call, judged=True) is judged
 
 
 def test_embeddings_are_no_answers_to_check() -> None:
-    assert not applies("logprobs", OpenAI().parse("/v1/embeddings", b'{"model": "m", "input": "hi"}', {}), judged=False)
+    assert not is_applicable(
+        "logprobs", OpenAI().parse("/v1/embeddings", b'{"model": "m", "input": "hi"}', {}), judged=False
+    )
 
 
 # Log probabilities
@@ -137,22 +139,22 @@ def test_length_alone_is_no_doubt() -> None:
 
 def test_they_are_asked_for_and_hidden_again() -> None:
     odds, call = OpenAILogprobs(), call_of()
-    assert odds.asked(call).body["logprobs"] is True
-    assert odds.asked(call).canonical == call.canonical, "the key stays what the client asked for"
+    assert odds.with_logprobs(call).body["logprobs"] is True
+    assert odds.with_logprobs(call).canonical == call.canonical, "the key stays what the client asked for"
     choice: dict[str, Any] = {"index": 0, "message": {"content": "hi"}, "logprobs": {"content": []}, "extra": 1}
     told = {"id": "x", "choices": [choice]}
-    shown = orjson.loads(odds.hidden(call, orjson.dumps(told)))
+    shown = orjson.loads(odds.strip_logprobs(call, orjson.dumps(told)))
     assert shown == {"id": "x", "choices": [{**choice, "logprobs": None}]}
     for data in (b"[DONE]", b"not json", b'{"choices": []}', b'["logprobs"]'):
-        assert odds.hidden(call, data) == data
+        assert odds.strip_logprobs(call, data) == data
 
 
 def test_a_client_that_asks_for_them_keeps_them() -> None:
     call = call_of(logprobs=True, top_logprobs=5)
-    assert OpenAILogprobs().asked(call) is call
+    assert OpenAILogprobs().with_logprobs(call) is call
     completion = call_of("/v1/completions", logprobs=0)
-    assert OpenAILogprobs().asked(completion) is completion
-    assert OpenAILogprobs().asked(call_of("/v1/completions")).body["logprobs"] == 1
+    assert OpenAILogprobs().with_logprobs(completion) is completion
+    assert OpenAILogprobs().with_logprobs(call_of("/v1/completions")).body["logprobs"] == 1
 
 
 def chunk(token: str, logprob: float | None, **choice: Any) -> bytes:
@@ -178,7 +180,7 @@ def test_an_answer_without_any_has_none(body: bytes) -> None:
 
 
 def test_other_dialects_have_none() -> None:
-    assert odds_of("kserve") is None
+    assert logprobs_reader("kserve") is None
 
 
 # Consistency
@@ -190,13 +192,13 @@ def test_agreement_is_the_share_that_agrees() -> None:
 
 
 def test_samples_differ_where_the_clients_request_would_not() -> None:
-    call = sampled(call_of(temperature=0, seed=7, stream=True, stream_options={"include_usage": True}), 2)
+    call = sample_call(call_of(temperature=0, seed=7, stream=True, stream_options={"include_usage": True}), 2)
     assert call.body["temperature"] == SAMPLE_TEMPERATURE
     assert call.body["seed"] == 9
     assert not call.stream
     assert not call.body.keys() & {"stream", "stream_options"}
-    assert sampled(call_of(temperature=1.2), 1).body["temperature"] == 1.2
-    assert "temperature" not in sampled(call_of(), 1).body, "the default is hot"
+    assert sample_call(call_of(temperature=1.2), 1).body["temperature"] == 1.2
+    assert "temperature" not in sample_call(call_of(), 1).body, "the default is hot"
 
 
 # What is plainly no answer
@@ -218,7 +220,7 @@ def test_samples_differ_where_the_clients_request_would_not() -> None:
     ],
 )
 def test_what_is_plainly_no_answer_is_doubted(answer: str) -> None:
-    assert doubtful("What is the  boiling point of water", answer)
+    assert is_non_answer("What is the  boiling point of water", answer)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_what_is_plainly_no_answer_is_doubted(answer: str) -> None:
     ],
 )
 def test_a_wrong_answer_in_good_form_is_not(answer: str) -> None:
-    assert not doubtful("What is the boiling point of water", answer)
+    assert not is_non_answer("What is the boiling point of water", answer)
 
 
 def test_nearness_tells_an_answer_off_the_subject_and_no_wrong_one() -> None:
@@ -243,7 +245,9 @@ def test_nearness_tells_an_answer_off_the_subject_and_no_wrong_one() -> None:
         pytest.skip(str(reason))
 
     def nearness(question: str, answer: str) -> float:
-        first, second = (joined([e.vector for e in encoder.encode(passages(text))]) for text in (question, answer))
+        first, second = (
+            combine_vectors([e.vector for e in encoder.encode(passages(text))]) for text in (question, answer)
+        )
         return float(first @ second)
 
     lines = Path(__file__).with_name("answers_to_questions.jsonl").read_text().splitlines()
@@ -256,8 +260,8 @@ def test_nearness_tells_an_answer_off_the_subject_and_no_wrong_one() -> None:
 
 
 def test_a_table_of_like_lines_is_no_loop() -> None:
-    assert not loops("\n".join(f"row {i} has the value {i * i}" for i in range(40)))
-    assert loops("yes of course it is " * 20)
+    assert not is_repetitive("\n".join(f"row {i} has the value {i * i}" for i in range(40)))
+    assert is_repetitive("yes of course it is " * 20)
 
 
 # Grades
@@ -269,7 +273,7 @@ def test_a_table_of_like_lines_is_no_loop() -> None:
      ("Grade: 7", None), ("-1", None)],
 )  # fmt: skip
 def test_a_grade_is_a_number_and_nothing_else(said: str | None, grade: float | None) -> None:
-    assert grade_of(said) == grade
+    assert parse_grade(said) == grade
 
 
 def test_what_is_too_long_or_knows_the_mark_is_not_graded() -> None:

@@ -91,21 +91,23 @@ def test_what_is_promised_fits_and_what_is_late_does_not(
     decision = choose(TIERS, (0.5,), complexity, remaining, (light, large))
     chosen = light if decision.tier == "light" else large
     if decision.promised:
-        assert chosen is not None and remaining.bounded and fits(chosen, remaining)
+        assert chosen is not None and remaining.has_budget and fits(chosen, remaining)
     assert decision.late == (not fits(light, remaining) and not fits(large, remaining))
     assert not (decision.late and decision.promised)
 
 
-UNTOLD = Prediction(math.inf, math.inf, math.inf)
+PENDING_PREDICTION = Prediction(math.inf, math.inf, math.inf)
 
 
 def test_while_somebody_finds_out_others_ask_whom_they_know() -> None:
-    assert choose(TIERS, (0.5,), 0.8, BUDGET, (FAST, UNTOLD)).tier == "light"
-    assert choose(TIERS, (0.5,), 0.8, BUDGET, (None, UNTOLD)).tier == "light"
-    nobody_knows = choose(TIERS, (0.5,), 0.8, BUDGET, (UNTOLD, UNTOLD))
+    assert choose(TIERS, (0.5,), 0.8, BUDGET, (FAST, PENDING_PREDICTION)).tier == "light"
+    assert choose(TIERS, (0.5,), 0.8, BUDGET, (None, PENDING_PREDICTION)).tier == "light"
+    nobody_knows = choose(TIERS, (0.5,), 0.8, BUDGET, (PENDING_PREDICTION, PENDING_PREDICTION))
     assert nobody_knows.tier == "light", "a crowd must not find out all at once"
     assert not nobody_knows.late, "that none can is not known"
-    assert choose(TIERS, (0.5,), 0.8, Remaining(), (UNTOLD, UNTOLD)).tier == "large", "no budget, no matter"
+    assert choose(TIERS, (0.5,), 0.8, Remaining(), (PENDING_PREDICTION, PENDING_PREDICTION)).tier == "large", (
+        "no budget, no matter"
+    )
 
 
 def test_where_none_fits_the_policy_may_ask_for_the_lightest() -> None:
@@ -127,9 +129,9 @@ def test_one_backend_is_no_choice_and_may_be_late_all_the_same() -> None:
 
 def test_an_outlook_says_what_is_known_and_what_is_left() -> None:
     outlook = LatencyForecast(
-        Remaining(0.78, 0.2), {"light": Prediction(0.05, 0.01, 0.21), "large": None, "x": UNTOLD}, 0.62
+        Remaining(0.78, 0.2), {"light": Prediction(0.05, 0.01, 0.21), "large": None, "x": PENDING_PREDICTION}, 0.62
     )
-    assert outlook.told() == (
+    assert outlook.server_timing() == (
         "light=0.21 large=? x=? left=0.78 ttft.light=0.05 ttft.large=? ttft.x=? ttft.left=0.2 sure=0.62"
     )
     assert outlook.as_json() == {

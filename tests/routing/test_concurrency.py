@@ -8,13 +8,13 @@ from typing import Any
 
 from gateway.circuit_breaker import BreakerState
 from gateway.upstream.upstream import FAILURES
-from gateway.upstream.wait_queue import UNKNOWN_PER_PLACE
+from gateway.upstream.wait_queue import UNKNOWN_PER_SLOT
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
 LIMIT = 2
-HELD = LIMIT * (1 + UNKNOWN_PER_PLACE)  # with the backend, and waiting for a place
+HELD = LIMIT * (1 + UNKNOWN_PER_SLOT)  # with the backend, and waiting for a place
 
 
 def narrow(upstream: Upstream, **options: Any) -> dict[str, Any]:
@@ -77,10 +77,10 @@ async def test_a_full_light_tier_is_relieved_by_large_and_not_held_to_be_broken(
         light.gate.clear()
         held = ask(served, HELD)
         await until(lambda: served.gateway.parts.pools["light"].crowd.queued == HELD - LIMIT)
-        relieved = await asyncio.gather(*ask(served, FAILURES + 3, start=100))
-        assert {answer.headers["x-nearhit-backend"] for answer in relieved} == {"large"}
-        lane = served.gateway.parts.pools["light"].lanes[0]
-        assert lane.breaker.state(served.gateway.parts.clock.monotonic()) is BreakerState.CLOSED
+        avoid_overloaded = await asyncio.gather(*ask(served, FAILURES + 3, start=100))
+        assert {answer.headers["x-nearhit-backend"] for answer in avoid_overloaded} == {"large"}
+        endpoint = served.gateway.parts.pools["light"].endpoints[0]
+        assert endpoint.breaker.state(served.gateway.parts.clock.monotonic()) is BreakerState.CLOSED
         light.gate.set()
         assert {answer.headers["x-nearhit-backend"] for answer in await asyncio.gather(*held)} == {"light"}
 

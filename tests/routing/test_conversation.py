@@ -52,11 +52,11 @@ def test_there_is_no_key_where_nothing_is_to_stay_or_nothing_is_kept() -> None:
 
 def test_the_first_glob_that_matches_names_the_model() -> None:
     names = ModelNames("fallback", (("gpt-4o-mini*", "small"), ("gpt-4o*", "llama-70b")))
-    assert [names.sent_for(name) for name in ("gpt-4o-mini", "gpt-4o", "GPT-4o", "other")] == [
+    assert [names.upstream_name(name) for name in ("gpt-4o-mini", "gpt-4o", "GPT-4o", "other")] == [
         "small",
         "llama-70b",
         "fallback",
         "fallback",
     ]
-    assert names.known == ("fallback", "small", "llama-70b")
-    assert ModelNames(None, (("a*", "b"),)).sent_for("c") is None
+    assert names.upstream_names == ("fallback", "small", "llama-70b")
+    assert ModelNames(None, (("a*", "b"),)).upstream_name("c") is None

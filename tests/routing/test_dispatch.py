@@ -97,7 +97,7 @@ def reasons(served: Served) -> dict[tuple[str, str], float]:
 def observe(served: Served, name: str, seconds: float, *, streamed: bool = False) -> None:
     """As if the backend had answered so a hundred times."""
     for _ in range(100):
-        served.gateway.parts.pools[name].lanes[0].latency.observe(
+        served.gateway.parts.pools[name].endpoints[0].latency.observe(
             CallFeatures(stream=streamed, route="default"),
             load=0,
             ttft_s=seconds,
@@ -263,9 +263,9 @@ async def test_promises_are_counted_as_kept_or_broken_and_asked_more_of_after_a_
     headers = {"x-latency-budget-ms": "900"}
     await timed.chat(EASY, headers=headers, stream=streamed)
     assert promises(timed) == {"kept": 1}
-    sureness = timed.gateway.parts.promises.sureness(timed.gateway.policy.routes[0])
-    assert sureness.required < 0.95
-    before = sureness.required
+    confidence = timed.gateway.parts.promises.confidence(timed.gateway.policy.routes[0])
+    assert confidence.required < 0.95
+    before = confidence.required
 
     async def slowly(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
         clock.advance(2.0)
@@ -276,7 +276,7 @@ async def test_promises_are_counted_as_kept_or_broken_and_asked_more_of_after_a_
     light.answer = slowly
     await timed.chat(EASY, headers=headers, seed=1, stream=streamed)
     assert promises(timed) == {"kept": 1, "broken": 1}
-    assert sureness.required > before
+    assert confidence.required > before
 
 
 async def test_a_promise_that_a_failing_backend_breaks_is_no_fault_of_the_predictions(
@@ -288,24 +288,24 @@ async def test_a_promise_that_a_failing_backend_breaks_is_no_fault_of_the_predic
     large.answer = dropping
     await timed.chat(HARD, headers={"x-latency-budget-ms": "60000"})
     assert promises(timed) == {"kept": 1, "failed": 1}
-    assert timed.gateway.parts.promises.sureness(timed.gateway.policy.routes[0]).required == 0.95
+    assert timed.gateway.parts.promises.confidence(timed.gateway.policy.routes[0]).required == 0.95
 
 
 async def test_a_call_that_its_client_gave_up_tells_that_it_takes_longer(
     timed: Served, light: Upstream, clock: FakeClock
 ) -> None:
     observe(timed, "light", 0.1)
-    lane = timed.gateway.parts.pools["light"].lanes[0]
+    endpoint = timed.gateway.parts.pools["light"].endpoints[0]
     asked = CallFeatures(route="default")
-    before = lane.predict(asked, clock.monotonic(), 0.95)
+    before = endpoint.predict(asked, clock.monotonic(), 0.95)
     light.gate.clear()
     call = asyncio.create_task(timed.chat(EASY))
     await light.arrived.wait()
-    assert lane.load == 1
+    assert endpoint.load == 1
     clock.advance(30.0)
     call.cancel()
-    await until(lambda: lane.load == 0)
-    after = lane.predict(asked, clock.monotonic(), 0.95)
+    await until(lambda: endpoint.load == 0)
+    after = endpoint.predict(asked, clock.monotonic(), 0.95)
     assert before is not None and after is not None
     assert after.total_s > 1.2 * before.total_s
 

@@ -71,7 +71,7 @@ def test_no_label_moves_the_threshold_beyond_what_the_bounds_of_the_map_allow(
     for score, worse, weight in labels:
         control.observe(score, worse, "feedback", weight)
     assert -1.0 <= control.threshold(QUALITY, 0.0) < 1.0
-    fit = control.standing(QUALITY, 0.0).fit
+    fit = control.tier_state(QUALITY, 0.0).fit
     assert abs(fit.shift) <= 2 and 0.5 <= fit.slope <= 2
 
 
@@ -79,21 +79,21 @@ def test_a_frozen_route_counts_labels_and_neither_learns_nor_forgets() -> None:
     control = route()
     for _ in range(50):
         control.observe(0.5, True, "audit")
-    learnt = control.standing(QUALITY, 0.0).fit
+    learnt = control.tier_state(QUALITY, 0.0).fit
     control.learning = False
     for _ in range(500):
         control.observe(0.5, False, "feedback")
     met(control, 400)
-    standing = control.standing(QUALITY, 0.0)
-    assert standing.fit == learnt and not standing.learning
-    assert standing.labels == {"audit": 50, "feedback": 500}
+    tier_state = control.tier_state(QUALITY, 0.0)
+    assert tier_state.fit == learnt and not tier_state.learning
+    assert tier_state.labels == {"audit": 50, "feedback": 500}
 
 
 def test_what_a_label_that_weighs_nothing_says_is_counted_alone() -> None:
     control = route()
     control.observe(0.5, True, "feedback", weight=0.0)
-    standing = control.standing(QUALITY, 0.0)
-    assert (standing.fit.shift, standing.labels) == (0.0, {"feedback": 1})
+    tier_state = control.tier_state(QUALITY, 0.0)
+    assert (tier_state.fit.shift, tier_state.labels) == (0.0, {"feedback": 1})
 
 
 def test_what_was_learnt_comes_through_a_restart() -> None:
@@ -102,7 +102,7 @@ def test_what_was_learnt_comes_through_a_restart() -> None:
     for k in range(40):
         control.observe(k / 40, k % 3 == 0, "cascade")
     again.restore(control.snapshot())
-    before, after = control.standing(QUALITY, 0.0), again.standing(QUALITY, 0.0)
+    before, after = control.tier_state(QUALITY, 0.0), again.tier_state(QUALITY, 0.0)
     assert after.threshold == pytest.approx(before.threshold)
     assert (after.fit, after.labels, after.version) == (before.fit, before.labels, before.version)
     assert after.kept == before.kept
@@ -118,7 +118,7 @@ def test_no_snapshot_breaks_a_route(data: bytes) -> None:
     control = route()
     with pytest.raises(SnapshotInvalid):
         control.restore(data)
-    assert control.standing(SHARE, 0.0).threshold == pytest.approx(0.7, abs=0.06)
+    assert control.tier_state(SHARE, 0.0).threshold == pytest.approx(0.7, abs=0.06)
 
 
 def test_to_forget_is_to_begin_at_the_start_but_what_was_spent_stays_spent() -> None:
@@ -128,27 +128,27 @@ def test_to_forget_is_to_begin_at_the_start_but_what_was_spent_stays_spent() -> 
         control.count(control.wish(SHARE, 0.1, now), 0.1, now, large=True)
     control.observe(0.5, True, "audit")
     control.reset()
-    standing = control.standing(SHARE, now)
-    assert (standing.labels, standing.version, standing.fit.shift) == ({}, 0, 0.0)
-    assert standing.large_share == 1.0
+    tier_state = control.tier_state(SHARE, now)
+    assert (tier_state.labels, tier_state.version, tier_state.fit.shift) == ({}, 0, 0.0)
+    assert tier_state.large_share == 1.0
     assert not control.wish(SHARE, 0.99, now).large
 
 
 def test_a_standing_says_which_rule_decides() -> None:
     control = route()
-    assert (control.standing(FIXED, 0.0).rule, control.standing(FIXED, 0.0).asked) == ("escalate_above", 0.5)
-    assert (control.standing(SHARE, 0.0).rule, control.standing(SHARE, 0.0).asked) == ("large_share", 0.3)
-    assert (control.standing(QUALITY, 0.0).rule, control.standing(QUALITY, 0.0).asked) == ("quality", 0.9)
-    assert math.isnan(control.standing(QUALITY, 0.0).large_share)
+    assert (control.tier_state(FIXED, 0.0).rule, control.tier_state(FIXED, 0.0).setting) == ("escalate_above", 0.5)
+    assert (control.tier_state(SHARE, 0.0).rule, control.tier_state(SHARE, 0.0).setting) == ("large_share", 0.3)
+    assert (control.tier_state(QUALITY, 0.0).rule, control.tier_state(QUALITY, 0.0).setting) == ("quality", 0.9)
+    assert math.isnan(control.tier_state(QUALITY, 0.0).large_share)
 
 
 def test_quality_is_kept_by_what_is_counted() -> None:
     control = route()
     now = met(control, 1500)
-    standing = control.standing(QUALITY, now)
-    assert standing.kept.part == pytest.approx(0.9, abs=0.03)
-    assert standing.kept.low < 0.9 < standing.kept.high
-    assert standing.threshold == pytest.approx(math.sqrt(0.1), abs=0.06)
+    tier_state = control.tier_state(QUALITY, now)
+    assert tier_state.kept.part == pytest.approx(0.9, abs=0.03)
+    assert tier_state.kept.low < 0.9 < tier_state.kept.high
+    assert tier_state.threshold == pytest.approx(math.sqrt(0.1), abs=0.06)
 
 
 def test_another_share_in_the_policy_is_in_force_at_once() -> None:
@@ -156,7 +156,7 @@ def test_another_share_in_the_policy_is_in_force_at_once() -> None:
     now = met(control, 300, target=SHARE)
     more = replace(FIXED, large_share=0.6)
     met(control, 600, target=more, begin=now)
-    assert control.standing(more, now + 1800).large_share == pytest.approx(0.6, abs=0.12)
+    assert control.tier_state(more, now + 1800).large_share == pytest.approx(0.6, abs=0.12)
 
 
 def truly_kept(truth: Fit, audited: float, seed: int) -> float:

@@ -13,14 +13,14 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admin.explanation import request_of
+from gateway.admin.explanation import parse_request
 from gateway.errors import BackendOverloaded
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter
-from gateway.upstream.wait_queue import UNNOTICED_S
+from gateway.upstream.wait_queue import TARGET_DELAY_S
 from tests.fixtures.clock import FakeClock
 
 CEILING = 64  # the default of `max_concurrency`
-HALF = UNNOTICED_S / 2  # jitter has some wait twice as long as others
+HALF = TARGET_DELAY_S / 2  # jitter has some wait twice as long as others
 SETTLED = 6  # turns of the event loop, after which nobody runs who does not wait for time to pass
 
 
@@ -38,12 +38,12 @@ class Simulated:
     ) -> None:
         self.clock, self.rng = FakeClock(monotonic=0.0), random.Random(4)
         self.gate = ConcurrencyLimiter("main", CEILING, 60.0, self.clock, adaptive=True)
-        self.refused, self.answered = list[str](), 0
+        self.refused, self.on_response = list[str](), 0
         self._free = [0.0] * workers
         self._service_s, self._sigma, self._cost_s, self._stalls = service_s, sigma, cost_s, stalls
         self._due: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = count()
-        request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, self.clock, "t")
+        request, call = parse_request({"model": "m", "messages": [{"role": "user", "content": "?"}]}, self.clock, "t")
         request.call, self._request = call, request
 
     def run(self, clients: int, answers: int) -> None:
@@ -68,19 +68,19 @@ class Simulated:
         self.clock.advance(max([later, *(end for start, end in self._stalls if start <= later < end)]) - now)
 
     async def _client(self, answers: int) -> None:
-        while self.answered < answers:
+        while self.on_response < answers:
             self._pass(self._cost_s)
             try:
-                place = await self.gate.enter(self._request)
+                place = await self.gate.acquire(self._request)
             except BackendOverloaded as error:
                 self.refused.append(str(error))
                 return
             self._pass(self._cost_s)
             await self._work()
             self._pass(self._cost_s)
-            place.answered(self._request, 200)
-            place.leave()
-            self.answered += 1
+            place.on_response(self._request, 200)
+            place.release()
+            self.on_response += 1
 
     async def _work(self) -> None:
         took = self.rng.lognormvariate(math.log(self._service_s) - self._sigma**2 / 2, self._sigma)
@@ -135,5 +135,5 @@ def test_a_queue_that_is_noticed_is_bounded() -> None:
     """256 clients, and answers of a second of which the backend works on four: some are refused, and it goes on."""
     simulated = Simulated(4, 1.0, 0.3)
     simulated.run(256, 400)
-    assert simulated.refused and simulated.answered >= 400
+    assert simulated.refused and simulated.on_response >= 400
     assert simulated.gate.crowd.queued == 0

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.context import Load
-from gateway.upstream.hedging import BURST, SHORTEST_S, HedgeBudget, Hedged, delay_s, has_room, hedgeable, held_back
+from gateway.upstream.hedging import (
+    BURST,
+    MIN_DELAY_S,
+    HedgeBudget,
+    Hedged,
+    delay_s,
+    has_room,
+    is_hedgeable,
+    skip_reason,
+)
 
 SECONDS = st.floats(0, 1e4)
 CROWDS = st.builds(Load, st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))
@@ -56,10 +65,10 @@ def test_the_delay_is_what_is_predicted_and_leaves_the_other_one_time(
     if predicted is None or math.isinf(predicted):
         assert delay is None
     elif delay is not None:
-        assert delay == max(predicted, SHORTEST_S)
+        assert delay == max(predicted, MIN_DELAY_S)
         assert delay + (other or 0.0) < remaining
     else:
-        assert max(predicted, SHORTEST_S) + (other or 0.0) >= remaining
+        assert max(predicted, MIN_DELAY_S) + (other or 0.0) >= remaining
 
 
 @given(st.lists(CROWDS, max_size=4), CROWDS, st.booleans())
@@ -67,7 +76,7 @@ def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Load], firs
     budget = HedgeBudget(1.0)
     if left:
         budget.asked()
-    why_not = held_back(budget, [first, *others], others)
+    why_not = skip_reason(budget, [first, *others], others)
     if why_not is None:
         assert left
         assert any(map(has_room, others))
@@ -88,7 +97,7 @@ def test_no_hedge_takes_a_place_that_somebody_waits_for(others: list[Load], firs
 def test_why_a_hedge_is_held_back(first: Load, others: list[Load], why_not: Hedged | None) -> None:
     budget = HedgeBudget(1.0)
     budget.asked()
-    assert held_back(budget, [first, *others], others) is why_not
+    assert skip_reason(budget, [first, *others], others) is why_not
 
 
 def call(operation: str = "chat.completions", **body: Any) -> Any:
@@ -105,9 +114,9 @@ def call(operation: str = "chat.completions", **body: Any) -> Any:
     ],
 )
 def test_what_changes_nothing_is_hedged(asked: Any) -> None:
-    assert hedgeable(asked, unasked=False)
-    assert not hedgeable(asked, unasked=True)
-    assert not hedgeable(SimpleNamespace(operation="infer", stateful=True, body={}), unasked=False)  # type: ignore[arg-type]
+    assert is_hedgeable(asked, is_internal=False)
+    assert not is_hedgeable(asked, is_internal=True)
+    assert not is_hedgeable(SimpleNamespace(operation="infer", stateful=True, body={}), is_internal=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -125,4 +134,4 @@ def test_what_changes_nothing_is_hedged(asked: Any) -> None:
     ],
 )
 def test_what_may_not_run_twice_is_not_hedged(asked: Any) -> None:
-    assert not hedgeable(asked, unasked=False)
+    assert not is_hedgeable(asked, is_internal=False)

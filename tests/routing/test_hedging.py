@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.admin.explanation import request_of
+from gateway.admin.explanation import parse_request
 from gateway.context import RequestContext
 from gateway.messages import Event, EventStream, Response
 from gateway.streams import BufferedStream
@@ -55,8 +55,8 @@ def patient() -> Iterator[list[bool]]:
     ended: list[bool] = []
 
     async def pause(race: Any, seconds: float) -> None:
-        await asyncio.wait(race._lanes, return_when=asyncio.FIRST_COMPLETED)
-        ended.append(race.open)
+        await asyncio.wait(race._endpoints, return_when=asyncio.FIRST_COMPLETED)
+        ended.append(race.is_open)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.upstream.hedging._Race.pause", pause)
@@ -100,12 +100,12 @@ def hedges(served: Served) -> dict[str, float]:
     return {outcome: count for (outcome,), count in served.gateway.parts.telemetry.hedges.values.items()}
 
 
-def lanes(served: Served) -> tuple[GatewayUpstream, ...]:
-    return served.gateway.parts.pools["main"].lanes
+def endpoints(served: Served) -> tuple[GatewayUpstream, ...]:
+    return served.gateway.parts.pools["main"].endpoints
 
 
 def inflight(served: Served) -> list[tuple[int, int]]:
-    return [(lane.load, lane.backend.crowd.inflight) for lane in lanes(served)]
+    return [(endpoint.load, endpoint.backend.crowd.inflight) for endpoint in endpoints(served)]
 
 
 def taking(clock: FakeClock, seconds: float, text: str) -> Script:
@@ -141,14 +141,14 @@ async def test_what_the_cancelled_call_had_taken_counts_as_the_least_that_it_tak
 ) -> None:
     async with hedging(pair, tmp_path, clock) as served:
         pair[1].answer = taking(clock, 1.0, "b answers")
-        lane = lanes(served)[0]
-        before = lane.predict(CallFeatures(route="default"), clock.monotonic(), 0.95)
+        endpoint = endpoints(served)[0]
+        before = endpoint.predict(CallFeatures(route="default"), clock.monotonic(), 0.95)
         await served.chat("slow")
-        after = lane.predict(CallFeatures(route="default"), clock.monotonic(), 0.95)
+        after = endpoint.predict(CallFeatures(route="default"), clock.monotonic(), 0.95)
         assert before is not None
         assert after is not None
         assert after.total_s > 1.5 * before.total_s
-        assert lane.slowest_s() == pytest.approx(1.0)
+        assert endpoint.slowest_s() == pytest.approx(1.0)
 
 
 async def test_the_first_upstream_may_answer_after_all(
@@ -226,16 +226,16 @@ async def test_a_client_that_leaves_before_the_hedge_cancels_the_one_call(
 
 
 class SlowToEnd:
-    """What asks `lane` is never answered, and once it is cancelled it ends when `stuck` is set: a library in the middle
+    """What asks `endpoint` is never answered, and once it is cancelled it ends when `stuck` is set: a library in the middle
     of a connection's end may take its time. Whoever asks another one has `answer` at once."""
 
-    def __init__(self, lane: GatewayUpstream, answer: EventStream) -> None:
+    def __init__(self, endpoint: GatewayUpstream, answer: EventStream) -> None:
         self.given_up, self.stuck, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._lane = lane
+        self._endpoint = endpoint
         self._answer = answer
 
-    async def ask(self, lane: GatewayUpstream, _: RequestContext) -> Response:
-        if lane is not self._lane:
+    async def ask(self, endpoint: GatewayUpstream, _: RequestContext) -> Response:
+        if endpoint is not self._endpoint:
             return Response(200, (), self._answer)
         try:
             return await asyncio.get_running_loop().create_future()
@@ -248,8 +248,8 @@ class SlowToEnd:
 
 def raced(served: Served, clock: FakeClock, loser: SlowToEnd) -> tuple[Hedging, asyncio.Task[list[Heard]]]:
     """A request whose hedge is sent at once."""
-    request, call = request_of({"model": "m", "messages": [{"role": "user", "content": "?"}]}, clock, "t")
-    request.call, (first, second) = call, lanes(served)
+    request, call = parse_request({"model": "m", "messages": [{"role": "user", "content": "?"}]}, clock, "t")
+    request.call, (first, second) = call, endpoints(served)
     race = Hedging(HedgeRules(budget=1.0), (first, second), clock, served.gateway.parts.telemetry)
     race.delay_s(first, request)  # the call brings its token
     return race, asyncio.create_task(race.asked(loser.ask, first, request, 0.0, lambda others: others[0]))
@@ -260,7 +260,7 @@ async def test_a_client_that_leaves_while_who_lost_is_ended_leaves_no_answer_beh
 ) -> None:
     closed = asyncio.Event()
     async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        loser = SlowToEnd(lanes(served)[0], EventStream(BufferedStream((), closed.set)))
+        loser = SlowToEnd(endpoints(served)[0], EventStream(BufferedStream((), closed.set)))
         _, task = raced(served, clock, loser)
         await loser.given_up.wait()
         task.cancel()
@@ -291,7 +291,7 @@ async def test_a_call_that_is_cancelled_twice_leaves_nothing_on_its_way(
             closed.set()
 
     async with gateway_of(config_of(tmp_path, main(pair)), NO_CACHE, clock=clock) as served:
-        loser = SlowToEnd(lanes(served)[0], EventStream(Answer()))
+        loser = SlowToEnd(endpoints(served)[0], EventStream(Answer()))
         race, task = raced(served, clock, loser)
         await loser.given_up.wait()
         task.cancel()
@@ -301,7 +301,7 @@ async def test_a_call_that_is_cancelled_twice_leaves_nothing_on_its_way(
             await task
         assert not closed.is_set(), "who is cancelled twice does not wait"
         loser.stuck.set()
-        await until(lambda: closed.is_set() and loser.ended.is_set() and not race._ending)
+        await until(lambda: closed.is_set() and loser.ended.is_set() and not race._cleanup_tasks)
 
 
 async def test_no_more_than_the_budget_is_hedged(
@@ -321,7 +321,7 @@ async def test_nothing_is_hedged_while_somebody_waits_for_a_place(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:
     async with hedging(pair, tmp_path, clock, max_concurrency=1, adaptive="off") as served:
-        with delayed_until(lambda: lanes(served)[0].backend.crowd.queued):
+        with delayed_until(lambda: endpoints(served)[0].backend.crowd.queued):
             asking = [asyncio.create_task(served.chat(f"slow {i}")) for i in range(2)]
             await until(lambda: hedges(served).get("overloaded") == 2)
         assert len(pair[1].calls) == 0
@@ -338,7 +338,7 @@ async def test_while_the_first_one_fails_the_second_one_decides(
         asking = asyncio.create_task(served.chat("slow"))
         await until(pair[1].arrived.is_set)
         pair[0].gate.set()
-        await until(lambda: lanes(served)[0].load == 0)
+        await until(lambda: endpoints(served)[0].load == 0)
         pair[1].gate.set()
         assert (await asking).text == "b answers: slow"
         assert hedges(served) == {"won": 1}
@@ -355,7 +355,7 @@ async def test_where_both_fail_the_retries_decide_as_ever(
         asking = asyncio.create_task(served.chat("slow"))
         await until(pair[1].arrived.is_set)
         pair[0].gate.set()
-        await until(lambda: lanes(served)[0].load == 0)
+        await until(lambda: endpoints(served)[0].load == 0)
         pair[1].gate.set()
         assert (await asking).status == 503
         assert hedges(served) == {"failed": 1}
@@ -386,7 +386,7 @@ async def test_what_may_not_be_sent_twice_or_could_not_help_is_not(
         else:
             asked = served.chat("slow", headers={"x-slo-ttft-ms": str(1e3 * TOOK_S / 2)})
         asking = asyncio.create_task(asked)
-        await until(lambda: sum(lane.load for lane in lanes(served)) == 1)
+        await until(lambda: sum(endpoint.load for endpoint in endpoints(served)) == 1)
         await asyncio.wait({asking}, timeout=4 * TOOK_S)
         pair[0].gate.set()
         assert (await asking).status == 200

@@ -59,7 +59,7 @@ def test_a_higher_confidence_is_never_a_lower_bound(steps: list[tuple[float, flo
 def test_what_lies_beyond_all_buckets_counts_as_the_outermost(value: float, q: float) -> None:
     ratios = RatioSketch(60.0)
     ratios.add(value, now=0.0)
-    ratios.add_beyond(value, now=0.0)
+    ratios.add_censored(value, now=0.0)
     assert 1 / LARGEST / RATIO <= ratios.quantile(q) <= LARGEST * RATIO
     assert math.isfinite(ratios.beyond(value)) or math.isinf(value)
 
@@ -78,7 +78,7 @@ def test_an_answer_given_up_is_taken_to_lie_beyond() -> None:
     ratios = plenty(1.0, 4.0, times=1000)
     assert ratios.beyond(2.0) == pytest.approx(4.0, rel=0.06)
     for _ in range(2000):
-        ratios.add_beyond(2.0, now=0.0)
+        ratios.add_censored(2.0, now=0.0)
     assert ratios.quantile(0.3) > 3.5, "told by half a weight each: one of three is a 1"
     assert ratios.quantile(0.2) < 1.1
 
@@ -87,7 +87,7 @@ def test_giving_up_at_once_tells_nothing() -> None:
     ratios = plenty(1.0, times=100)
     before = ratios.quantile(0.95)
     for _ in range(1000):
-        ratios.add_beyond(1e-6, now=0.0)
+        ratios.add_censored(1e-6, now=0.0)
     assert ratios.quantile(0.95) == before
 
 
@@ -272,7 +272,7 @@ def test_calls_given_up_say_that_it_is_slow() -> None:
     book = book_of(*[0.5] * 100)
     before = predicted(book).total_s
     for i in range(10):
-        book.outlasted(CallFeatures(), load=0, seconds=3.0, now=float(i))
+        book.observe_censored(CallFeatures(), load=0, seconds=3.0, now=float(i))
     after = book.predict(CallFeatures(), load=0, now=10.0)
     assert after is not None
     assert after.total_s > max(2.5, 3 * before)
@@ -280,7 +280,7 @@ def test_calls_given_up_say_that_it_is_slow() -> None:
 
 def test_a_call_given_up_on_an_unknown_upstream_tells_the_least_that_it_takes() -> None:
     book = LatencyBook()
-    book.outlasted(CallFeatures(), load=0, seconds=3.0, now=0.0)
+    book.observe_censored(CallFeatures(), load=0, seconds=3.0, now=0.0)
     assert predicted(book, q=0.5).total_s >= 2.9
 
 
@@ -305,7 +305,7 @@ def test_whatever_was_seen_a_prediction_is_a_number_and_grows_with_the_load(
         now += wait
         asked = CallFeatures(stream, float(tokens), tokens or None)
         if given_up:
-            book.outlasted(asked, load=load, seconds=seconds, now=now)
+            book.observe_censored(asked, load=load, seconds=seconds, now=now)
         else:
             book.observe(asked, load=load, ttft_s=seconds / 2, total_s=seconds, output_tokens=tokens, now=now)
     for stream in (False, True):

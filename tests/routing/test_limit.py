@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.adaptive_concurrency import FLOOR, AdaptiveLimit
+from gateway.upstream.adaptive_concurrency import MIN_LIMIT, AdaptiveLimit
 
 Draw = Callable[[random.Random], float]
 
@@ -36,7 +36,7 @@ class Simulated:
             self.now += self.rng.expovariate(rate)
             while self._ends and self._ends[0][0] <= self.now:
                 ended, asked = heapq.heappop(self._ends)
-                self.limit.answered("chat", asked, ended, self.inflight)
+                self.limit.on_response("chat", asked, ended, self.inflight)
                 self.inflight -= 1
                 self.served += 1
                 self.seen.append(self.limit.value)
@@ -62,20 +62,20 @@ def test_the_limit_stays_between_its_bounds_whatever_comes(
     ceiling: int, told: list[tuple[str, float, float, int, bool]]
 ) -> None:
     limit, now = AdaptiveLimit(ceiling, adaptive=True), 0.0
-    for kind, later, took, inflight, dropped in told:
+    for kind, later, took, inflight, on_overload in told:
         now += later
-        if dropped:
-            limit.dropped(now - took)
-        limit.answered(kind, now - took, now, inflight)
-        assert min(FLOOR, ceiling) <= limit.value <= ceiling
+        if on_overload:
+            limit.on_overload(now - took)
+        limit.on_response(kind, now - took, now, inflight)
+        assert min(MIN_LIMIT, ceiling) <= limit.value <= ceiling
 
 
 @given(told=st.lists(answers, max_size=50))
 def test_what_is_not_adaptive_does_not_move(told: list[tuple[str, float, float, int, bool]]) -> None:
     limit = AdaptiveLimit(64, adaptive=False)
     for kind, later, took, inflight, _ in told:
-        limit.dropped(0.0)
-        limit.answered(kind, later, later + took, inflight)
+        limit.on_overload(0.0)
+        limit.on_response(kind, later, later + took, inflight)
     assert limit.value == 64
 
 
@@ -140,22 +140,22 @@ def test_streams_are_not_held_against_wholes() -> None:
     for kind, mean in [("stream", 0.1), ("whole", 2.0), ("stream", 0.1), ("whole", 2.0)] * 3:
         for _ in range(400):
             now += 0.01
-            limit.answered(kind, now, now + lognormal(mean, 0.5)(rng), 64)
+            limit.on_response(kind, now, now + lognormal(mean, 0.5)(rng), 64)
             assert limit.value >= 16
 
 
 def test_a_backend_that_refuses_is_sent_a_tenth_less_once_a_window() -> None:
     limit = AdaptiveLimit(100, adaptive=True)
     assert limit.value == 25
-    limit.dropped(1.0)
-    limit.dropped(1.0)
+    limit.on_overload(1.0)
+    limit.on_overload(1.0)
     assert limit.value == 22
 
 
 def told(limit: AdaptiveLimit, now: float, seconds: list[float]) -> float:
     """A window in which the limit is reached. -> its end."""
     for took in seconds:
-        limit.answered("chat", now, now + took, limit.value)
+        limit.on_response("chat", now, now + took, limit.value)
     return now + max(seconds)
 
 
@@ -163,11 +163,11 @@ def test_the_growth_from_the_start_is_not_ended_by_one_stall() -> None:
     limit = AdaptiveLimit(256, adaptive=True)
     now = told(limit, 0.0, [0.1] * 64)
     now = told(limit, now, [0.1] * 64)
-    assert (limit.value, limit.starting) == (128, True)
+    assert (limit.value, limit.is_starting) == (128, True)
     now = told(limit, now, [0.4] * 128)
-    assert (limit.value, limit.starting) == (128, True), "once"
+    assert (limit.value, limit.is_starting) == (128, True), "once"
     told(limit, now, [0.4] * 128)
-    assert not limit.starting, "twice"
+    assert not limit.is_starting, "twice"
 
 
 def test_nor_by_what_chance_explains() -> None:
@@ -175,7 +175,7 @@ def test_nor_by_what_chance_explains() -> None:
     draw, now = lognormal(0.5, 1.0), 0.0
     while limit.value < 256:
         now = told(limit, now, [draw(rng) for _ in range(limit.value)])
-        assert limit.value == 256 or limit.starting
+        assert limit.value == 256 or limit.is_starting
 
 
 def test_nobody_is_sent_less_for_milliseconds() -> None:

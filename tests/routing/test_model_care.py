@@ -76,14 +76,14 @@ async def test_a_dead_model_is_left_out_and_reloaded_while_the_other_tier_answer
     async with serving(Upstream("large")) as large:
         backends = {**main(controlled, model, reload="on"), "other": {"adapter": "openai", "url": large.url}}
         async with gateway_of(config_of(tmp_path, backends), TWO_TIERS) as served:
-            lane = served.gateway.parts.pools["main"].lanes[0]
+            endpoint = served.gateway.parts.pools["main"].endpoints[0]
             assert (await served.chat("hi")).headers["x-nearhit-backend"] == "main"
             controlled.kill_stub(model)
             answer = await served.chat("and now?")
             assert (answer.status, answer.headers["x-nearhit-backend"]) == (200, "other")
             await until(lambda: reloads(served) and condition(served) is ModelCondition.READY)
             assert reloads(served) == {"recovered": 1}
-            assert lane.breaker.state(served.gateway.parts.clock.monotonic()) is BreakerState.CLOSED
+            assert endpoint.breaker.state(served.gateway.parts.clock.monotonic()) is BreakerState.CLOSED
             assert (await served.chat("and again?")).headers["x-nearhit-backend"] == "main"
 
 
@@ -95,12 +95,12 @@ async def test_a_dead_model_is_left_out_at_once_and_clients_do_not_try_it(
     async with serving(Upstream("large")) as large:
         backends = {**main(controlled, "unary"), "other": {"adapter": "openai", "url": large.url}}
         async with gateway_of(config_of(tmp_path, backends), TWO_TIERS, clock=clock) as served:
-            lane = served.gateway.parts.pools["main"].lanes[0]
-            hosted = lane.upstream.hosted
+            endpoint = served.gateway.parts.pools["main"].endpoints[0]
+            hosted = endpoint.upstream.hosted
             assert hosted is not None
             controlled.kill_stub("unary")
             assert (await served.chat("one")).headers["x-nearhit-backend"] == "other"
-            assert lane.breaker.state(clock.monotonic()) is BreakerState.OPEN, "one call is enough"
+            assert endpoint.breaker.state(clock.monotonic()) is BreakerState.OPEN, "one call is enough"
             asked = served.gateway.parts.telemetry.backend_requests.values
             before = asked[("main", "error")]
             for i in range(5):
@@ -121,7 +121,7 @@ async def test_an_unloaded_model_is_not_loaded_by_the_gateway_and_found_when_it_
     async with serving(Upstream("large")) as large:
         backends = {**main(controlled, "unary", reload="on"), "other": {"adapter": "openai", "url": large.url}}
         async with gateway_of(config_of(tmp_path, backends), TWO_TIERS) as served:
-            hosted = served.gateway.parts.pools["main"].lanes[0].upstream.hosted
+            hosted = served.gateway.parts.pools["main"].endpoints[0].upstream.hosted
             assert hosted is not None
             await controlled.unload("unary")
             assert (await served.chat("one")).headers["x-nearhit-backend"] == "other"
@@ -152,7 +152,7 @@ async def test_of_two_backends_with_the_same_model_one_reloads_it(controlled: Ow
         controlled.kill_stub("unary")
         assert (await served.chat("one")).status == 502, "both were asked, one after the other"
         backends = served.gateway.parts.pools.values()
-        hosted = [lane.upstream.hosted for pool in backends for lane in pool.lanes]
+        hosted = [endpoint.upstream.hosted for pool in backends for endpoint in pool.endpoints]
         await until(
             lambda: all(each is not None and each.conditions["unary"] is ModelCondition.READY for each in hosted),
             timeout_s=60.0,

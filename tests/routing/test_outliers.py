@@ -48,7 +48,7 @@ def test_a_record_fades(calls: list[tuple[bool, float]]) -> None:
     assert 0 <= ok <= sum(ok for ok, _ in calls)
     assert 0 <= failed <= sum(not ok for ok, _ in calls)
     assert record.counts(now + HALF_LIFE_S) == pytest.approx((ok / 2, failed / 2))
-    record.forget()
+    record.reset()
     assert record.counts(now) == (0, 0)
 
 
@@ -59,7 +59,7 @@ def test_what_comes_back_and_fails_again_stays_out_twice_as_long_up_to_a_bound()
         lengths.append(next(s for s in range(1, 100) if breaker.state(now + s) is BreakerState.HALF_OPEN))
         now += lengths[-1]
         assert [breaker.allow(now), breaker.allow(now)] == [True, False], "one probe"
-        breaker.succeeded(asked_at=now)
+        breaker.succeeded(sent_at=now)
     assert lengths == [5, 10, 20, 40, 60, 60]
     breaker.eject(now + 61)
     assert breaker.state(now + 66) is BreakerState.HALF_OPEN, "it was good for a while"
@@ -69,7 +69,7 @@ def test_a_probe_that_fails_costs_no_more_than_the_last_cooldown() -> None:
     breaker = CircuitBreaker(5, 5.0, longest_s=60.0)
     breaker.eject(0.0)
     assert breaker.allow(5.0)
-    breaker.failed(5.0, asked_at=5.0)
+    breaker.failed(5.0, sent_at=5.0)
     assert breaker.state(9.9) is BreakerState.OPEN
     assert breaker.ready(10.0)
 
@@ -77,7 +77,7 @@ def test_a_probe_that_fails_costs_no_more_than_the_last_cooldown() -> None:
 def test_what_was_on_its_way_at_the_opening_neither_closes_nor_prolongs_it() -> None:
     breaker = CircuitBreaker(5, 5.0, longest_s=60.0)
     breaker.eject(10.0)
-    breaker.succeeded(asked_at=9.0)
+    breaker.succeeded(sent_at=9.0)
     assert breaker.state(10.0) is BreakerState.OPEN
-    breaker.failed(14.0, asked_at=9.0)
+    breaker.failed(14.0, sent_at=9.0)
     assert breaker.state(15.0) is BreakerState.HALF_OPEN

@@ -9,17 +9,17 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.admin.explanation import request_of
+from gateway.admin.explanation import parse_request
 from gateway.priority import ShedReason
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter
-from gateway.upstream.wait_queue import BURST_HOLDS, UNKNOWN_PER_PLACE
+from gateway.upstream.wait_queue import BURST_HOLDS, UNKNOWN_PER_SLOT
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, TIERS, Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of
 from tests.fixtures.waiting import until
 
 LIMIT = 2
-ROOM = LIMIT * UNKNOWN_PER_PLACE
+ROOM = LIMIT * UNKNOWN_PER_SLOT
 RAISING = BOTH_CACHES.replace("{backend: main}", "{backend: main, client_priority: on}")
 HARD = "Prove step by step why the algorithm terminates, and derive its complexity in detail with all constants."
 
@@ -240,14 +240,14 @@ async def test_a_queue_of_fast_answers_refuses_nobody_within_the_configured_conc
     """The limit starts below it, and with so many clients the queue never gets empty."""
     clock = FakeClock()
     gate = ConcurrencyLimiter("main", 64, 60.0, clock, adaptive=True)
-    request, _ = request_of({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, clock, "the test")
+    request, _ = parse_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, clock, "the test")
 
     async def client() -> None:
         for _ in range(20):
-            place = await gate.enter(request)
+            place = await gate.acquire(request)
             clock.advance(0.001 / 16)
             await asyncio.sleep(0)
-            place.leave()
+            place.release()
 
     await asyncio.gather(*(client() for _ in range(60)))
     assert (gate.crowd.inflight, gate.crowd.queued) == (0, 0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.queues import Outcome, Scenario, oracle, outcome
-from gateway.routing.latency_promises import LEAST, MOST, STEP, Confidence
+from gateway.routing.latency_promises import MAX_REQUIRED, MIN_REQUIRED, STEP, Confidence
 from gateway.upstream.latency import CallFeatures, LatencyBook
 
 
@@ -18,8 +18,8 @@ from gateway.upstream.latency import CallFeatures, LatencyBook
 def test_what_is_asked_stays_within_its_ends(kept: list[bool], confidence: float) -> None:
     sureness = Confidence(confidence)
     for was_kept in kept:
-        sureness.told(kept=was_kept)
-        assert min(LEAST, confidence) <= sureness.required <= MOST
+        sureness.record(kept=was_kept)
+        assert min(MIN_REQUIRED, confidence) <= sureness.required <= MAX_REQUIRED
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
@@ -33,11 +33,11 @@ def test_the_share_that_is_kept_is_the_confidence_however_wrong_the_predictions(
         chance = draw.uniform(0.3, 1.0) if draw.random() < share_of_tight else 1.0
         if chance >= sureness.required:
             in_time = draw.random() <= chance**2
-            sureness.told(kept=in_time)
+            sureness.record(kept=in_time)
             if i > 2000:
                 promised, kept = promised + 1, kept + in_time
     assert kept / promised >= confidence - 0.01
-    assert kept / promised <= confidence + 0.02 or sureness.required <= LEAST + 2 * STEP
+    assert kept / promised <= confidence + 0.02 or sureness.required <= MIN_REQUIRED + 2 * STEP
 
 
 def simulated(scenario: Scenario, load: float, seed: int, count: int = 4000, warm: int = 500) -> tuple[Outcome, float]:
@@ -51,7 +51,7 @@ def simulated(scenario: Scenario, load: float, seed: int, count: int = 4000, war
             open_calls[tier] -= 1
             books[tier].observe(CallFeatures(), load=ahead, ttft_s=took, total_s=took, output_tokens=0, now=end)
             if promised:
-                sureness.told(kept=took <= budget)
+                sureness.record(kept=took <= budget)
         bounds = [
             book.predict(CallFeatures(), load=ahead, now=arrival.at, confidence=sureness.required)
             for book, ahead in zip(books, open_calls, strict=True)

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.upstream.model_health import (
-    CALM_S,
     FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
+    MAX_PAUSE_S,
     RELAPSE_S,
+    STABLE_S,
     Reload,
     Repairs,
-    look_again_s,
+    check_interval_s,
 )
 
 
@@ -21,8 +21,8 @@ from gateway.upstream.model_health import (
 def test_the_next_look_comes_before_a_breaker_would_let_a_client_find_out(chance: float) -> None:
     breaker = CircuitBreaker(5, 5.0, 60.0)
     breaker.eject(0.0)
-    assert 3.0 <= look_again_s(chance) <= 5.0
-    assert not breaker.ready(look_again_s(chance) - 1e-6)
+    assert 3.0 <= check_interval_s(chance) <= 5.0
+    assert not breaker.ready(check_interval_s(chance) - 1e-6)
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.sampled_from(Reload)), max_size=50))
@@ -30,38 +30,38 @@ def test_pauses_between_reloads_grow_and_never_exceed_the_longest(steps: list[tu
     repairs, now, last = Repairs(), 0.0, None
     for later, outcome in steps:
         now += later
-        if not repairs.due(now):
+        if not repairs.is_due(now):
             assert last is not None
-            assert now - last < LONGEST_PAUSE_S
+            assert now - last < MAX_PAUSE_S
             continue
         assert last is None or now - last >= FIRST_PAUSE_S
-        repairs.reloaded(outcome, now)
+        repairs.record_reload(outcome, now)
         last = now
 
 
 def test_failing_reloads_come_more_rarely() -> None:
     repairs, now, pauses = Repairs(), 0.0, []
     for _ in range(8):
-        repairs.reloaded(Reload.FAILED, now)
+        repairs.record_reload(Reload.FAILED, now)
         begun = now
-        while not repairs.due(now):
+        while not repairs.is_due(now):
             now += 1.0
         pauses.append(now - begun)
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300]
-    repairs.reloaded(Reload.RECOVERED, now + LONGEST_PAUSE_S + CALM_S + 1)
-    assert repairs.due(now + LONGEST_PAUSE_S + CALM_S + 1 + FIRST_PAUSE_S), "after a calm time they begin anew"
+    repairs.record_reload(Reload.RECOVERED, now + MAX_PAUSE_S + STABLE_S + 1)
+    assert repairs.is_due(now + MAX_PAUSE_S + STABLE_S + 1 + FIRST_PAUSE_S), "after a calm time they begin anew"
 
 
 def test_a_server_that_refuses_is_asked_again_after_the_longest_pause() -> None:
     repairs = Repairs()
-    repairs.reloaded(Reload.REFUSED, 0.0)
-    assert not repairs.due(LONGEST_PAUSE_S - 1)
-    assert repairs.due(LONGEST_PAUSE_S)
+    repairs.record_reload(Reload.REFUSED, 0.0)
+    assert not repairs.is_due(MAX_PAUSE_S - 1)
+    assert repairs.is_due(MAX_PAUSE_S)
 
 
 def test_who_fails_again_soon_is_not_believed_by_a_probe() -> None:
     repairs = Repairs()
-    assert repairs.trusts(0.0)
-    repairs.answered(0.0)
-    assert not repairs.trusts(RELAPSE_S)
-    assert repairs.trusts(RELAPSE_S + 1)
+    assert repairs.trusts_probe(0.0)
+    repairs.on_recovery(0.0)
+    assert not repairs.trusts_probe(RELAPSE_S)
+    assert repairs.trusts_probe(RELAPSE_S + 1)

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.upstream.retry import (
-    LONGEST_BACKOFF_S,
+    MAX_RETRY_BACKOFF_S,
     MINIMUM,
     WINDOW_S,
     RetryBudget,
     RetryTarget,
-    after_answer,
-    after_failure,
+    attempt_timeout_s,
     backoff_s,
-    patience_s,
+    target_after_failure,
+    target_after_response,
 )
 
 STEPS = st.lists(st.tuples(st.sampled_from(["ask", "ask", "spend"]), st.floats(0, 4)), max_size=200)
@@ -35,7 +35,7 @@ def test_retries_never_exceed_their_share_of_the_calls(steps: list[tuple[str, fl
             asked.append(now)
             continue
         allowed = recent[1] + 1 <= max(MINIMUM, share * recent[0])
-        assert budget.left(now) == allowed
+        assert budget.is_available(now) == allowed
         if allowed:
             budget.spend(now)
             retried.append(now)
@@ -47,8 +47,8 @@ def test_what_is_not_spent_after_all_is_there_for_others(spent: list[int], fewer
     for at in spent:
         budget.spend(float(at))
     recent = [at for at in spent if at > spent[-1] - WINDOW_S]
-    budget.unspent(fewer)
-    assert budget._retried.total(float(spent[-1])) == max(0, len(recent) - fewer)
+    budget.refund(fewer)
+    assert budget._retries.total(float(spent[-1])) == max(0, len(recent) - fewer)
 
 
 @given(st.integers(20, 500))
@@ -56,7 +56,7 @@ def test_every_call_failing_costs_a_fifth_more(calls: int) -> None:
     budget, retries = RetryBudget(0.2), 0
     for i in range(calls):
         budget.asked(i / 100)
-        if budget.left(i / 100):
+        if budget.is_available(i / 100):
             budget.spend(i / 100)
             retries += 1
     assert retries <= max(MINIMUM, 0.2 * calls)
@@ -64,28 +64,28 @@ def test_every_call_failing_costs_a_fifth_more(calls: int) -> None:
 
 def test_what_is_set_aside_is_not_there_for_others() -> None:
     budget = RetryBudget(0.2)
-    budget.held = MINIMUM - 1
-    assert budget.left(0.0)
-    budget.held = MINIMUM
-    assert not budget.left(0.0)
+    budget.reserved = MINIMUM - 1
+    assert budget.is_available(0.0)
+    budget.reserved = MINIMUM
+    assert not budget.is_available(0.0)
 
 
 def test_a_share_of_nothing_allows_none() -> None:
     budget = RetryBudget(0.0)
     for _ in range(100):
         budget.asked(0.0)
-    assert not budget.left(0.0)
+    assert not budget.is_available(0.0)
 
 
 @given(st.integers(0, 50), st.floats(0, 1, exclude_max=True))
 def test_a_backoff_is_bounded_and_may_be_none(retry: int, chance: float) -> None:
-    assert 0 <= backoff_s(retry, chance) < LONGEST_BACKOFF_S
+    assert 0 <= backoff_s(retry, chance) < MAX_RETRY_BACKOFF_S
     assert backoff_s(retry, 0.0) == 0
 
 
 @given(st.floats(0.001, 100), st.one_of(st.none(), st.floats(0.001, 100)))
 def test_who_is_given_up_leaves_the_other_one_time_enough(remaining: float, other: float | None) -> None:
-    patience = patience_s(remaining, other)
+    patience = attempt_timeout_s(remaining, other)
     if patience is None:
         assert other is not None
         assert other > remaining / 2
@@ -109,7 +109,7 @@ def test_who_is_given_up_leaves_the_other_one_time_enough(remaining: float, othe
     ],
 )
 def test_what_an_answer_says_of_a_retry(status: int, waits: bool, again: RetryTarget) -> None:
-    assert after_answer(status, waits=waits) is again
+    assert target_after_response(status, waits=waits) is again
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_what_an_answer_says_of_a_retry(status: int, waits: bool, again: RetryTa
     ],
 )
 def test_what_a_failure_says_of_a_retry(status: int, retryable: bool, again: RetryTarget) -> None:
-    assert after_failure(status, retryable=retryable) is again
+    assert target_after_failure(status, retryable=retryable) is again

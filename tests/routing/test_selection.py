@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.policy_manager import staged
+from gateway.admin.policy_manager import check_policy
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import TextOperations
-from gateway.tools.simulation.worker_process import done, job_of
+from gateway.tools.simulation.worker_process import build_job, run_job
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
@@ -70,13 +70,15 @@ async def test_all_of_them_agree(
     assert faults(POLICY + expectation, settings) == []
     if path in ("/v1/embeddings", "/v1/chat/completions"):  # what passes through is not recorded
         policy = policy_from_text(POLICY, "policy.yaml", settings)
-        simulation = done(job_of(settings, policy, policy, str(settings.data_dir / "traffic"), 0.0, "hash/384/v2"))
+        simulation = run_job(
+            build_job(settings, policy, policy, str(settings.data_dir / "traffic"), 0.0, "hash/384/v2")
+        )
         assert [outcome.backend for outcome in simulation.new.outcomes] == [backend]
 
 
 def faults(document: str, settings: Config) -> list[str]:
     try:
-        staged([TextOperations("p.yaml", document.encode())], settings)
+        check_policy([TextOperations("p.yaml", document.encode())], settings)
     except ConfigInvalid as invalid:
         return [str(fault) for fault in invalid.faults]
     return []

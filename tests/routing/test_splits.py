@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gateway.config.policy.model import Target, Tier
 from gateway.config.policy.targets import TierPart
 from gateway.messages import Choice
-from gateway.routing.selection import Decision, point_of, resolved, with_fallbacks
+from gateway.routing.selection import Decision, resolve_splits, split_point, with_fallbacks
 from tests.fixtures.targets import light_and_large
 
 KEYS = [str(i).encode() for i in range(4000)]
@@ -24,12 +24,12 @@ def split(*parts: tuple[str, float], name: str = "large") -> Target:
 
 
 def share_of(backend: str, target: Target) -> float:
-    return sum(resolved(target, key, never).tiers[-1].backend == backend for key in KEYS) / len(KEYS)
+    return sum(resolve_splits(target, key, never).tiers[-1].backend == backend for key in KEYS) / len(KEYS)
 
 
 def test_what_is_not_divided_is_left_alone() -> None:
     target = light_and_large("small", "big", 0.5)
-    assert resolved(target, b"key", never) is target
+    assert resolve_splits(target, b"key", never) is target
 
 
 @settings(deadline=None)  # 4,000 conversations, on a machine that may be busy
@@ -41,24 +41,24 @@ def test_over_many_conversations_each_part_gets_its_share(share: float) -> None:
 
 @given(st.binary(min_size=1, max_size=64), st.floats(0.01, 0.49), st.floats(1.0, 2.0))
 def test_who_was_with_a_canary_stays_with_it_while_it_grows(key: bytes, share: float, growth: float) -> None:
-    before = resolved(split(("current", 1 - share), ("next", share)), key, never).tiers[-1].backend
+    before = resolve_splits(split(("current", 1 - share), ("next", share)), key, never).tiers[-1].backend
     larger = share * growth
-    after = resolved(split(("current", 1 - larger), ("next", larger)), key, never).tiers[-1].backend
+    after = resolve_splits(split(("current", 1 - larger), ("next", larger)), key, never).tiers[-1].backend
     assert before == "current" or after == "next"
 
 
 def test_two_tiers_have_canaries_of_their_own() -> None:
     """Of the conversations of one canary no more than by chance have the other one, too."""
-    both = sum(point_of(key, "light") >= 0.9 and point_of(key, "large") >= 0.9 for key in KEYS)
+    both = sum(split_point(key, "light") >= 0.9 and split_point(key, "large") >= 0.9 for key in KEYS)
     assert 0.004 < both / len(KEYS) < 0.02
 
 
 def test_without_a_key_it_is_drawn() -> None:
     target = split(("current", 0.95), ("next", 0.05))
     points = iter((0.0, 0.94, 0.96))
-    drawn = [resolved(target, None, lambda: next(points)).tiers[-1].backend for _ in range(3)]
+    drawn = [resolve_splits(target, None, lambda: next(points)).tiers[-1].backend for _ in range(3)]
     assert drawn == ["current", "current", "next"]
-    assert resolved(split(("a", 0.3), ("b", 0.7 - 1e-9)), None, lambda: 1 - 2**-53).tiers[-1].backend == "b"
+    assert resolve_splits(split(("a", 0.3), ("b", 0.7 - 1e-9)), None, lambda: 1 - 2**-53).tiers[-1].backend == "b"
 
 
 def test_behind_the_choice_its_own_parts_then_the_other_tiers_then_the_fallbacks() -> None:

@@ -14,7 +14,7 @@ def busy(turnover: SlotTurnover, hold_s: float, places: int, seconds: float, sta
     now = start
     while now < start + seconds:
         now += hold_s / places
-        turnover.held(hold_s, now)
+        turnover.record_hold(hold_s, now)
         turnover.given(start, now)
     return now
 
@@ -31,7 +31,7 @@ def test_a_mean_is_among_what_it_was_made_of(values: list[float], steps: list[fl
 
 def test_nothing_is_known_before_the_first_one() -> None:
     turnover = SlotTurnover()
-    assert (turnover.hold_s, turnover.each_s(4), turnover.loop_s) == (None, 0.0, 0.0)
+    assert (turnover.hold_s, turnover.slot_interval_s(4), turnover.loop_s) == (None, 0.0, 0.0)
 
 
 @settings(max_examples=20, deadline=None)
@@ -41,9 +41,9 @@ def test_one_stall_of_the_loop_does_not_make_fast_places_slow(hold_s: float, pla
     turnover = SlotTurnover()
     now = busy(turnover, hold_s, places, 1.5) + stall_s
     for _ in range(places):
-        turnover.held(hold_s + stall_s, now)
+        turnover.record_hold(hold_s + stall_s, now)
         turnover.given(0.0, now)
-    assert turnover.each_s(places) <= 1.6 * hold_s / places
+    assert turnover.slot_interval_s(places) <= 1.6 * hold_s / places
 
 
 def test_slow_places_are_known_from_the_last_ones() -> None:
@@ -51,7 +51,7 @@ def test_slow_places_are_known_from_the_last_ones() -> None:
     now = busy(turnover, 1.0, 1, 100.0)
     for _ in range(2 * SAMPLES):
         now += 10.0
-        turnover.held(10.0, now)
+        turnover.record_hold(10.0, now)
     assert turnover.hold_s == pytest.approx(10.0, rel=0.15)
 
 
@@ -59,15 +59,15 @@ def test_streams_that_hold_some_places_for_long_do_not_slow_down_the_others() ->
     """What was seen from turn to turn is believed where it is sooner."""
     turnover = SlotTurnover()
     now = busy(turnover, 0.1, 8, 5.0)
-    turnover.held(600.0, now)
+    turnover.record_hold(600.0, now)
     assert turnover.hold_s is not None and turnover.hold_s > 5.0
-    assert turnover.each_s(8) == pytest.approx(0.1 / 8, rel=0.01)
+    assert turnover.slot_interval_s(8) == pytest.approx(0.1 / 8, rel=0.01)
 
 
 def test_the_time_that_the_loop_takes_is_not_the_backends() -> None:
     turnover = SlotTurnover()
     now = busy(turnover, 0.04, 8, 5.0)
     for _ in range(100):
-        turnover.woke(0.02, now)
-    assert turnover.backends_s(8) == 0.0
-    assert turnover.each_s(8) == pytest.approx(0.04 / 8)
+        turnover.record_wakeup(0.02, now)
+    assert turnover.backend_interval_s(8) == 0.0
+    assert turnover.slot_interval_s(8) == pytest.approx(0.04 / 8)

@@ -106,7 +106,7 @@ async def test_calls_on_their_way_are_spread_over_the_upstreams(upstreams: list[
     for upstream in upstreams:
         upstream.gate.clear()
     async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE) as served:
-        served.gateway.parts.pools["main"]._draw = random.Random(7).random  # else 1 in 20,000 fails
+        served.gateway.parts.pools["main"]._rng = random.Random(7).random  # else 1 in 20,000 fails
         calls = [asyncio.create_task(served.chat(str(i))) for i in range(30)]
         await until(lambda: sum(counts(upstreams)) == 30)
         # Three that are alike: of two that are drawn the one with fewer calls is asked.
@@ -156,14 +156,14 @@ async def test_an_upstream_that_drops_calls_is_left_out_and_comes_back_by_a_prob
     good, bad = upstreams[:2]
     bad.answer = dropping
     async with gateway_of(config_of(tmp_path, main([good, bad])), NO_CACHE, clock=clock) as served:
-        lane = served.gateway.parts.pools["main"].lanes[1]
+        endpoint = served.gateway.parts.pools["main"].endpoints[1]
         for i in range(100):
             assert (await served.chat(str(i), stream=streamed)).status == 200
             clock.advance(0.05)
-            if lane.breaker.state(clock.monotonic()) is BreakerState.OPEN:
+            if endpoint.breaker.state(clock.monotonic()) is BreakerState.OPEN:
                 break
         asked = len(bad.calls)
-        assert lane.breaker.state(clock.monotonic()) is BreakerState.OPEN
+        assert endpoint.breaker.state(clock.monotonic()) is BreakerState.OPEN
         for i in range(20):
             assert (await served.chat(str(i), stream=streamed)).status == 200
         assert len(bad.calls) == asked
@@ -174,7 +174,7 @@ async def test_an_upstream_that_drops_calls_is_left_out_and_comes_back_by_a_prob
         bad.answer = None
         clock.advance(COOLDOWN_S)
         assert (await served.chat("probe")).text == "b answers: probe"
-        assert lane.breaker.state(clock.monotonic()) is BreakerState.CLOSED
+        assert endpoint.breaker.state(clock.monotonic()) is BreakerState.CLOSED
 
 
 async def test_an_address_where_nobody_listens_costs_no_client_anything(
@@ -217,12 +217,12 @@ async def test_who_fails_more_often_than_the_others_is_ejected_and_the_others_ne
     """Every other call fails: never enough in a row for the breaker."""
     upstreams[0].answer = every_other(500)
     async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE, clock=clock) as served:
-        lanes = served.gateway.parts.pools["main"].lanes
+        endpoints = served.gateway.parts.pools["main"].endpoints
         for i in range(300):
             await served.chat(str(i))
-            if lanes[0].breaker.state(clock.monotonic()) is BreakerState.OPEN:
+            if endpoints[0].breaker.state(clock.monotonic()) is BreakerState.OPEN:
                 break
-        assert [lane.breaker.state(clock.monotonic()) for lane in lanes] == [
+        assert [endpoint.breaker.state(clock.monotonic()) for endpoint in endpoints] == [
             BreakerState.OPEN,
             BreakerState.CLOSED,
             BreakerState.CLOSED,
@@ -231,7 +231,7 @@ async def test_who_fails_more_often_than_the_others_is_ejected_and_the_others_ne
             upstream.answer = every_other(500)
         for i in range(100):
             await served.chat(str(i))
-        assert [lane.breaker.state(clock.monotonic()) for lane in lanes].count(BreakerState.OPEN) == 1
+        assert [endpoint.breaker.state(clock.monotonic()) for endpoint in endpoints].count(BreakerState.OPEN) == 1
 
 
 async def test_retry_after_is_heeded_while_others_are_asked(
@@ -387,9 +387,9 @@ async def test_a_stuck_first_byte_leads_to_another_upstream_within_the_budget(
         answer = await served.chat("hi", headers={"x-latency-budget-ms": "4000"})
         assert answer.text == "b answers: hi"
         await until(lambda: stuck.cancelled == len(stuck.calls))  # one, if it arrived before it was given up
-        lane = served.gateway.parts.pools["main"].lanes[0]
-        assert (lane.load, lane.backend.crowd.inflight) == (0, 0)
-        assert lane.record.counts(served.gateway.parts.clock.monotonic()) == (0, 0), (
+        endpoint = served.gateway.parts.pools["main"].endpoints[0]
+        assert (endpoint.load, endpoint.backend.crowd.inflight) == (0, 0)
+        assert endpoint.record.counts(served.gateway.parts.clock.monotonic()) == (0, 0), (
             "a hurry is not the upstream's fault"
         )
 
@@ -497,16 +497,16 @@ async def test_what_is_predicted_is_what_the_slowest_that_may_be_chosen_takes(
     async with gateway_of(config_of(tmp_path, main(upstreams)), NO_CACHE, clock=clock) as served:
         pool, asked = served.gateway.parts.pools["main"], CallFeatures(route="default")
         assert pool.predict(asked, clock.monotonic()) is None
-        for lane, seconds in zip(pool.lanes, (0.1, 1.0, 5.0), strict=True):
+        for endpoint, seconds in zip(pool.endpoints, (0.1, 1.0, 5.0), strict=True):
             for _ in range(100):
-                lane.latency.observe(
+                endpoint.latency.observe(
                     asked, load=0, ttft_s=seconds, total_s=seconds, output_tokens=0, now=clock.monotonic()
                 )
         predicted = pool.predict(asked, clock.monotonic())
         assert predicted is not None
         assert 0.9 < predicted.total_s < 2.0
-        pool.lanes[0].breaker.eject(clock.monotonic())
-        pool.lanes[1].breaker.eject(clock.monotonic())
+        pool.endpoints[0].breaker.eject(clock.monotonic())
+        pool.endpoints[1].breaker.eject(clock.monotonic())
         predicted = pool.predict(asked, clock.monotonic())
         assert predicted is not None
         assert predicted.total_s > 4.0, "there is no other"
@@ -565,7 +565,7 @@ async def test_whatever_goes_wrong_nothing_stays_in_flight_and_retries_keep_to_t
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
         await until(lambda: pool.load == pool.inflight == 0)
-        assert [lane.backend.crowd.queued for lane in pool.lanes] == [0, 0, 0]
+        assert [endpoint.backend.crowd.queued for endpoint in pool.endpoints] == [0, 0, 0]
         asked = 320
         assert sum(counts(upstreams)) <= asked + 0.2 * asked + stale
 
@@ -588,7 +588,7 @@ async def test_many_that_are_given_up_at_once_are_no_more_than_the_budget_of_ret
             upstream.gate.set()
         await asyncio.gather(*calls)
         assert sum(counts(upstreams)) == 60
-        assert served.gateway.parts.pools["main"].budget.held == 0
+        assert served.gateway.parts.pools["main"].budget.reserved == 0
 
 
 async def test_who_is_given_up_and_finds_nobody_else_spends_no_retry(
@@ -601,12 +601,12 @@ async def test_who_is_given_up_and_finds_nobody_else_spends_no_retry(
         with patience() as over:
             calls = [asyncio.create_task(served.chat("a", headers={"x-latency-budget-ms": "3000"})) for _ in range(3)]
             await until(lambda: sum(counts(upstreams)) == 3)
-            for lane in pool.lanes:  # meanwhile they say that they want to be left alone
-                lane.waits.add("", clock.monotonic() + 60)
+            for endpoint in pool.endpoints:  # meanwhile they say that they want to be left alone
+                endpoint.waits.add("", clock.monotonic() + 60)
             over()
         assert [(await call).status for call in calls] == [504] * 3
         assert sum(counts(upstreams)) == 3
-        assert (pool.budget.held, pool.budget._retried.total(clock.monotonic())) == (0, 0)
+        assert (pool.budget.reserved, pool.budget._retries.total(clock.monotonic())) == (0, 0)
         for upstream in upstreams:
             upstream.gate.set()
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from gateway.priority import Priority, ShedReason
 from gateway.upstream.wait_queue import (
-    AT_LEAST,
     BURST_HOLDS,
     LOOP_S,
-    MOST,
-    STARTING_PER_PLACE,
-    UNKNOWN_PER_PLACE,
-    UNNOTICED_S,
+    MAX_ROOM,
+    MIN_ROOM,
+    STARTING_PER_SLOT,
+    TARGET_DELAY_S,
+    UNKNOWN_PER_SLOT,
     YIELD_EVERY,
     Ticket,
     WaitQueue,
@@ -42,7 +42,7 @@ def taken(waiting: WaitQueue) -> list[int]:
 newcomers = st.tuples(st.sampled_from(Priority), st.floats(0, 100), st.sampled_from("abc"))
 
 
-@given(came=st.lists(newcomers, max_size=60), room=st.integers(AT_LEAST, 20), taking=st.integers(2, 9))
+@given(came=st.lists(newcomers, max_size=60), room=st.integers(MIN_ROOM, 20), taking=st.integers(2, 9))
 def test_the_queue_never_exceeds_its_room_and_nobody_is_lost(
     came: list[tuple[Priority, float, str]], room: int, taking: int
 ) -> None:
@@ -60,9 +60,9 @@ def test_the_queue_never_exceeds_its_room_and_nobody_is_lost(
             inside.remove(ticket.number)
             seen.append(ticket.number)
         assert len(waiting) == len(inside) <= room
-    cut = waiting.cut(AT_LEAST, 0.0)
-    assert len(waiting) <= AT_LEAST
-    seen += [ticket.number for ticket in cut] + taken(waiting)
+    trim = waiting.trim(MIN_ROOM, 0.0)
+    assert len(waiting) <= MIN_ROOM
+    seen += [ticket.number for ticket in trim] + taken(waiting)
     assert sorted(seen) == list(range(len(came))), "each was taken, let go or refused, once"
 
 
@@ -133,19 +133,19 @@ def test_who_is_due_is_taken_out() -> None:
 def test_a_queue_that_does_not_get_empty_is_cut() -> None:
     """Twenty places, each held for a second."""
     waiting = WaitQueue()
-    burst, each_s = int(20 * BURST_HOLDS), 1 / 20
-    assert waiting.room(64, 0.0, 1.0, each_s) == burst
+    burst, slot_interval_s = int(20 * BURST_HOLDS), 1 / 20
+    assert waiting.room(64, 0.0, 1.0, slot_interval_s) == burst
     for number in range(40):
-        assert waiting.room(64, 10.0, 1.0, each_s) == burst
+        assert waiting.room(64, 10.0, 1.0, slot_interval_s) == burst
         waiting.offer(Ticket(NORMAL, math.inf, number), 80, 10.0)
-    assert waiting.room(64, 11.0, 1.0, each_s) == burst, "for as long as an answer takes"
-    assert waiting.room(64, 11.5, None, 0.0) == 64 * UNKNOWN_PER_PLACE, "nobody knows how long that is"
-    assert waiting.room(64, 11.5, 1.0, each_s) == 10
-    assert [ticket.number for ticket in waiting.cut(10, 11.5)] == list(range(39, 9, -1)), "who came last goes first"
+    assert waiting.room(64, 11.0, 1.0, slot_interval_s) == burst, "for as long as an answer takes"
+    assert waiting.room(64, 11.5, None, 0.0) == 64 * UNKNOWN_PER_SLOT, "nobody knows how long that is"
+    assert waiting.room(64, 11.5, 1.0, slot_interval_s) == 10
+    assert [ticket.number for ticket in waiting.trim(10, 11.5)] == list(range(39, 9, -1)), "who came last goes first"
     while waiting.take(12.0):
         pass
-    assert waiting.room(64, 12.5, 1.0, each_s) == 10, "empty for a moment: no new burst"
-    assert waiting.room(64, 13.5, 1.0, each_s) == burst, "it was at rest"
+    assert waiting.room(64, 12.5, 1.0, slot_interval_s) == 10, "empty for a moment: no new burst"
+    assert waiting.room(64, 13.5, 1.0, slot_interval_s) == burst, "it was at rest"
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_nobody_is_refused_for_a_wait_that_nobody_notices(hold_s: float, places:
     """However low the limit is, and however long the queue has been there."""
     waiting = WaitQueue()
     waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
-    each_s = hold_s / places
-    assert waiting.room(64, now, hold_s, each_s) >= min(MOST, UNNOTICED_S / each_s - 1)
+    slot_interval_s = hold_s / places
+    assert waiting.room(64, now, hold_s, slot_interval_s) >= min(MAX_ROOM, TARGET_DELAY_S / slot_interval_s - 1)
 
 
 def test_a_queue_before_an_event_loop_that_is_short_is_not_the_backends_overload() -> None:
@@ -183,4 +183,4 @@ def test_a_limit_that_is_still_growing_is_no_sign_of_overload() -> None:
     waiting = WaitQueue()
     waiting.offer(Ticket(NORMAL, math.inf, 1), 4, 0.0)
     assert waiting.room(64, 100.0, 1.0, 1 / 16) == 8
-    assert waiting.room(64, 100.0, 1.0, 1 / 16, starting=True) == 64 * STARTING_PER_PLACE
+    assert waiting.room(64, 100.0, 1.0, 1 / 16, is_starting=True) == 64 * STARTING_PER_SLOT

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.backoff import KEYS, LONGEST_WAIT_S, UpstreamBackoff, wait_s
+from gateway.upstream.backoff import MAX_ACCOUNTS, MAX_BACKOFF_S, UpstreamBackoff, retry_delay_s
 
 WALL = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
@@ -22,13 +22,13 @@ WALL = 1_800_000_000.0  # 2027-01-15T08:00:00Z
         (500, {"retry-after": "7"}, 0),
         (429, {"retry-after": formatdate(WALL + 30, usegmt=True)}, 30),
         (429, {"retry-after": formatdate(WALL - 30, usegmt=True)}, 0),
-        (429, {"retry-after": "86400"}, LONGEST_WAIT_S),
+        (429, {"retry-after": "86400"}, MAX_BACKOFF_S),
         (429, {"retry-after": "soon"}, 0),
         (429, {"retry-after": "-3"}, 0),
         (429, {"retry-after-ms": "250", "retry-after": "1"}, 0.25),
         (429, {}, 0),
         (200, {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1m30s"}, 90),
-        (200, {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, LONGEST_WAIT_S),
+        (200, {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, MAX_BACKOFF_S),
         (200, {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "120ms"}, 0.12),
         (200, {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "1m30s"}, 0),
         (200, {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "tomorrow"}, 0),
@@ -52,7 +52,7 @@ WALL = 1_800_000_000.0  # 2027-01-15T08:00:00Z
     ],
 )
 def test_headers_are_read(status: int, headers: dict[str, str], expected: float) -> None:
-    assert wait_s(status, headers, WALL) == pytest.approx(expected)
+    assert retry_delay_s(status, headers, WALL) == pytest.approx(expected)
 
 
 NAMES = [
@@ -71,24 +71,24 @@ VALUES = st.one_of(st.text(max_size=30), st.from_regex(r"[0-9rtmsh=;:,. TZ-]{0,3
 
 @given(st.integers(100, 599), st.dictionaries(st.sampled_from(NAMES), VALUES))
 def test_whatever_is_written_there_the_wait_is_bounded(status: int, headers: dict[str, str]) -> None:
-    assert 0 <= wait_s(status, headers, WALL) <= LONGEST_WAIT_S
+    assert 0 <= retry_delay_s(status, headers, WALL) <= MAX_BACKOFF_S
 
 
 def test_a_limit_is_of_the_account_that_met_it() -> None:
     waits = UpstreamBackoff()
     waits.add("acme", 30.0)
-    assert waits.left_s("acme", 10.0) == 20.0
-    assert waits.left_s("other", 10.0) == 0.0
+    assert waits.remaining_s("acme", 10.0) == 20.0
+    assert waits.remaining_s("other", 10.0) == 0.0
     waits.add("", 15.0)
-    assert waits.left_s("other", 10.0) == 5.0
+    assert waits.remaining_s("other", 10.0) == 5.0
     waits.add("acme", 12.0)
-    assert waits.left_s("acme", 10.0) == 20.0, "the longest counts"
-    assert waits.left_s("acme", 31.0) == 0.0
+    assert waits.remaining_s("acme", 10.0) == 20.0, "the longest counts"
+    assert waits.remaining_s("acme", 31.0) == 0.0
 
 
 def test_a_crowd_of_accounts_takes_no_more_room_than_it_may() -> None:
     waits = UpstreamBackoff()
-    for i in range(3 * KEYS):
+    for i in range(3 * MAX_ACCOUNTS):
         waits.add(str(i), 30.0)
-    assert waits.left_s("0", 0.0) == 0.0
-    assert waits.left_s(str(3 * KEYS - 1), 0.0) == 30.0
+    assert waits.remaining_s("0", 0.0) == 0.0
+    assert waits.remaining_s(str(3 * MAX_ACCOUNTS - 1), 0.0) == 30.0

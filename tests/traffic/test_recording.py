@@ -11,7 +11,7 @@ import pytest
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import RecordSettings
 from gateway.steps.traffic_log.reader import TrafficLog, TrafficUnreadable, read_traffic
-from gateway.steps.traffic_log.recorded_request import drawn
+from gateway.steps.traffic_log.recorded_request import is_sampled
 from gateway.steps.traffic_log.segments import segments_in
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
@@ -97,7 +97,7 @@ async def test_what_is_beyond_the_buffer_is_dropped_and_counted(upstream: Upstre
         await served.chat(FIRST)
         await until(lambda: traffic.get(("recorded",)) == 1)  # half of the bound: it is written at once
         recorder = served.gateway.parts.recorder
-        async with recorder._one_at_a_time:  # a disk that takes its time
+        async with recorder._write_lock:  # a disk that takes its time
             for _ in range(5):
                 await served.chat(FIRST)
         assert traffic["dropped",] == 3
@@ -157,8 +157,8 @@ def test_a_window_that_is_none_is_said(wanted: str, tmp_path: Path) -> None:
 
 def test_a_question_is_drawn_with_all_its_repeats() -> None:
     digests = [number.to_bytes(8, "big") + bytes(8) for number in range(0, 2**64, 2**54)]
-    assert sum(drawn(digest, 0.25) for digest in digests) == len(digests) / 4
-    assert all(drawn(digest, 1.0) for digest in digests)
+    assert sum(is_sampled(digest, 0.25) for digest in digests) == len(digests) / 4
+    assert all(is_sampled(digest, 1.0) for digest in digests)
     assert RecordSettings().share == 1.0
 
 
@@ -185,7 +185,7 @@ async def test_of_more_than_goes_into_memory_the_last_are_read(upstream: Upstrea
             clock.advance(60.0)
             await served.chat(f"{FIRST} {number}")
             await served.gateway.parts.recorder.flush()
-        traffic = read_traffic(str(tmp_path / "traffic"), tmp_path, 0.0, most=2)
+        traffic = read_traffic(str(tmp_path / "traffic"), tmp_path, 0.0, limit=2)
     assert len(traffic.requests) == 2
     assert traffic.notes[0].startswith("only the last 2 requests of ")
     assert traffic.heading.started <= traffic.requests[0].at + 1.0

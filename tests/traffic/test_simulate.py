@@ -15,12 +15,12 @@ from gateway.__main__ import main
 from gateway.admin.simulation_runner import SimulationRunner
 from gateway.config import Config
 from gateway.config.policy.load import policy_from_text
-from gateway.steps.traffic_log.format import MAGIC, _framed
+from gateway.steps.traffic_log.format import MAGIC, _frame
 from gateway.steps.traffic_log.reader import TrafficUnreadable, read_traffic
 from gateway.steps.traffic_log.segments import segments_in
 from gateway.tools.simulation.report import as_text
 from gateway.tools.simulation.simulation import Simulation
-from gateway.tools.simulation.worker_process import SimulationJob, answer_to, done, job_of, unpacked
+from gateway.tools.simulation.worker_process import SimulationJob, build_job, job_response, run_job, unpack_job
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -73,20 +73,20 @@ async def played(settings: Config, text: str) -> list[tuple[str, str | None]]:
         for question, who, minutes in DAY:
             clock.advance(60.0 * minutes)
             answer = await served.chat(ASKED[question], headers={"authorization": f"Bearer {who}"})
-            became.append((verdict_of(answer.cache_status), answer.headers.get("x-nearhit-backend")))
+            became.append((parse_verdict(answer.cache_status), answer.headers.get("x-nearhit-backend")))
             parts = served.gateway.parts  # what a request leaves to be done is over within a minute
             await until(lambda parts=parts: not parts.background and parts.space.comparisons.idle)
     return became
 
 
-def verdict_of(cache_status: str) -> str:
+def parse_verdict(cache_status: str) -> str:
     return cache_status.partition("detail=")[2].partition(";")[0] if "; hit;" in cache_status else "miss"
 
 
 def simulated(settings: Config, present: str, new: str) -> Simulation:
     both = [policy_from_text(text, "policy.yaml", settings) for text in (present, new)]
     where = str(settings.data_dir / "traffic")
-    return done(job_of(settings, both[0], both[1], where, 0.0, "hash/384/v2"))
+    return run_job(build_job(settings, both[0], both[1], where, 0.0, "hash/384/v2"))
 
 
 @pytest.mark.parametrize(
@@ -231,11 +231,11 @@ def test_without_traffic_it_says_so(home: Path, wanted: str, capsys: pytest.Capt
 async def test_traffic_of_another_embedding_model_is_refused(light: Upstream, large: Upstream, tmp_path: Path) -> None:
     settings = await recorded_day(light, large, tmp_path)
     present = policy_from_text(policy(), "policy.yaml", settings)
-    job = job_of(settings, present, present, str(tmp_path / "traffic"), 0.0, "another/model")
+    job = build_job(settings, present, present, str(tmp_path / "traffic"), 0.0, "another/model")
     with pytest.raises(TrafficUnreadable, match="was embedded by hash/384/v2, and the configuration has another/model"):
-        done(job)
-    assert unpacked(job.packed()) == job
-    assert json.loads(answer_to(job))["error"].endswith("expected traffic of the model in use")
+        run_job(job)
+    assert unpack_job(job.packed()) == job
+    assert json.loads(job_response(job))["error"].endswith("expected traffic of the model in use")
 
 
 async def test_traffic_of_another_policy_is_replayed_and_said(light: Upstream, large: Upstream, tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ async def test_traffic_of_another_policy_is_replayed_and_said(light: Upstream, l
     ("change", "sentence"),
     [
         (lambda data: data[:40] + b"\xff" + data[41:], "is damaged at its beginning"),
-        (lambda _: _framed([MAGIC, 2, []]), "is of version 2 of the traffic log, expected 1"),
-        (lambda _: _framed([MAGIC, 1, [1, 2]]), "has a heading of another form"),
-        (lambda _: _framed({"a": 1}), "is no segment of a traffic log"),
+        (lambda _: _frame([MAGIC, 2, []]), "is of version 2 of the traffic log, expected 1"),
+        (lambda _: _frame([MAGIC, 1, [1, 2]]), "has a heading of another form"),
+        (lambda _: _frame({"a": 1}), "is no segment of a traffic log"),
     ],
 )
 async def test_a_segment_that_cannot_be_read_is_named(
@@ -362,4 +362,4 @@ def test_a_job_is_plain(tmp_path: Path) -> None:
         (("p", b"x"),),
         (("n", b"y"),),
     )
-    assert unpacked(replace(job).packed()) == job
+    assert unpack_job(replace(job).packed()) == job

@@ -52,7 +52,7 @@ class InlineEmbedder:
 #
 # Nothing waits on purpose. While the worker thread encodes one batch, questions queue up; the next batch is what has
 # queued up by then. A lone question starts at once. Where few texts share a pass of the encoder, nobody waits for the
-# others of a batch either (`at_once`).
+# others of a batch either (`batch_limit`).
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class BatchingEmbedder:
     """Implements `Embedder` over a `TextEncoder` that one worker thread owns. To be used from one event loop.
 
     `max_batch`: questions that are taken from the queue together, so that equal texts of one owner are encoded once.
-    `at_once`: of these so many texts a call of the encoder, whose callers are then answered; None: all. `max_queue`:
+    `batch_limit`: of these so many texts a call of the encoder, whose callers are then answered; None: all. `max_queue`:
     questions that may wait. `timeout_s`: seconds that a caller waits at most. After `TIMEOUTS_TO_FAIL_FAST` timeouts in
     a row callers are refused at once, until the worker answers again.
     """
@@ -89,7 +89,7 @@ class BatchingEmbedder:
         encoder: TextEncoder,
         *,
         max_batch: int = 32,
-        at_once: int | None = None,
+        batch_limit: int | None = None,
         max_queue: int = 256,
         timeout_s: float = 2.0,
     ) -> None:
@@ -97,12 +97,12 @@ class BatchingEmbedder:
         self.dimension = encoder.dimension
         self._encoder = encoder
         self._max_batch = max_batch
-        self._at_once = at_once or max_batch
+        self._batch_limit = batch_limit or max_batch
         self._max_queue = max_queue
         self._timeout_s = timeout_s
         self._queue: SimpleQueue[_Question | None] = SimpleQueue()
-        self._recent: BoundedCache[Key, Embedding] = BoundedCache(RECENT_TEXTS)
-        self._begun: dict[Key, asyncio.Future[Embedding]] = {}
+        self._cache: BoundedCache[Key, Embedding] = BoundedCache(RECENT_TEXTS)
+        self._started: dict[Key, asyncio.Future[Embedding]] = {}
         self._timeouts = 0  # in a row, since the worker last answered
         self._closed = False
         # A daemon: a hung encoder must not keep the process from ending.
@@ -112,13 +112,13 @@ class BatchingEmbedder:
     async def embed(self, text: str, owner: str = "") -> Embedding:
         """Raises `EmbedderUnavailable`: closed, queue full, encoder failed or too slow."""
         key = owner, text
-        if (known := self._recent.get(key)) is not None:
+        if (known := self._cache.get(key)) is not None:
             return known
-        if (begun := self._begun.get(key)) is not None:
+        if (begun := self._started.get(key)) is not None:
             answer = asyncio.shield(begun)  # others may wait for it, too
         else:
-            self._refuse_if_hopeless()
-            answer = self._put(key)
+            self._fail_fast()
+            answer = self._enqueue(key)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await answer  # cancelled with its caller: the worker then leaves it out
@@ -127,22 +127,22 @@ class BatchingEmbedder:
             raise EmbedderUnavailable(f"no embedding within {self._timeout_s:g} s") from None
 
     def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
-        return self._recent.get((owner, text))
+        return self._cache.get((owner, text))
 
     def begin(self, text: str, owner: str = "") -> None:
         """Implements `EagerEmbedder`. Only where no other text waits: those are asked for already."""
         key = owner, text
-        if key in self._recent or key in self._begun or self._closed or self._timeouts or not self._queue.empty():
+        if key in self._cache or key in self._started or self._closed or self._timeouts or not self._queue.empty():
             return
-        self._begun[key] = begun = self._put(key)
-        begun.add_done_callback(lambda _: self._forget(key))
+        self._started[key] = begun = self._enqueue(key)
+        begun.add_done_callback(lambda _: self._forget_started(key))
 
-    def _forget(self, key: Key) -> None:
-        begun = self._begun.pop(key)
+    def _forget_started(self, key: Key) -> None:
+        begun = self._started.pop(key)
         if not begun.cancelled():
             begun.exception()  # heard: nobody need have waited for it
 
-    def _put(self, key: Key) -> asyncio.Future[Embedding]:
+    def _enqueue(self, key: Key) -> asyncio.Future[Embedding]:
         answer: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
         self._queue.put(_Question(key, answer))
         return answer
@@ -154,7 +154,7 @@ class BatchingEmbedder:
             self._queue.put(None)
         self._worker.join(CLOSE_TIMEOUT_S)
 
-    def _refuse_if_hopeless(self) -> None:
+    def _fail_fast(self) -> None:
         if self._closed:
             raise EmbedderUnavailable("the embedder is closed")
         if self._timeouts >= TIMEOUTS_TO_FAIL_FAST:
@@ -167,20 +167,20 @@ class BatchingEmbedder:
         """The worker thread: batch after batch until `None` comes."""
         open_ = True
         while open_:
-            batch, open_ = self._take()
-            for part in self._parts(batch):
+            batch, open_ = self._next_batch()
+            for part in self._batches(batch):
                 if not self._answer(part):
                     return
             batch = part = []  # a worker that waits should hold nothing
 
-    def _parts(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
-        """Those of `at_once` different texts each, in the order in which these were asked first."""
+    def _batches(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
+        """Those of `batch_limit` different texts each, in the order in which these were asked first."""
         asked: dict[Key, list[_Question]] = {}
         for question in batch:
             asked.setdefault(question.key, []).append(question)
         same = list(asked.values())
-        for at in range(0, len(same), self._at_once):
-            yield [question for each in same[at : at + self._at_once] for question in each]
+        for at in range(0, len(same), self._batch_limit):
+            yield [question for each in same[at : at + self._batch_limit] for question in each]
 
     def _answer(self, questions: Sequence[_Question]) -> bool:
         """False: the loop has been closed, nobody waits any more."""
@@ -193,7 +193,7 @@ class BatchingEmbedder:
             return False
         return True
 
-    def _take(self) -> tuple[list[_Question], bool]:
+    def _next_batch(self) -> tuple[list[_Question], bool]:
         """Waits for one question, then takes what else is there. False: `None` came, it is the last batch."""
         batch: list[_Question] = []
         item = self._queue.get()
@@ -225,20 +225,20 @@ class BatchingEmbedder:
         self._timeouts = 0
         for key, embedding in ({} if isinstance(answer, str) else answer).items():
             if len(key[1]) <= RECENT_CHARACTERS:
-                self._recent.put(key, embedding)
-        self._tell(deque(questions), answer)
+                self._cache.put(key, embedding)
+        self._resolve(deque(questions), answer)
 
-    def _tell(self, left: deque[_Question], answer: dict[Key, Embedding] | str) -> None:
+    def _resolve(self, pending: deque[_Question], answer: dict[Key, Embedding] | str) -> None:
         """One caller a turn of the loop: what each then does takes up to a millisecond, and what has come for others
         meanwhile is read between two turns."""
-        while left:
-            question = left.popleft()
+        while pending:
+            question = pending.popleft()
             if question.answer.done():
                 continue
             if isinstance(answer, str):
                 question.answer.set_exception(EmbedderUnavailable(answer))
             else:
                 question.answer.set_result(answer[question.key])
-            if left:
-                question.answer.get_loop().call_soon(self._tell, left, answer)
+            if pending:
+                question.answer.get_loop().call_soon(self._resolve, pending, answer)
             return

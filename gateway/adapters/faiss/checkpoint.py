@@ -63,22 +63,22 @@ def write_checkpoint(
     """Returns how many entries it holds. `position`: in the store's log of changes, all up to which is in it; None: not
     known. Raises `OSError`; the file that was there stays then."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    beside = path.with_name(path.name + ".new")  # the data directory has one gateway: nobody else writes there
+    temporary = path.with_name(path.name + ".new")  # the data directory has one gateway: nobody else writes there
     try:
         # Vectors tell something of the questions: as the embedded store's files, they are nobody else's to read.
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             count = _write(file, kind, pieces, position)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
     return count
 
 
-def position_of(path: Path) -> str | None:
+def read_position(path: Path) -> str | None:
     """That of a checkpoint which has been read; None: it has none. Raises `CheckpointRefused`, `OSError`."""
     with path.open("rb") as file:
         position = _header(file).get("position")
@@ -98,18 +98,18 @@ def read_checkpoint(path: Path, kind: PartitionKind, max_entries: int) -> Iterat
             raise CheckpointRefused("its checksum does not match")
         file.seek(HEADER_BYTES)
         try:
-            yield from _pieces(file, kind.dimension)
+            yield from _read_chunks(file, kind.dimension)
         except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:  # written by a faulty gateway
             raise CheckpointRefused(f"its content cannot be read ({type(error).__name__})") from None
 
 
-def _pieces(file: BinaryIO, dimension: int) -> Iterator[CheckpointChunk]:
+def _read_chunks(file: BinaryIO, dimension: int) -> Iterator[CheckpointChunk]:
     lists: InvertedLists | None = None
     scope: str | None = None
     for fields in msgpack.Unpacker(file, max_buffer_size=MAX_PIECE):
         if fields["scope"] != scope:  # the first piece of a partition says what is common to all of its pieces
             scope, lists = fields["scope"], _lists(fields, dimension)
-        yield _piece(fields, dimension, lists)
+        yield _decode_chunk(fields, dimension, lists)
 
 
 def _write(file: BinaryIO, kind: PartitionKind, pieces: Iterable[CheckpointChunk], position: str | None) -> int:
@@ -118,7 +118,7 @@ def _write(file: BinaryIO, kind: PartitionKind, pieces: Iterable[CheckpointChunk
     body, count, size = hashlib.sha256(), 0, 0
     scope: str | None = None
     for piece in pieces:
-        data = packer.pack(_fields(piece, first=piece.scope != scope))
+        data = packer.pack(_encode_fields(piece, first=piece.scope != scope))
         scope = piece.scope
         file.write(data)
         body.update(data)
@@ -169,7 +169,7 @@ def _check_header(header: dict[str, Any], kind: PartitionKind, max_entries: int,
         raise CheckpointRefused(f"it has {size} bytes, expected {HEADER_BYTES + body}: it was cut off")
 
 
-def _fields(piece: CheckpointChunk, *, first: bool) -> dict[str, Any]:
+def _encode_fields(piece: CheckpointChunk, *, first: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "scope": piece.scope,
         "names": piece.names,
@@ -190,18 +190,18 @@ def _lists(fields: dict[str, Any], dimension: int) -> InvertedLists | None:
     return InvertedLists(centroids.astype(np.float32), int(fields["trained_for"]))
 
 
-def _piece(fields: dict[str, Any], dimension: int, lists: InvertedLists | None) -> CheckpointChunk:
+def _decode_chunk(fields: dict[str, Any], dimension: int, lists: InvertedLists | None) -> CheckpointChunk:
     ids = np.frombuffer(fields["ids"], "<i8").astype(np.int64)
     if lists is None:
         part = Slice(ids, np.frombuffer(fields["vectors"], "<f4").reshape(-1, dimension).astype(np.float32))
     else:
         vectors = np.frombuffer(fields["vectors"], "<f2").reshape(-1, dimension).astype(np.float16)
         part = Slice(ids, vectors, np.frombuffer(fields["lists"], "<i4").astype(np.int32))
-    _check_piece(fields["names"], part, lists)
+    _validate_chunk(fields["names"], part, lists)
     return CheckpointChunk(fields["scope"], fields["names"], part, lists)
 
 
-def _check_piece(names: list[str], part: Slice, lists: InvertedLists | None) -> None:
+def _validate_chunk(names: list[str], part: Slice, lists: InvertedLists | None) -> None:
     """FAISS checks nothing of what it is given here. Raises `ValueError`."""
     if not len(names) == len(part.ids) == len(part.vectors):
         raise ValueError("names, ids and vectors do not match")

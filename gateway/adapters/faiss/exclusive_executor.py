@@ -28,15 +28,15 @@ class ExclusiveExecutor:
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="nearhit-index", initializer=faiss.omp_set_num_threads, initargs=(1,)
         )
-        self._turn = threading.Lock()
-        self.leave = self._turn.release  # after `enter`
-        self._ahead: deque[None] = deque()  # one for each operation that the thread has not ended
+        self._lock = threading.Lock()
+        self.leave = self._lock.release  # after `enter`
+        self._pending: deque[None] = deque()  # one for each operation that the thread has not ended
         self._tuned = False  # whether the event loop's thread does without FAISS' own threads, too
         self._closed = False
 
     def enter(self) -> bool:
         """From the event loop, for what takes microseconds: whether it may be done here and now, and then `leave`."""
-        if self._ahead or self._closed or not self._turn.acquire(blocking=False):
+        if self._pending or self._closed or not self._lock.acquire(blocking=False):
             return False
         if not self._tuned:
             faiss.omp_set_num_threads(1)
@@ -63,15 +63,15 @@ class ExclusiveExecutor:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, operation: Callable[[], T]) -> Future[T]:
-        self._ahead.append(None)  # appending and popping are atomic
+        self._pending.append(None)  # appending and popping are atomic
         try:
-            waiting = self._thread.submit(self._alone, operation)
+            waiting = self._thread.submit(self._run_exclusive, operation)
         except RuntimeError:
-            self._ahead.pop()
+            self._pending.pop()
             raise
-        waiting.add_done_callback(lambda _: self._ahead.pop())  # also where it was cancelled before its turn
+        waiting.add_done_callback(lambda _: self._pending.pop())  # also where it was cancelled before its turn
         return waiting
 
-    def _alone(self, operation: Callable[[], T]) -> T:
-        with self._turn:
+    def _run_exclusive(self, operation: Callable[[], T]) -> T:
+        with self._lock:
             return operation()

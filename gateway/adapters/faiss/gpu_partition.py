@@ -29,10 +29,10 @@ LOG = logging.getLogger("nearhit.index")
 BATCH = 1024
 
 # FAISS selects no more neighbours on a GPU, and looks through no more lists (getMaxKSelection).
-MOST = 2048
+MAX_RESULTS = 2048
 
 # Made anew once that share of it is gone: searches fetch more than they were asked for to make up for it.
-GONE_SHARE = 1 / 8
+MAX_REMOVED_SHARE = 1 / 8
 
 
 class Searchable(Protocol):
@@ -44,7 +44,7 @@ class Searchable(Protocol):
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
         """Inner products and ids, (at most k,) each, most similar first; fewer where the lists hold no more. k is at
-        most `MOST`."""
+        most `MAX_RESULTS`."""
 
 
 class Device(Protocol):
@@ -60,17 +60,17 @@ class GpuReplica:
         self._lists = lists
         self._dimension = dimension
         self._batch = batch
-        self._fresh = FlatPartition(dimension)  # not yet on the device
-        self._gone: set[int] = set()  # still on the device
+        self._unflushed = FlatPartition(dimension)  # not yet on the device
+        self._removed_ids: set[int] = set()  # still on the device
         self.failed = False
 
     def __len__(self) -> int:
         """How many of the entries it can find, at most: what left before it was copied here counts as gone, too."""
-        return len(self._lists) + len(self._fresh) - len(self._gone)
+        return len(self._lists) + len(self._unflushed) - len(self._removed_ids)
 
     @property
-    def worn(self) -> bool:
-        return len(self._gone) > GONE_SHARE * len(self._lists)
+    def needs_rebuild(self) -> bool:
+        return len(self._removed_ids) > MAX_REMOVED_SHARE * len(self._lists)
 
     def put(self, ids: Ids, vectors: Matrix) -> None:
         """Straight to the device, while it is being filled. Raises RuntimeError."""
@@ -80,10 +80,10 @@ class GpuReplica:
     def add(self, ids: Ids, vectors: Matrix) -> None:
         if self.failed:
             return
-        self._fresh.add(ids, vectors)
-        if len(self._fresh) < self._batch:
+        self._unflushed.add(ids, vectors)
+        if len(self._unflushed) < self._batch:
             return
-        waiting, self._fresh = self._fresh.part(0), FlatPartition(self._dimension)
+        waiting, self._unflushed = self._unflushed.part(0), FlatPartition(self._dimension)
         try:
             self.put(waiting.ids, waiting.vectors)
         except RuntimeError as error:
@@ -92,52 +92,52 @@ class GpuReplica:
     def remove(self, ids: Ids) -> None:
         if self.failed:
             return
-        waiting, _ = self._fresh.vectors(ids)
+        waiting, _ = self._unflushed.vectors(ids)
         if len(waiting):
-            self._fresh.remove(waiting)
-        self._gone.update(np.setdiff1d(ids, waiting).tolist())
+            self._unflushed.remove(waiting)
+        self._removed_ids.update(np.setdiff1d(ids, waiting).tolist())
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
-        """None where the device has failed, or where so many of the nearest are gone that `MOST` do not reach beyond
+        """None where the device has failed, or where so many of the nearest are gone that `MAX_RESULTS` do not reach beyond
         them."""
-        if self.failed or k > MOST:
+        if self.failed or k > MAX_RESULTS:
             return None
         try:
-            found = self._living(vector, k)
+            found = self._search_device(vector, k)
         except RuntimeError as error:
             self._fail(error)
             return None
-        if found is None or len(self._fresh) == 0:
+        if found is None or len(self._unflushed) == 0:
             return found
-        return _merged(found, self._fresh.search(vector, k), k)
+        return _merge_results(found, self._unflushed.search(vector, k), k)
 
-    def _living(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
+    def _search_device(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
         """The nearest on the device that are not gone. Most questions have none of these among their nearest."""
-        enough = k + len(self._gone)
-        wanted = min(2 * k, enough, MOST)
+        enough = k + len(self._removed_ids)
+        wanted = min(2 * k, enough, MAX_RESULTS)
         while True:
             similarities, ids = self._lists.search(vector, wanted)
-            stay = np.array([i not in self._gone for i in ids.tolist()], dtype=bool)
+            stay = np.array([i not in self._removed_ids for i in ids.tolist()], dtype=bool)
             if wanted == enough or len(ids) < wanted or np.count_nonzero(stay) >= k:
                 return similarities[stay][:k], ids[stay][:k]
-            if wanted == MOST:
+            if wanted == MAX_RESULTS:
                 return None
-            wanted = min(8 * wanted, enough, MOST)
+            wanted = min(8 * wanted, enough, MAX_RESULTS)
 
     def _fail(self, error: RuntimeError) -> None:
         self.failed = True
-        self._gone.clear()
-        self._fresh = FlatPartition(self._dimension)
+        self._removed_ids.clear()
+        self._unflushed = FlatPartition(self._dimension)
         LOG.error(
             "the device failed: the partition is searched on the CPU until it is made anew",
             extra={"fields": {"error": str(error)[:300]}},
         )
 
 
-def _merged(one: tuple[Vector, Ids], two: tuple[Vector, Ids], k: int) -> tuple[Vector, Ids]:
-    similarities = np.concatenate([one[0], two[0]])
+def _merge_results(left_results: tuple[Vector, Ids], right_results: tuple[Vector, Ids], k: int) -> tuple[Vector, Ids]:
+    similarities = np.concatenate([left_results[0], right_results[0]])
     order = np.argsort(-similarities, kind="stable")[:k]
-    return similarities[order], np.concatenate([one[1], two[1]])[order]
+    return similarities[order], np.concatenate([left_results[1], right_results[1]])[order]
 
 
 # FAISS' lists on an NVIDIA GPU. The extra `nearhit[faiss-gpu]` brings a faiss that can.

@@ -21,7 +21,7 @@ from gateway.adapters.faiss.exclusive_executor import ExclusiveExecutor
 from gateway.adapters.faiss.gpu_partition import Device
 from gateway.adapters.faiss.partition import FlatPartition, IvfPartition, Partition
 from gateway.adapters.faiss.rebuilder import IndexPlan, Rebuilder, Train, train_centroids
-from gateway.adapters.faiss.shard_map import ShardMap, contents_of, slices
+from gateway.adapters.faiss.shard_map import ShardMap, load_shard_map, split_chunk
 from gateway.errors import IndexUnavailable
 from gateway.messages import Neighbour, Vector
 from gateway.ports import StoredVector
@@ -80,16 +80,20 @@ class FaissIndex:
     @property
     def rebuilding(self) -> bool:
         """Whether a partition is being rebuilt, or waits for it."""
-        return bool(self._rebuilder.asked)
+        return bool(self._rebuilder.pending)
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         self._check(vector)
         partition, known = self._contents.partitions.get(scope), self._contents.ids
-        brief = partition is None or partition.brief or (isinstance(partition, FlatPartition) and partition.room > 0)
-        if brief and fingerprint not in known and len(known) < self._max_entries and self._owner.enter():
-            self._here(self._add, fingerprint, scope, vector)
+        is_small = (
+            partition is None
+            or partition.is_small
+            or (isinstance(partition, FlatPartition) and partition.free_rows > 0)
+        )
+        if is_small and fingerprint not in known and len(known) < self._max_entries and self._owner.enter():
+            self._call_owner(self._add, fingerprint, scope, vector)
         else:
-            await self._there(lambda: self._add(fingerprint, scope, vector))
+            await self._run_in_owner(lambda: self._add(fingerprint, scope, vector))
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
@@ -97,7 +101,7 @@ class FaissIndex:
             LOG.warning("vectors were skipped", extra={"fields": {"count": len(vectors) - len(fitting)}})
         for i in range(0, len(fitting), ADD_STEP):
             some = fitting[i : i + ADD_STEP]
-            await self._owner.run(partial(self._add_some, some))
+            await self._owner.run(partial(self._add_batch, some))
 
     def holds(self, fingerprint: str) -> bool:
         return fingerprint in self._contents.ids
@@ -110,16 +114,16 @@ class FaissIndex:
         if scope not in self._contents.partitions:  # a plain dict lookup: saves a new scope the way to the owner
             return []
         self._check(vector)
-        if self._brief(scope) and self._owner.enter():
-            return self._here(self._contents.search, scope, vector, k)
-        return await self._there(lambda: self._contents.search(scope, vector, k))
+        if self._is_small(scope) and self._owner.enter():
+            return self._call_owner(self._contents.search, scope, vector, k)
+        return await self._run_in_owner(lambda: self._contents.search(scope, vector, k))
 
     def search_nowait(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
         contents = self._contents
         partition = contents.partitions.get(scope)
         if partition is None:
             return []
-        if not partition.brief or not self._owner.enter():
+        if not partition.is_small or not self._owner.enter():
             return None
         try:
             return contents.nearest(partition, vector) if k == 1 else contents.search(scope, vector, k)
@@ -145,45 +149,45 @@ class FaissIndex:
         """Returns when no partition is being rebuilt or waits for it."""
         while True:
             await self._owner.run(lambda: None)  # what was asked before may still ask for a rebuilding
-            asked = self._rebuilder.asked
-            if not asked:
+            pending = self._rebuilder.pending
+            if not pending:
                 return
-            await asyncio.gather(*map(asyncio.wrap_future, asked), return_exceptions=True)
+            await asyncio.gather(*map(asyncio.wrap_future, pending), return_exceptions=True)
 
     def pieces(self) -> Iterator[CheckpointChunk]:
         """A copy of everything, taken in steps while the index is used; not for the event loop's thread.
 
         It is not of one moment: what is added or removed meanwhile may or may not be in it. Raises `ExecutorClosed`.
         """
-        todo = self._steps(self._owner.call(lambda: list(self._contents.partitions)))
-        while copied := self._owner.call(lambda: self._copy(todo)):
+        steps_left = self._steps(self._owner.call(lambda: list(self._contents.partitions)))
+        while copied := self._owner.call(lambda: self._copy(steps_left)):
             for piece in copied:
-                yield from slices(piece, STEP)
+                yield from split_chunk(piece, STEP)
 
     async def load(self, pieces: Iterable[CheckpointChunk]) -> None:
         """Takes over what `pieces` gave; what was added since the start is younger, and stays."""
-        contents = await asyncio.to_thread(contents_of, pieces, self._dimension, self._plan.probes_for)
-        await self._owner.run(lambda: self._take_over(contents))
+        contents = await asyncio.to_thread(load_shard_map, pieces, self._dimension, self._plan.probes_for)
+        await self._owner.run(lambda: self._replace_contents(contents))
 
     def close(self) -> None:
         self._rebuilder.close()
         self._owner.close()
 
-    def _brief(self, scope: str) -> bool:
+    def _is_small(self, scope: str) -> bool:
         """Whether looking through a scope takes microseconds."""
         partition = self._contents.partitions.get(scope)
-        return partition is None or partition.brief
+        return partition is None or partition.is_small
 
-    def _here(self, operation: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    def _call_owner(self, operation: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Once the owner has been entered. Raises `IndexUnavailable`."""
         try:
             return operation(*given, **named)
         except FAILURES as error:
-            raise _failed(error) from None
+            raise _index_error(error) from None
         finally:
             self._owner.leave()
 
-    async def _there(self, operation: Callable[[], T]) -> T:
+    async def _run_in_owner(self, operation: Callable[[], T]) -> T:
         """By the owner's thread. Raises `IndexUnavailable`."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -191,7 +195,7 @@ class FaissIndex:
         except TimeoutError:
             raise IndexUnavailable(f"the index has not answered within {self._timeout_s:g} s") from None
         except FAILURES as error:
-            raise _failed(error) from None
+            raise _index_error(error) from None
 
     def _near(self, vector: Vector, similarity: float) -> list[str]:
         """Beside the owner, from copies: a look at everything must hold no search up."""
@@ -214,10 +218,10 @@ class FaissIndex:
         while len(contents.ids) >= self._max_entries:
             self._remove([contents.oldest()])
         self._rebuilder.added(scope, contents.add(fingerprint, scope, vector))
-        self._rebuilder.consider(scope)
+        self._rebuilder.schedule_if_needed(scope)
         self.changes += 1
 
-    def _add_some(self, vectors: Sequence[StoredVector]) -> None:
+    def _add_batch(self, vectors: Sequence[StoredVector]) -> None:
         for each in vectors:
             self._add(each.fingerprint, each.scope, each.vector)
 
@@ -225,7 +229,7 @@ class FaissIndex:
         gone = self._contents.remove(fingerprints)
         for scope, ids in gone.items():
             self._rebuilder.removed(scope, ids)
-            self._rebuilder.consider(scope)
+            self._rebuilder.schedule_if_needed(scope)
         removed = sum(map(len, gone.values()))
         self.changes += removed
         return removed
@@ -237,26 +241,26 @@ class FaissIndex:
                 for step in range(partition.steps):
                     yield scope, partition, step
 
-    def _copy(self, todo: Iterator[tuple[str, Partition, int]]) -> list[CheckpointChunk]:
+    def _copy(self, steps_left: Iterator[tuple[str, Partition, int]]) -> list[CheckpointChunk]:
         """The next steps, until there are about `STEP` entries in them."""
         copied: list[CheckpointChunk] = []
         entries = 0
-        for scope, partition, step in todo:
+        for scope, partition, step in steps_left:
             copied.append(self._contents.piece(scope, partition, step))
             entries += len(copied[-1].names)
             if entries >= STEP:
                 break
         return copied
 
-    def _take_over(self, contents: ShardMap) -> None:
+    def _replace_contents(self, contents: ShardMap) -> None:
         before, self._contents = self._contents, contents
         for fingerprint, identifier in before.ids.items():
             scope = before.scopes[identifier]
             _, vectors = before.partitions[scope].vectors(np.array([identifier], dtype=np.int64))
             self._add(fingerprint, scope, vectors[0])
         for scope in contents.partitions:
-            self._rebuilder.consider(scope)  # no copy on a device comes from the disk
+            self._rebuilder.schedule_if_needed(scope)  # no copy on a device comes from the disk
 
 
-def _failed(error: Exception) -> IndexUnavailable:
+def _index_error(error: Exception) -> IndexUnavailable:
     return IndexUnavailable(f"the index failed: {type(error).__name__}: {error}"[:300])

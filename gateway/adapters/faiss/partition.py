@@ -23,7 +23,7 @@ from gateway.messages import Vector
 BRIEF_ENTRIES = 1024
 
 # Searched by numpy, row by row: so many take it no longer than FAISS, the way there included.
-FEW = 128
+NUMPY_SEARCH_ROWS = 128
 
 # Numbers in a matrix: for the product of as many OpenBLAS wakes a thread; that of fewer takes 1.2 us, row by row 2.2.
 UNTHREADED = 9216
@@ -45,11 +45,11 @@ class FlatPartition:
         return self._count
 
     @property
-    def brief(self) -> bool:
+    def is_small(self) -> bool:
         return self._count <= BRIEF_ENTRIES
 
     @property
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """How many more it takes without being copied."""
         return len(self._ids) - self._count
 
@@ -89,7 +89,7 @@ class FlatPartition:
             self._resize(max(1, rest * 3 // 2))
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
-        if self._count <= FEW:
+        if self._count <= NUMPY_SEARCH_ROWS:
             near: Vector = np.vecdot(self._vectors[: self._count], vector)
             order = (-near).argsort()[:k]
             return near[order], self._ids[order]
@@ -99,8 +99,8 @@ class FlatPartition:
         return similarities[0], self._ids[rows[0]]
 
     def nearest(self, vector: Vector) -> tuple[float, int] | None:
-        if self._count > FEW:
-            return nearest_of(self, vector)
+        if self._count > NUMPY_SEARCH_ROWS:
+            return nearest_by_search(self, vector)
         held = self._vectors[: self._count]
         near = held.dot(vector) if held.size < UNTHREADED else np.vecdot(held, vector)
         row = int(near.argmax())
@@ -161,7 +161,7 @@ class Partition(Protocol):
         """How many entries its lists were made for; 0 where there are none."""
 
     @property
-    def brief(self) -> bool:
+    def is_small(self) -> bool:
         """Whether a search, and what an addition takes beside it, is a matter of microseconds."""
 
     @property
@@ -197,7 +197,7 @@ class PartitionCopy(Protocol):
         """Whether it is of no use any more."""
 
     @property
-    def worn(self) -> bool:
+    def needs_rebuild(self) -> bool:
         """Whether it should be made anew."""
 
     def add(self, ids: Ids, vectors: Matrix) -> None: ...
@@ -244,7 +244,7 @@ class IvfPartition:
         return len(self.centroids)
 
     @property
-    def brief(self) -> bool:
+    def is_small(self) -> bool:
         lists = len(self.centroids)
         return self.copy is None and lists + self._probes * len(self) / lists <= BRIEF_COMPARED
 
@@ -269,7 +269,7 @@ class IvfPartition:
         return search_lists(self._index, vector, k)
 
     def nearest(self, vector: Vector) -> tuple[float, int] | None:
-        return nearest_of(self, vector)
+        return nearest_by_search(self, vector)
 
     def part(self, step: int) -> Slice:
         """One list."""
@@ -313,7 +313,7 @@ class IvfPartition:
         return vector
 
 
-def nearest_of(partition: Partition, vector: Vector) -> tuple[float, int] | None:
+def nearest_by_search(partition: Partition, vector: Vector) -> tuple[float, int] | None:
     """What its search finds first."""
     similarities, ids = partition.search(vector, 1)
     return (similarities.item(0), ids.item(0)) if len(ids) else None

@@ -34,7 +34,7 @@ from gateway.adapters.faiss.partition import (
     empty_lists,
 )
 from gateway.adapters.faiss.shard_map import ShardMap
-from gateway.adapters.system.memory import give_back
+from gateway.adapters.system.memory import trim_heap
 
 # From the entries of a scope to the partition that suits their number: when, into how many lists, and around what.
 SEED = 1
@@ -58,12 +58,12 @@ class IndexPlan:
 
     flat_up_to: int = 4_000  # entries; a flat search takes 0.2 ms there, one through lists 0.04
     growth: int = 4  # trained again when there are so many times the entries that it was trained for
-    few: int = 32_000  # made for fewer, they are trained again at twice as many already: 1 s of CPU at the most
+    small_up_to: int = 32_000  # made for fewer, they are trained again at twice as many already: 1 s of CPU at the most
     probes: int = 8  # lists that a search looks through, at least
-    look_through: int = 800  # entries that it looks through, about, while there are few: docs/decisions/0007
+    target_scanned: int = 800  # entries that it looks through, about, while there are few: docs/decisions/0007
     # Where there is a device. Not measured: below, a search takes the CPU 0.2 ms, which is what a call to a GPU takes;
     # and a GPU looks through more lists in that time.
-    place_from: int = 100_000
+    device_from: int = 100_000
     device_probes: int = 32
 
     def lists(self, entries: int) -> int:
@@ -73,21 +73,21 @@ class IndexPlan:
 
     def probes_for(self, entries: int) -> int:
         """How many lists are looked through of those that are made for so many."""
-        return max(self.probes, round(self.look_through * self.lists(entries) / max(1, entries)))
+        return max(self.probes, round(self.target_scanned * self.lists(entries) / max(1, entries)))
 
-    def due(self, partition: Partition) -> bool:
+    def needs_rebuild_for_size(self, partition: Partition) -> bool:
         """Whether its form no longer suits its size."""
         entries = len(partition)
         if partition.trained_for == 0:
             return entries > self.flat_up_to
-        growth = min(2, self.growth) if partition.trained_for < self.few else self.growth
+        growth = min(2, self.growth) if partition.trained_for < self.small_up_to else self.growth
         return entries > growth * partition.trained_for or entries * self.growth < self.flat_up_to
 
-    def to_place(self, partition: Partition) -> bool:
+    def needs_device_copy(self, partition: Partition) -> bool:
         """Whether it belongs on the device, where there is one, and has no copy there, or a worn one."""
-        if not isinstance(partition, IvfPartition) or len(partition) < self.place_from:
+        if not isinstance(partition, IvfPartition) or len(partition) < self.device_from:
             return False
-        return partition.copy is None or partition.copy.worn
+        return partition.copy is None or partition.copy.needs_rebuild
 
 
 def build(parts: list[Slice], dimension: int, plan: IndexPlan, train: Train, check: Check) -> Partition:
@@ -161,9 +161,9 @@ def _chunks(parts: list[Slice]) -> Iterator[tuple[Ids, Matrix]]:
 
 LOG = logging.getLogger("nearhit.index")
 
-CATCH_UP = 1024  # entries a round: a search waits for the copying of so many, 7 ms (measured)
+CATCH_UP_ENTRIES = 1024  # entries a round: a search waits for the copying of so many, 7 ms (measured)
 
-LAST = 64  # what is left for the swap, in the owner's thread
+MAX_SWAP_CHANGES = 64  # what is left for the swap, in the owner's thread
 
 NICENESS = 10  # requests first
 
@@ -200,7 +200,7 @@ class _Superseded(Exception):
 
 
 class Rebuilder:
-    """`consider`, `added` and `removed` belong to whose turn it is at the owner. One partition at a time."""
+    """`schedule_if_needed`, `added` and `removed` belong to whose turn it is at the owner. One partition at a time."""
 
     def __init__(
         self,
@@ -218,26 +218,28 @@ class Rebuilder:
         self._contents = contents
         self._device = device
         self._journal: _Journal | None = None
-        self._asked: dict[str, Future[None]] = {}
+        self._pending: dict[str, Future[None]] = {}
         self._failed: dict[str, int] = {}  # scope -> entries that it had: not tried again until there are twice as many
         self._closed = threading.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-training", initializer=_in_background)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-training", initializer=_lower_priority)
 
     @property
-    def asked(self) -> list[Future[None]]:
+    def pending(self) -> list[Future[None]]:
         """What is being rebuilt, or will be."""
-        return list(self._asked.values())
+        return list(self._pending.values())
 
-    def consider(self, scope: str) -> None:
+    def schedule_if_needed(self, scope: str) -> None:
         partition = self._contents().partitions.get(scope)
-        if partition is None or scope in self._asked:
+        if partition is None or scope in self._pending:
             return
-        if not self._plan.due(partition) and (self._device is None or not self._plan.to_place(partition)):
+        if not self._plan.needs_rebuild_for_size(partition) and (
+            self._device is None or not self._plan.needs_device_copy(partition)
+        ):
             return
         if len(partition) < 2 * self._failed.get(scope, 0):
             return
         with suppress(RuntimeError):  # closed
-            self._asked[scope] = self._thread.submit(self._run, scope)
+            self._pending[scope] = self._thread.submit(self._run, scope)
 
     def added(self, scope: str, identifier: int) -> None:
         if self._journal is not None and self._journal.scope == scope:
@@ -258,20 +260,20 @@ class Rebuilder:
         call = self._owner.call
         with suppress(ExecutorClosed):
             try:
-                self._renew(scope)
+                self._rebuild_or_copy(scope)
             except _Superseded:
                 pass
             except ExecutorClosed:
                 return
             except Exception:  # the old form goes on serving: slower, or less exact, but right
                 LOG.exception("a partition could not be rebuilt")
-                call(lambda: self._gave_up(scope))
-            if call(lambda: self._ended(scope)) >= LARGE:
-                give_back()
+                call(lambda: self._on_failure(scope))
+            if call(lambda: self._close_journal(scope)) >= LARGE:
+                trim_heap()
 
-    def _renew(self, scope: str) -> None:
-        journal, due = self._owner.call(lambda: self._begin(scope))
-        if due:
+    def _rebuild_or_copy(self, scope: str) -> None:
+        journal, needs_rebuild_for_size = self._owner.call(lambda: self._start_journal(scope))
+        if needs_rebuild_for_size:
             self._rebuild(journal)
         elif self._device is not None and isinstance(journal.partition, IvfPartition):
             self._place(journal, journal.partition, self._device)
@@ -280,7 +282,11 @@ class Rebuilder:
         call, partition = self._owner.call, journal.partition
         copies = (call(partial(partition.part, step)) for step in range(partition.steps))
         made = build(
-            [_before(part, journal.first_id) for part in copies], self._dimension, self._plan, self._train, self._check
+            [_without_newer(part, journal.first_id) for part in copies],
+            self._dimension,
+            self._plan,
+            self._train,
+            self._check,
         )
         self._catch_up(journal, made)
         call(lambda: self._swap(journal, made))
@@ -292,14 +298,14 @@ class Rebuilder:
             made = GpuReplica(device.place(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension)
             for step in range(partition.steps):
                 self._check()
-                part = _before(self._owner.call(partial(partition.part, step)), journal.first_id)
+                part = _without_newer(self._owner.call(partial(partition.part, step)), journal.first_id)
                 made.put(part.ids, part.vectors)
         except RuntimeError as error:
             LOG.warning(  # there is no room, most likely
                 "a partition could not be copied to the device: it is searched on the CPU",
                 extra={"fields": {"entries": len(partition), "error": str(error)[:300]}},
             )
-            self._owner.call(lambda: self._gave_up(journal.scope))
+            self._owner.call(lambda: self._on_failure(journal.scope))
             return
         self._catch_up(journal, made)
         self._owner.call(lambda: self._swap_copy(journal, partition, made))
@@ -311,25 +317,25 @@ class Rebuilder:
         requests add comes one by one."""
         while True:
             self._check()
-            news = self._owner.call(lambda: self._news(journal, CATCH_UP))
+            news = self._owner.call(lambda: self._take_changes(journal, CATCH_UP_ENTRIES))
             news.apply(made)
-            if news.rest == 0 and len(news.ids) <= LAST:
+            if news.rest == 0 and len(news.ids) <= MAX_SWAP_CHANGES:
                 return
 
     def _check(self) -> None:
         if self._closed.is_set():
             raise ExecutorClosed
 
-    def _begin(self, scope: str) -> tuple[_Journal, bool]:
+    def _start_journal(self, scope: str) -> tuple[_Journal, bool]:
         """Beside the journal, whether the partition is due for another form, or else for a copy."""
         contents = self._contents()
         partition = contents.partitions.get(scope)
         if partition is None:
             raise _Superseded
         self._journal = _Journal(scope, partition, contents.next_id)
-        return self._journal, self._plan.due(partition)
+        return self._journal, self._plan.needs_rebuild_for_size(partition)
 
-    def _news(self, journal: _Journal, limit: int) -> _Delta:
+    def _take_changes(self, journal: _Journal, limit: int) -> _Delta:
         if self._contents().partitions.get(journal.scope) is not journal.partition:
             raise _Superseded
         wanted, journal.added = journal.added[:limit], journal.added[limit:]
@@ -338,39 +344,39 @@ class Rebuilder:
         return _Delta(ids, vectors, removed, len(journal.added))
 
     def _swap(self, journal: _Journal, made: Partition) -> None:
-        self._news(journal, len(journal.added)).apply(made)
+        self._take_changes(journal, len(journal.added)).apply(made)
         if len(made) != len(journal.partition):
             raise AssertionError(f"{len(made)} entries were made of {len(journal.partition)}")
         self._contents().replace(journal.scope, made)
         self._failed.pop(journal.scope, None)
 
     def _swap_copy(self, journal: _Journal, partition: IvfPartition, made: GpuReplica) -> None:
-        self._news(journal, len(journal.added)).apply(made)
+        self._take_changes(journal, len(journal.added)).apply(made)
         if len(made) > len(partition):
             raise AssertionError(f"{len(made)} entries were copied of {len(partition)}")
         partition.copy = made
         self._failed.pop(journal.scope, None)
 
-    def _gave_up(self, scope: str) -> None:
+    def _on_failure(self, scope: str) -> None:
         partition = self._contents().partitions.get(scope)
         self._failed[scope] = 0 if partition is None else len(partition)
 
-    def _ended(self, scope: str) -> int:
+    def _close_journal(self, scope: str) -> int:
         """-> how many entries it has."""
         self._journal = None
-        del self._asked[scope]
-        self.consider(scope)  # it may have outgrown its new form already
+        del self._pending[scope]
+        self.schedule_if_needed(scope)  # it may have outgrown its new form already
         partition = self._contents().partitions.get(scope)
         return 0 if partition is None else len(partition)
 
 
-def _before(part: Slice, first_id: int) -> Slice:
+def _without_newer(part: Slice, first_id: int) -> Slice:
     """Without what was added after the copy began: the journal has it."""
     old = part.ids < first_id
     return Slice(part.ids[old], part.vectors[old])
 
 
-def _in_background() -> None:
+def _lower_priority() -> None:
     faiss.omp_set_num_threads(1)
     with suppress(AttributeError, OSError):  # of this thread alone, on Linux; elsewhere it does without
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -68,7 +68,7 @@ class ShardMap:
                 gone.setdefault(self.scopes.pop(identifier), []).append(identifier)
         removed = {scope: np.array(ids, dtype=np.int64) for scope, ids in gone.items()}
         for scope, ids in removed.items():
-            self._take_out(scope, ids)
+            self._remove_ids(scope, ids)
         return removed
 
     def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
@@ -107,7 +107,7 @@ class ShardMap:
             lists = InvertedLists(partition.centroids, partition.trained_for)
         return CheckpointChunk(scope, [name for name in names if name is not None], part, lists)
 
-    def _take_out(self, scope: str, ids: Ids) -> None:
+    def _remove_ids(self, scope: str, ids: Ids) -> None:
         partition = self.partitions[scope]
         before = partition.bytes
         partition.remove(ids)
@@ -117,7 +117,7 @@ class ShardMap:
             del self.partitions[scope]
 
 
-def contents_of(pieces: Iterable[CheckpointChunk], dimension: int, probes_for: Callable[[int], int]) -> ShardMap:
+def load_shard_map(pieces: Iterable[CheckpointChunk], dimension: int, probes_for: Callable[[int], int]) -> ShardMap:
     """The contents that `piece` took apart; those of one partition follow each other. `probes_for`: as in `Plan`."""
     contents = ShardMap()
     names: list[str] = []
@@ -126,7 +126,7 @@ def contents_of(pieces: Iterable[CheckpointChunk], dimension: int, probes_for: C
     for piece in pieces:
         partition = contents.partitions.get(piece.scope)
         if partition is None:
-            partition = contents.partitions[piece.scope] = _empty(piece, dimension, probes_for)
+            partition = contents.partitions[piece.scope] = _empty_partition(piece, dimension, probes_for)
         if isinstance(partition, IvfPartition):
             partition.load(piece.part)
         else:
@@ -138,19 +138,19 @@ def contents_of(pieces: Iterable[CheckpointChunk], dimension: int, probes_for: C
         if isinstance(partition, IvfPartition):
             partition.finish()
     if names:
-        _name(contents, names, scopes, np.concatenate(ids))
+        _fill_tables(contents, names, scopes, np.concatenate(ids))
     contents.partition_bytes = sum(partition.bytes for partition in contents.partitions.values())
     return contents
 
 
-def _empty(piece: CheckpointChunk, dimension: int, probes_for: Callable[[int], int]) -> Partition:
+def _empty_partition(piece: CheckpointChunk, dimension: int, probes_for: Callable[[int], int]) -> Partition:
     if piece.lists is None:
         return FlatPartition(dimension)
     trained_for = piece.lists.trained_for
     return IvfPartition(piece.lists.centroids, probes=probes_for(trained_for), trained_for=trained_for)
 
 
-def _name(contents: ShardMap, names: Sequence[str], scopes: Sequence[str], ids: Ids) -> None:
+def _fill_tables(contents: ShardMap, names: Sequence[str], scopes: Sequence[str], ids: Ids) -> None:
     """Fills the tables in the order of the ids, which is that of age."""
     order = np.argsort(ids).tolist()
     numbers: list[int] = ids.tolist()
@@ -164,10 +164,10 @@ def _name(contents: ShardMap, names: Sequence[str], scopes: Sequence[str], ids: 
         stale = [i for i, name in contents.names.items() if contents.ids[name] != i]
         for identifier in stale:
             del contents.names[identifier]
-            contents._take_out(contents.scopes.pop(identifier), np.array([identifier], dtype=np.int64))
+            contents._remove_ids(contents.scopes.pop(identifier), np.array([identifier], dtype=np.int64))
 
 
-def slices(piece: CheckpointChunk, entries: int) -> Iterator[CheckpointChunk]:
+def split_chunk(piece: CheckpointChunk, entries: int) -> Iterator[CheckpointChunk]:
     """The same in pieces of at most `entries`."""
     for i in range(0, max(1, len(piece.names)), entries):
         part = piece.part

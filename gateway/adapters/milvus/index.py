@@ -29,8 +29,8 @@ from gateway.tasks import Background
 LOG = logging.getLogger("nearhit.index")
 BATCH = 500  # vectors of one call: 0.8 MB of 384 dimensions
 PAGE = 1000  # entries of one page of a listing
-SLOW_S = 30.0  # of a call that no request waits for
-SEAL_S = 300.0  # of the end of a filling
+BACKGROUND_TIMEOUT_S = 30.0  # of a call that no request waits for
+FLUSH_TIMEOUT_S = 300.0  # of the end of a filling
 SWEEP_S = 60.0  # between two removals of what has expired
 COUNT_S = 60.0  # how long a scope's count is believed
 MAX_SCOPES = 10_000  # whose counts are kept: 2 MB
@@ -39,11 +39,11 @@ FOREVER = 2**53
 METRIC = "IP"  # of vectors of length 1: the cosine, as FAISS is asked for it
 # A search may miss what came within the last seconds, or find what has just gone: the record is read from the store in
 # any case. What removals go by has to be complete.
-LOOSE, STRICT = "Bounded", "Strong"
+BOUNDED_CONSISTENCY, STRONG_CONSISTENCY = "Bounded", "Strong"
 Row = Mapping[str, Any]
 
 
-def collection_of(embedder: str) -> str:
+def collection_name(embedder: str) -> str:
     """The collection for the vectors of an embedder, named by its fingerprint."""
     return "nearhit_1_" + hashlib.sha256(embedder.encode()).hexdigest()[:16]
 
@@ -83,14 +83,14 @@ class MilvusIndex:
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
         self._check(vector)
         await self._upsert([StoredVector(fingerprint, scope, vector, expires)], None)
-        self._counted(scope, 1)
+        self._add_to_count(scope, 1)
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
         if len(fitting) < len(vectors):  # damaged: one bad vector must not keep the index from all others
             LOG.warning("vectors were skipped", extra={"fields": {"count": len(vectors) - len(fitting)}})
         for i in range(0, len(fitting), BATCH):
-            await self._upsert(fitting[i : i + BATCH], SLOW_S)
+            await self._upsert(fitting[i : i + BATCH], BACKGROUND_TIMEOUT_S)
 
     def holds(self, fingerprint: str) -> bool:
         return False  # who would follow the store has to be told, and of a shared index nobody does
@@ -126,7 +126,9 @@ class MilvusIndex:
         removed = 0
         for i in range(0, len(fingerprints), PAGE):
             some = fingerprints[i : i + PAGE]
-            removed += await self._server.call(partial(self._remove, list(some)), None if len(some) == 1 else SLOW_S)
+            removed += await self._server.call(
+                partial(self._remove, list(some)), None if len(some) == 1 else BACKGROUND_TIMEOUT_S
+            )
         return removed
 
     async def fingerprints(self) -> list[str]:
@@ -134,23 +136,26 @@ class MilvusIndex:
 
     async def refresh(self) -> None:
         """Counts what is there. Raises `IndexUnavailable`."""
-        self._size = await self._server.call(partial(self._how_many, ""), SLOW_S)
+        self._size = await self._server.call(partial(self._count_rows, ""), BACKGROUND_TIMEOUT_S)
 
     async def sweep(self) -> None:
         """Removes what has expired. Every gateway does it; the second one finds nothing. Raises `IndexUnavailable`."""
         condition = f"expires <= {math.floor(self._clock.wall())}"
         await self._server.call(
-            lambda client, limit_s: client.delete(self._collection, filter=condition, timeout=limit_s), SLOW_S
+            lambda client, limit_s: client.delete(self._collection, filter=condition, timeout=limit_s),
+            BACKGROUND_TIMEOUT_S,
         )
 
     async def flush(self) -> None:
         """Has what was written sealed and indexed: the end of a large filling. Raises `IndexUnavailable`."""
-        await self._server.call(lambda client, limit_s: client.flush(self._collection, timeout=limit_s), SEAL_S)
+        await self._server.call(
+            lambda client, limit_s: client.flush(self._collection, timeout=limit_s), FLUSH_TIMEOUT_S
+        )
 
     async def drop(self) -> None:
         """Removes the collection with all that is in it. Raises `IndexUnavailable`."""
         await self._server.call(
-            lambda client, limit_s: client.drop_collection(self._collection, timeout=limit_s), SLOW_S
+            lambda client, limit_s: client.drop_collection(self._collection, timeout=limit_s), BACKGROUND_TIMEOUT_S
         )
 
     async def run(self) -> None:
@@ -186,10 +191,10 @@ class MilvusIndex:
             (hits,) = client.search(
                 self._collection,
                 data=[vector],
-                filter=_of(scope),
+                filter=_scope_filter(scope),
                 limit=k,
                 search_params={"metric_type": METRIC},
-                consistency_level=LOOSE,
+                consistency_level=BOUNDED_CONSISTENCY,
                 timeout=limit_s,
             )
             return [Neighbour(hit["fingerprint"], float(np.clip(hit["distance"], 0.0, 1.0))) for hit in hits]
@@ -197,10 +202,10 @@ class MilvusIndex:
         return await self._server.call(ask)
 
     async def _count(self, scope: str) -> None:
-        count = await self._server.call(partial(self._how_many, _of(scope)))
+        count = await self._server.call(partial(self._count_rows, _scope_filter(scope)))
         self._counts.put(scope, (count, self._clock.monotonic()))
 
-    def _counted(self, scope: str, more: int) -> None:
+    def _add_to_count(self, scope: str, more: int) -> None:
         """Between two counts; one that was there before counts twice until the next one."""
         counted = self._counts.peek(scope)
         if counted is not None:
@@ -215,12 +220,12 @@ class MilvusIndex:
                 batch_size=PAGE,
                 filter="",
                 output_fields=list(fields),
-                consistency_level=STRICT,
+                consistency_level=STRONG_CONSISTENCY,
                 timeout=limit_s,
             ),
-            SLOW_S,
+            BACKGROUND_TIMEOUT_S,
         )
-        while page := await self._server.call(lambda *_: pages.next(), SLOW_S):
+        while page := await self._server.call(lambda *_: pages.next(), BACKGROUND_TIMEOUT_S):
             yield page
 
     def _check(self, vector: Vector) -> None:
@@ -240,7 +245,11 @@ class MilvusIndex:
             index = client.prepare_index_params()
             index.add_index("vector", index_type="AUTOINDEX", metric_type=METRIC)
             client.create_collection(
-                self._collection, schema=schema, index_params=index, consistency_level=LOOSE, timeout=SLOW_S
+                self._collection,
+                schema=schema,
+                index_params=index,
+                consistency_level=BOUNDED_CONSISTENCY,
+                timeout=BACKGROUND_TIMEOUT_S,
             )
         client.load_collection(self._collection, timeout=limit_s)
 
@@ -249,7 +258,7 @@ class MilvusIndex:
             self._collection,
             ids=fingerprints,
             output_fields=["fingerprint"],
-            consistency_level=STRICT,
+            consistency_level=STRONG_CONSISTENCY,
             timeout=limit_s,
         )
         if there:
@@ -257,16 +266,16 @@ class MilvusIndex:
             client.delete(self._collection, ids=names, timeout=limit_s)
         return len(there)
 
-    def _how_many(self, condition: str, client: MilvusClient, limit_s: float) -> int:
+    def _count_rows(self, condition: str, client: MilvusClient, limit_s: float) -> int:
         (row,) = client.query(
             self._collection,
             filter=condition,
             output_fields=["count(*)"],
-            consistency_level=STRICT,
+            consistency_level=STRONG_CONSISTENCY,
             timeout=limit_s,
         )
         return int(row["count(*)"])
 
 
-def _of(scope: str) -> str:
+def _scope_filter(scope: str) -> str:
     return f"scope == {json.dumps(scope)}"

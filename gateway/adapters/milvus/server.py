@@ -45,7 +45,7 @@ class MilvusServer:
         self._connecting = threading.Lock()
         self._client: MilvusClient | None = None
         self._prepared = False
-        _quiet()
+        _silence_library()
 
     @property
     def breaker(self) -> BreakerState:
@@ -59,14 +59,14 @@ class MilvusServer:
             raise IndexUnavailable("the index in Milvus has failed, and is left alone for a moment")
         try:
             async with asyncio.timeout(limit_s):
-                found = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, operation, limit_s)
+                found = await asyncio.get_running_loop().run_in_executor(self._threads, self._call, operation, limit_s)
         except TimeoutError:
             self._breaker.failed(self._clock.monotonic(), asked)
             raise IndexUnavailable(f"the index in Milvus has not answered within {limit_s:g} s") from None
         except Exception as error:  # the library raises its own, gRPC's, and whatever a Lite file may come to
             self._prepared = False
             self._breaker.failed(self._clock.monotonic(), asked)
-            raise IndexUnavailable(f"the index in Milvus failed: {_said(error)}") from None
+            raise IndexUnavailable(f"the index in Milvus failed: {_error_text(error)}") from None
         self._breaker.succeeded(asked)
         return found
 
@@ -80,13 +80,13 @@ class MilvusServer:
 
     # What follows runs in one of the threads.
 
-    def _ask(self, operation: Operation[T], limit_s: float) -> T:
+    def _call(self, operation: Operation[T], limit_s: float) -> T:
         client = self._client
         if client is None or not self._prepared:
-            client = self._connected(limit_s)
+            client = self._connect(limit_s)
         return operation(client, limit_s)
 
-    def _connected(self, limit_s: float) -> MilvusClient:
+    def _connect(self, limit_s: float) -> MilvusClient:
         with self._connecting:
             if self._client is None:
                 self._client = MilvusClient(self._url, token=self._token, timeout=limit_s)
@@ -96,20 +96,20 @@ class MilvusServer:
             return self._client
 
 
-def version_of(url: str, token: str, timeout_s: float) -> str:
+def server_version(url: str, token: str, timeout_s: float) -> str:
     """Blocks. Raises `IndexUnavailable`."""
-    _quiet()
+    _silence_library()
     try:
         with contextlib.closing(MilvusClient(url, token=token, timeout=timeout_s)) as client:
             return str(client.get_server_version(timeout=timeout_s))
     except Exception as error:  # as `MilvusServer.call`
-        raise IndexUnavailable(_said(error)) from None
+        raise IndexUnavailable(_error_text(error)) from None
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {getattr(error, 'message', error)}"[:300]
 
 
-def _quiet() -> None:
+def _silence_library() -> None:
     """The library prints on standard error what it raises as well."""
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)

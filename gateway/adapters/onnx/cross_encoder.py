@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, ModelCorrupt
-from gateway.adapters.onnx.tokenizer import PairTokenizer, joined
+from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.weight_files import WeightsCorrupt
 
 # The embedder's own table of word embeddings, read from its graph, so that a cross-encoder need not bring one.
@@ -112,7 +112,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 GRAPH_FILE, ABOUT_FILE = "cross_encoder.onnx", "cross_encoder.json"
 
-UNREAD = -20.0  # the logit of a pair that is too long to be read to its end
+UNREAD_LOGIT = -20.0  # the logit of a pair that is too long to be read to its end
 
 
 class OnnxCrossEncoder:
@@ -125,7 +125,7 @@ class OnnxCrossEncoder:
     threads = 1
 
     def __init__(self, model_dir: Path, weights: Path) -> None:
-        about, graph = _checked(weights)
+        about, graph = _load_verified(weights)
         self.digest = str(about["sha256"])
         self._table = load_word_table(model_dir)
         if (found := self._table.digest()) != about["table_sha256"]:
@@ -148,14 +148,14 @@ class OnnxCrossEncoder:
         return float(1.0 / (1.0 + np.exp(-(a * logit + b))))
 
     def _score(self, one: list[int] | None, two: list[int] | None) -> float:
-        if (pair := joined(one, two)) is None:
-            return UNREAD
+        if (pair := join_pair(one, two)) is None:
+            return UNREAD_LOGIT
         ids, types = pair[0][np.newaxis], pair[1][np.newaxis]
         feed = {"word_embeddings": self._table(ids), "attention_mask": np.ones_like(ids), "token_type_ids": types}
         return float(self._session.run(["logit"], feed)[0][0])
 
 
-def _checked(weights: Path) -> tuple[dict[str, Any], bytes]:
+def _load_verified(weights: Path) -> tuple[dict[str, Any], bytes]:
     """What `cross_encoder.json` says, and the graph that it says it of."""
     try:
         about: dict[str, Any] = json.loads((weights / ABOUT_FILE).read_bytes())

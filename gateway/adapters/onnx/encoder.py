@@ -19,7 +19,7 @@ from gateway.messages import Embedding, Vector
 
 DIMENSION = 384
 # What texts share a pass. One of n tokens takes some 0.5 ms and 0.035 ms a token: as much as 14 tokens for itself.
-TOGETHER = 8  # texts; with more of them a pass takes no less for each
+MAX_BATCH = 8  # texts; with more of them a pass takes no less for each
 PASS_TOKENS = 256  # padding included: beyond it sharing gains nothing, and memory has the bound of one text
 PADDING = 12  # tokens that one more text may bring: fewer than a pass of its own would cost
 
@@ -38,7 +38,7 @@ class OnnxEncoder:
         self._reader = TextTokenizer(model_dir / TOKENIZER_FILE)
         self._session = open_session(model_dir / MODEL_FILE, threads)
         # Dynamic scales are taken over a whole pass: in a shared one a text's vector would move with its company.
-        self._together = TOGETHER if str(manifest.about.get("quantisation", "")).startswith("static") else 1
+        self._max_batch = MAX_BATCH if str(manifest.about.get("quantisation", "")).startswith("static") else 1
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
         """One embedding a text, in order: vectors float32 (384,), unit length. `tokens` counts what was read.
@@ -48,7 +48,7 @@ class OnnxEncoder:
         """
         read = [self._reader.read(text) for text in texts]
         vectors: dict[int, Vector] = {}
-        for part in passes([len(each.ids) for each in read], self._together):
+        for part in group_by_length([len(each.ids) for each in read], self._max_batch):
             vectors.update(zip(part, self._vectors([read[at].ids for at in part]), strict=True))
         return [Embedding(vectors[at], len(each.ids), each.truncated, each.unreadable) for at, each in enumerate(read)]
 
@@ -62,13 +62,13 @@ class OnnxEncoder:
         return [np.array(vector, np.float32) for vector in vectors]
 
 
-def passes(lengths: Sequence[int], together: int = TOGETHER) -> Iterator[list[int]]:
+def group_by_length(lengths: Sequence[int], max_batch: int = MAX_BATCH) -> Iterator[list[int]]:
     """Which of so many texts, by their tokens, share a forward pass; shortest first. Pure."""
     part: list[int] = []
     for at in sorted(range(len(lengths)), key=lengths.__getitem__):
         longest = lengths[at]
         if part and (
-            len(part) == together
+            len(part) == max_batch
             or (len(part) + 1) * longest > PASS_TOKENS
             or len(part) * (longest - lengths[part[-1]]) > PADDING
         ):

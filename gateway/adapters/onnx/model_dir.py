@@ -36,7 +36,7 @@ def open_session(model: Path, threads: int) -> onnxruntime.InferenceSession:
 # Where models say how much they read, by the name that each architecture has for it.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
-MOST_TOKENS = 2**20  # transformers writes 10^30 for "not known"
+MAX_CONTEXT = 2**20  # transformers writes 10^30 for "not known"
 
 
 class ModelDir:
@@ -70,16 +70,16 @@ class ModelDir:
     @property
     def context(self) -> int | None:
         """Tokens that the model reads; None where nothing says it."""
-        told = [self._json("sentence_bert_config.json").get("max_seq_length")]
-        told += [self.config.get(key) for key in CONTEXT_KEYS]
-        told.append(self._json("tokenizer_config.json").get("model_max_length"))
-        return next((int(n) for n in told if isinstance(n, int | float) and 0 < n <= MOST_TOKENS), None)
+        value = [self._json("sentence_bert_config.json").get("max_seq_length")]
+        value += [self.config.get(key) for key in CONTEXT_KEYS]
+        value.append(self._json("tokenizer_config.json").get("model_max_length"))
+        return next((int(n) for n in value if isinstance(n, int | float) and 0 < n <= MAX_CONTEXT), None)
 
     @property
     def labels(self) -> Sequence[str] | None:
         """Of a classifier, by the place of its output."""
         named = self.config.get("id2label")
-        if not isinstance(named, dict) or sorted(named, key=_place) != [str(i) for i in range(len(named))]:
+        if not isinstance(named, dict) or sorted(named, key=_label_index) != [str(i) for i in range(len(named))]:
             return None
         return [str(named[str(i)]) for i in range(len(named))]
 
@@ -104,5 +104,5 @@ class ModelDir:
         return read
 
 
-def _place(key: str) -> int:
+def _label_index(key: str) -> int:
     return int(key) if key.isdecimal() else -1

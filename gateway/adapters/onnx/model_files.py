@@ -55,7 +55,9 @@ def load_manifest(path: Path) -> Manifest:
         about = json.loads((path / MANIFEST_FILE).read_bytes())
         manifest = Manifest(about["model"], {name: f["sha256"] for name, f in about["files"].items()}, about)
     except (FileNotFoundError, NotADirectoryError):
-        raise ModelMissing(f"the embedding model {path.name} is not in {path.parent}{_instead(path.parent)}") from None
+        raise ModelMissing(
+            f"the embedding model {path.name} is not in {path.parent}{_suggestion(path.parent)}"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelCorrupt(
             f"{path / MANIFEST_FILE} cannot be read ({type(error).__name__}): run `nearhit model fetch`"
@@ -65,7 +67,7 @@ def load_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _instead(models: Path) -> str:
+def _suggestion(models: Path) -> str:
     """A name that was mistyped, or a folder without any model."""
     there = sorted(manifest.parent.name for manifest in models.glob(f"*/{MANIFEST_FILE}"))
     return f", which has {', '.join(there)}: name one of these" if there else ": run `nearhit model fetch`"

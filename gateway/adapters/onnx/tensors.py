@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gateway.adapters.onnx.model_dir import ModelDir
 from gateway.adapters.onnx.model_files import MODEL_FILE, ModelCorrupt
 from gateway.dialects.kserve_message import InferenceRequest, InferenceResponse, pack
-from gateway.dialects.kserve_tensors import NUMBERS, Tensor, elements, packed
+from gateway.dialects.kserve_tensors import NUMBERS, Tensor, elements, pack_strings
 from gateway.errors import UnsupportedByBackend
 
 DATATYPES = {
@@ -106,7 +106,7 @@ def _array(tensor: Tensor, wanted: onnxruntime.NodeArg) -> NDArray[Any]:
 def _tensor(name: str, kind: str, found: NDArray[Any]) -> Tensor:
     datatype = DATATYPES[kind]
     if datatype == "BYTES":
-        data = packed([str(text).encode() for text in found.ravel()])
+        data = pack_strings([str(text).encode() for text in found.ravel()])
     else:
         data = np.ascontiguousarray(found, NUMBERS[datatype]).tobytes()
     return Tensor(name, datatype, tuple(found.shape), {}, data)

@@ -23,7 +23,7 @@ SENTENCE, TOKENS = "sentence_embedding", ("token_embeddings", "last_hidden_state
 
 READ = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
-USUAL_CONTEXT = 256  # what `nearhit model fetch` builds says nothing, and was trained with that
+DEFAULT_CONTEXT = 256  # what `nearhit model fetch` builds says nothing, and was trained with that
 
 
 class _TextModel:
@@ -32,7 +32,7 @@ class _TextModel:
     def __init__(self, folder: ModelDir, threads: int, outputs: Sequence[str]) -> None:
         self._session = folder.session(threads)
         self._tokenizer: Tokenizer = folder.tokenizer()
-        self._context = folder.context or USUAL_CONTEXT
+        self._context = folder.context or DEFAULT_CONTEXT
         self._inputs = {each.name for each in self._session.get_inputs()}
         has = [each.name for each in self._session.get_outputs()]
         self.output = next((name for name in outputs if name in has), "")
@@ -92,7 +92,7 @@ class TextClassifier:
         if not labels:
             raise ModelCorrupt(f"{folder.path} does not name its labels, expected id2label in config.json")
         self._labels = labels
-        self._apart = folder.config.get("problem_type") == "multi_label_classification"
+        self._is_multi_label = folder.config.get("problem_type") == "multi_label_classification"
 
     def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> Classification:
         """Raises `UnsupportedByBackend`."""
@@ -100,7 +100,7 @@ class TextClassifier:
         if logits.shape != (len(self._labels),):
             raise ModelCorrupt(f"the model gives {logits.size} numbers for {len(self._labels)} labels")
         scores = np.asarray(logits, np.float64)
-        odds = -np.logaddexp(0.0, -scores) if self._apart else scores - np.logaddexp.reduce(scores)
+        odds = -np.logaddexp(0.0, -scores) if self._is_multi_label else scores - np.logaddexp.reduce(scores)
         best, *_ = order = np.argsort(-odds, kind="stable").tolist()
         beside = tuple(self._token(label, odds[label]) for label in order[: question.logprobs or 0])
         said = () if question.logprobs is None else (self._token(best, odds[best], beside),)
@@ -135,7 +135,7 @@ class ClassifierInput:
     logprobs: int | None = None  # how many of the likeliest labels are told beside the label; None: not even its own
 
 
-def question_of(call: Call, backend: str) -> ClassifierInput:
+def parse_classifier_input(call: Call, backend: str) -> ClassifierInput:
     """The prompt, or the last text of the user, whatever was said before. Raises `UnsupportedByBackend`."""
     body = _as_openai(call, backend)
     for field, values in NEUTRAL.items():

@@ -78,7 +78,7 @@ class PairTokenizer:
         return ids
 
 
-def joined(one: list[int] | None, two: list[int] | None) -> tuple[Ids, Ids] | None:
+def join_pair(one: list[int] | None, two: list[int] | None) -> tuple[Ids, Ids] | None:
     """ids and types, (length,), of "[CLS] first [SEP] second [SEP]"; the shorter question is the first. None where they
     are too long to be read to their ends."""
     if one is None or two is None or len(one) + len(two) + 3 > MAX_PAIR_TOKENS:

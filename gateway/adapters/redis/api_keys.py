@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.adapters.redis.cluster import at_home
-from gateway.adapters.redis.durability import ask_durable, is_durable, replicas_of
+from gateway.adapters.redis.cluster import client_for_key
+from gateway.adapters.redis.durability import is_durable, replicas_of, request_durability
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
 from gateway.api_keys import KeyChange, VersionConflict
@@ -42,12 +42,12 @@ class RedisApiKeys:
 
     async def version(self) -> bytes:
         """Beside the breaker, as that of removals (`gateway.adapters.redis.purge`)."""
-        version: bytes | None = await self._store.look("GET", self._version, timeout_s=POLL_TIMEOUT_S)
+        version: bytes | None = await self._store.poll("GET", self._version, timeout_s=POLL_TIMEOUT_S)
         return version or b""
 
     async def by_digest(self, digest: str) -> bytes | None:
-        found: bytes | None = await self._store.run(FIND, [self._digests, self._keys], [digest], POLL_TIMEOUT_S)
-        return found
+        record: bytes | None = await self._store.run(FIND, [self._digests, self._keys], [digest], POLL_TIMEOUT_S)
+        return record
 
     async def by_id(self, identity: str) -> bytes | None:
         return await self._store.execute(lambda client: client.hget(self._keys, identity), TIMEOUT_S)
@@ -60,15 +60,15 @@ class RedisApiKeys:
         arguments += [*change.digests, *change.gone]
 
         async def write(client: Any) -> tuple[Any, bool]:
-            async with at_home(client, self._keys) as home:
-                return await write_there(home)
+            async with client_for_key(client, self._keys) as owner:
+                return await write_there(owner)
 
         async def write_there(client: Any) -> tuple[Any, bool]:
             replicas = await replicas_of(client) if synced else 0
             async with client.pipeline(transaction=False) as pipe:
                 pipe.eval(SWAP, 3, self._keys, self._digests, self._version, *arguments)
                 if synced:
-                    ask_durable(pipe, replicas)
+                    request_durability(pipe, replicas)
                 outcomes = await pipe.execute(raise_on_error=False)
             return outcomes[0], synced and is_durable(outcomes[1:], replicas)
 

@@ -46,23 +46,23 @@ class RedisBatches:
             pipe.hset(self._files + "sizes", file.id, file.size)
 
         if self._sync is not None:
-            await self._sync.synced()
+            await self._sync.ensure_synced()
         await self._write(put)
 
     async def file(self, identity: str) -> BatchFile | None:
-        found = await self._do(lambda client: client.hget(self._file(identity), "file"))
-        return None if found is None else BatchFile(**_unpacked(found))
+        found = await self._execute(lambda client: client.hget(self._file(identity), "file"))
+        return None if found is None else BatchFile(**_decode_record(found))
 
     async def content(self, identity: str) -> bytes | None:
-        found: bytes | None = await self._do(lambda client: client.hget(self._file(identity), "content"))
+        found: bytes | None = await self._execute(lambda client: client.hget(self._file(identity), "content"))
         return found
 
     async def files(self, tenant: str) -> list[BatchFile]:
-        names = await self._do(lambda client: client.zrevrange(self._files + "of:" + tenant, 0, -1))
+        names = await self._execute(lambda client: client.zrevrange(self._files + "of:" + tenant, 0, -1))
         found = [await self.file(name.decode()) for name in names]
         gone = [name for name, file in zip(names, found, strict=True) if file is None]
         if gone:
-            await self._do(lambda client: client.zrem(self._files + "of:" + tenant, *gone))
+            await self._execute(lambda client: client.zrem(self._files + "of:" + tenant, *gone))
         return [file for file in found if file is not None]
 
     async def held(self) -> tuple[int, int]:
@@ -88,26 +88,26 @@ class RedisBatches:
 
     async def create(self, batch: JobBatch) -> None:
         def create(pipe: Any) -> None:
-            pipe.hset(self._batch(batch.id), "batch", _packed(batch))
+            pipe.hset(self._batch(batch.id), "batch", _encode_batch(batch))
             pipe.zadd(self._batches + "open", {batch.id: batch.created})
             pipe.zadd(self._batches + "of:" + batch.tenant, {batch.id: batch.created})
             pipe.expire(self._batches + "of:" + batch.tenant, 365 * 86_400)
             pipe.persist(self._file(batch.input_file))
 
         if self._sync is not None:
-            await self._sync.synced()
+            await self._sync.ensure_synced()
         await self._write(create)
 
     async def save(self, batch: JobBatch) -> None:
-        await self._do(lambda client: client.hset(self._batch(batch.id), "batch", _packed(batch)))
+        await self._execute(lambda client: client.hset(self._batch(batch.id), "batch", _encode_batch(batch)))
 
     async def batch(self, identity: str) -> JobBatch | None:
-        found = await self._do(lambda client: client.hget(self._batch(identity), "batch"))
+        found = await self._execute(lambda client: client.hget(self._batch(identity), "batch"))
         if found is None:
             return None
-        said = _unpacked(found)
-        headers = tuple((name, value) for name, value in said.pop("headers"))
-        return JobBatch(headers=headers, faults=tuple(BatchError(**fault) for fault in said.pop("faults")), **said)
+        fields = _decode_record(found)
+        headers = tuple((name, value) for name, value in fields.pop("headers"))
+        return JobBatch(headers=headers, faults=tuple(BatchError(**fault) for fault in fields.pop("faults")), **fields)
 
     async def batches(self, tenant: str) -> list[str]:
         async def read(client: Any) -> list[str]:
@@ -116,49 +116,51 @@ class RedisBatches:
             async with client.pipeline(transaction=False) as pipe:
                 for name in names:
                     pipe.exists(self._batch(name.decode()))
-                there = await pipe.execute() if names else []
-            gone = [name for name, found in zip(names, there, strict=True) if not found]
+                exists = await pipe.execute() if names else []
+            gone = [name for name, found in zip(names, exists, strict=True) if not found]
             if gone:  # expired
                 await client.zrem(listed, *gone)
-            return [name.decode() for name, found in zip(names, there, strict=True) if found]
+            return [name.decode() for name, found in zip(names, exists, strict=True) if found]
 
         return await self._store.execute(read, TIMEOUT_S)
 
     async def counted(self, batch: str) -> tuple[int, int]:
-        row = await self._do(lambda client: client.hmget(self._batch(batch), "completed", "failed"))
+        row = await self._execute(lambda client: client.hmget(self._batch(batch), "completed", "failed"))
         if row[0] is not None:
             return int(row[0]), int(row[1])
-        completed = await self._do(lambda client: client.hlen(self._batch(batch, "out")))
-        return int(completed), int(await self._do(lambda client: client.hlen(self._batch(batch, "err"))))
+        completed = await self._execute(lambda client: client.hlen(self._batch(batch, "out")))
+        return int(completed), int(await self._execute(lambda client: client.hlen(self._batch(batch, "err"))))
 
     async def cancel(self, batch: str) -> None:
-        await self._do(lambda client: client.hset(self._batch(batch), "cancel", "1"))
+        await self._execute(lambda client: client.hset(self._batch(batch), "cancel", "1"))
 
     async def cancelled(self, batch: str) -> bool:
-        return bool(await self._do(lambda client: client.hexists(self._batch(batch), "cancel")))
+        return bool(await self._execute(lambda client: client.hexists(self._batch(batch), "cancel")))
 
     async def open(self) -> list[str]:
-        return [name.decode() for name in await self._do(lambda client: client.zrange(self._batches + "open", 0, -1))]
+        return [
+            name.decode() for name in await self._execute(lambda client: client.zrange(self._batches + "open", 0, -1))
+        ]
 
     async def lease(self, batch: str, driver: str, hold_s: float) -> bool:
         return bool(
-            await self._do(lambda _: self._lease([self._batch(batch, "driver")], [driver, round(1000 * hold_s)]))
+            await self._execute(lambda _: self._lease([self._batch(batch, "driver")], [driver, round(1000 * hold_s)]))
         )
 
     async def progress(self, batch: str) -> BatchProgress:
-        jobs = await self._do(lambda client: client.hgetall(self._batch(batch, "jobs")))
-        done = await self._do(lambda client: client.hkeys(self._batch(batch, "out")))
-        done += await self._do(lambda client: client.hkeys(self._batch(batch, "err")))
+        jobs = await self._execute(lambda client: client.hgetall(self._batch(batch, "jobs")))
+        done = await self._execute(lambda client: client.hkeys(self._batch(batch, "out")))
+        done += await self._execute(lambda client: client.hkeys(self._batch(batch, "err")))
         return BatchProgress({int(line): job.decode() for line, job in jobs.items()}, frozenset(map(int, done)))
 
     async def began(self, batch: str, line: int, job: str) -> None:
-        await self._do(lambda client: client.hset(self._batch(batch, "jobs"), line, job))
+        await self._execute(lambda client: client.hset(self._batch(batch, "jobs"), line, job))
 
     async def ended(self, batch: str, line: int, output: bytes, *, completed: bool) -> None:
-        await self._do(lambda client: client.hset(self._batch(batch, "out" if completed else "err"), line, output))
+        await self._execute(lambda client: client.hset(self._batch(batch, "out" if completed else "err"), line, output))
 
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]:
-        found = await self._do(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
+        found = await self._execute(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
         return {int(line): output for line, output in found.items()}
 
     async def close(self, batch: JobBatch, keep_s: float) -> None:
@@ -166,7 +168,7 @@ class RedisBatches:
 
         def close(pipe: Any) -> None:
             counts = {"completed": completed, "failed": failed}
-            pipe.hset(self._batch(batch.id), mapping={"batch": _packed(batch), **counts})
+            pipe.hset(self._batch(batch.id), mapping={"batch": _encode_batch(batch), **counts})
             pipe.expire(self._batch(batch.id), round(keep_s))
             pipe.unlink(*(self._batch(batch.id, part) for part in ("jobs", "out", "err", "driver")))
             pipe.zrem(self._batches + "open", batch.id)
@@ -174,7 +176,7 @@ class RedisBatches:
 
         await self._write(close)
 
-    async def _do(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _execute(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
         return await self._store.execute(operation, TIMEOUT_S)
 
     async def _write(self, fill: Callable[[Any], None]) -> Sequence[Any]:
@@ -194,11 +196,11 @@ class RedisBatches:
         return f"{self._batches}{part}:{identity}"
 
 
-def _packed(batch: JobBatch) -> bytes:
+def _encode_batch(batch: JobBatch) -> bytes:
     return bytes(msgpack.packb(asdict(batch), unicode_errors=ODD))
 
 
-def _unpacked(data: bytes) -> dict[str, Any]:
+def _decode_record(data: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgpack.unpackb(data, unicode_errors=ODD)
     except (ValueError, msgpack.UnpackException):

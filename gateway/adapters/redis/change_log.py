@@ -18,28 +18,28 @@ from redis.exceptions import RedisError, ResponseError
 from gateway.errors import StoreUnavailable
 from gateway.ports import ChangeKind, EntryPage, StoreChange, number_of
 
-CHANGES = "nearhit:1:changes"
+CHANGES_KEY = "nearhit:1:changes"
 
-SPOKEN = "nearhit:1:spoken"
+GOSSIP_KEY = "nearhit:1:spoken"
 
-MOST_SPOKEN = 10_000  # 1.3 kB each at most: a label with its vector
+MAX_GOSSIP_ENTRIES = 10_000  # 1.3 kB each at most: a label with its vector
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeLogWriter:
-    """`gateway` names who writes; `most`: entries of the stream, about."""
+    """`gateway` names who writes; `max_entries`: entries of the stream, about."""
 
     gateway: str
-    most: int
+    max_entries: int
 
-    def note(self, pipe: Any, kind: ChangeKind, *names: str) -> None:
+    def append(self, pipe: Any, kind: ChangeKind, *names: str) -> None:
         """Adds it to `pipe`, which the caller executes."""
-        pipe.xadd(CHANGES, self._fields(kind, names), maxlen=self.most, approximate=True)
+        pipe.xadd(CHANGES_KEY, self._fields(kind, names), maxlen=self.max_entries, approximate=True)
 
     def command(self, kind: ChangeKind, *names: str) -> list[str | int]:
         """The same as the words of a command, for scripts."""
         words = [word for pair in self._fields(kind, names).items() for word in pair]
-        return ["XADD", CHANGES, "MAXLEN", "~", self.most, "*", *words]
+        return ["XADD", CHANGES_KEY, "MAXLEN", "~", self.max_entries, "*", *words]
 
     def _fields(self, kind: ChangeKind, names: Sequence[str]) -> dict[str, str]:
         return {"by": self.gateway, kind.value: " ".join(names)}
@@ -65,38 +65,40 @@ class ChangeLogReader:
     """Implements `ChangeLog`. Beside the breaker of the store: it is asked all the time, and would take the probe that
     tells whether the store is back from a request."""
 
-    def __init__(self, client: Any, key: str = CHANGES) -> None:
+    def __init__(self, client: Any, key: str = CHANGES_KEY) -> None:
         self._client = client
         self._key = key
 
     async def end(self) -> str:
-        info, _, _ = await self._within(lambda: self._look(START, count=1))
+        info, _, _ = await self._with_timeout(lambda: self._read_stream(START, count=1))
         return START if info is None else _text(info["last-generated-id"])
 
     async def oldest(self) -> str:
-        info, rows, _ = await self._within(lambda: self._look(START, count=1))
+        info, rows, _ = await self._with_timeout(lambda: self._read_stream(START, count=1))
         if info is None or not rows:
             return START if info is None else _text(info["last-generated-id"])
         return _text(rows[0][0])
 
     async def read(self, after: str) -> EntryPage:
-        info, rows, (seconds, micros) = await self._within(lambda: self._look(after, count=PAGE))
+        info, rows, (seconds, micros) = await self._with_timeout(lambda: self._read_stream(after, count=PAGE))
         now = int(seconds) + int(micros) / 1e6
         if info is None:  # nothing was ever written, or it is gone
             return EntryPage([], START, missed=after != START, more=False, added=0, kept=0, now=now)
         kept = int(info["length"])
         added = int(info.get("entries-added", kept))  # servers before version 7 do not count them
-        if _missed(after, info, added):
+        if _is_truncated(after, info, added):
             last = _text(info["last-generated-id"])
             return EntryPage([], last, missed=True, more=False, added=added, kept=kept, now=now)
         changes, position = [_change(*row) for row in rows], _text(rows[-1][0]) if rows else after
         return EntryPage(changes, position, missed=False, more=len(rows) == PAGE, added=added, kept=kept, now=now)
 
     async def wait(self, after: str) -> None:
-        wanted = {self._key: after}
-        await self._within(lambda: self._client.xread(wanted, count=1, block=round(1e3 * WAIT_S)), WAIT_S + TIMEOUT_S)
+        streams = {self._key: after}
+        await self._with_timeout(
+            lambda: self._client.xread(streams, count=1, block=round(1e3 * WAIT_S)), WAIT_S + TIMEOUT_S
+        )
 
-    async def _look(self, after: str, *, count: int) -> tuple[dict[str, Any] | None, list[Any], tuple[int, int]]:
+    async def _read_stream(self, after: str, *, count: int) -> tuple[dict[str, Any] | None, list[Any], tuple[int, int]]:
         """Of one moment: the stream, the entries after `after`, and the server's clock."""
         async with self._client.pipeline(transaction=True) as pipe:
             pipe.xinfo_stream(self._key)
@@ -110,7 +112,7 @@ class ChangeLogReader:
                 raise answer
         return info, rows, time
 
-    async def _within(self, operation: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
+    async def _with_timeout(self, operation: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
         try:
             async with asyncio.timeout(timeout_s):
                 return await operation()
@@ -118,7 +120,7 @@ class ChangeLogReader:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}: {error}"[:300]) from None
 
 
-def _missed(after: str, info: Mapping[str, Any], added: int) -> bool:
+def _is_truncated(after: str, info: Mapping[str, Any], added: int) -> bool:
     """Whether an entry behind `after` may be gone. The oldest ones go first, so nothing is missed where one lies there
     that is not younger than `after`; and a stream that ends before it is another one."""
     at, last = number_of(after), number_of(_text(info["last-generated-id"]))

@@ -24,10 +24,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.adapters.redis.cluster import Cluster
-from gateway.config.store_url import StoreKind, StoreTarget, target_of
+from gateway.config.store_url import StoreKind, StoreTarget, parse_store_url
 
 # Of one sentinel, with the connection to it.
-ASK_S = 1.0
+SENTINEL_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class StoreAccess:
     tls: SSLContext | None = None
 
 
-OPEN = StoreAccess()
+DEFAULT_ACCESS = StoreAccess()
 CONNECT_S = 1.0
 
 
-def connect(url: str, connect_timeout_s: float = CONNECT_S, access: StoreAccess = OPEN) -> Any:
+def connect(url: str, connect_timeout_s: float = CONNECT_S, access: StoreAccess = DEFAULT_ACCESS) -> Any:
     """`url`: as `store.url` has it, or `unix://`. `connect_timeout_s`: of a connection, with its handshakes. The pool
     has no bound of its own: at it the client fails instead of waiting. Its annotations mix the synchronous and the
     asynchronous results: hence `Any`."""
@@ -58,28 +58,28 @@ def connect(url: str, connect_timeout_s: float = CONNECT_S, access: StoreAccess 
         # One for all connections: each would search the installed packages for the client's version, 1 ms.
         "driver_info": DriverInfo(),
     }
-    target = None if url.startswith("unix://") else target_of(url)
+    target = None if url.startswith("unix://") else parse_store_url(url)
     user: dict[str, Any] = {"username": access.username, "password": access.password}
     if target is None or target.kind is StoreKind.SERVER:
-        given: dict[str, Any] = {name: value for name, value in user.items() if value is not None}
-        return _secured(redis.Redis.from_url(url, **options, **given), TlsConnection, access)
+        credentials: dict[str, Any] = {name: value for name, value in user.items() if value is not None}
+        return _with_tls(redis.Redis.from_url(url, **options, **credentials), TlsConnection, access)
     user = {"username": target.username or access.username, "password": target.password or access.password}
     if target.kind is StoreKind.CLUSTER:
         return _cluster(target, options | user, access)
     sentinels = Sentinels(target.addresses, {**options, "password": access.sentinel_password}, access)
     client = sentinels.master_for(target.service, redis_class=SentinelConnection, db=target.database, **options, **user)
-    return _secured(client, TlsSentinelConnection, access)
+    return _with_tls(client, TlsSentinelConnection, access)
 
 
 def _cluster(target: StoreTarget, options: dict[str, Any], access: StoreAccess) -> Cluster:
     nodes = [ClusterNode(host, port) for host, port in target.addresses]
-    told: dict[str, Any] = {
+    cluster_options: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 2),  # before each it asks anew where slots lie
         "reinitialize_steps": 0,  # after so many redirections it would close all connections, those in use too
         # Notices of hosted servers: each connection would have to ask for them.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
-    cluster = Cluster(startup_nodes=nodes, ssl=access.tls is not None, **{**options, **told})
+    cluster = Cluster(startup_nodes=nodes, ssl=access.tls is not None, **{**options, **cluster_options})
     known = cluster.nodes_manager
     if access.tls is not None:
         secured: dict[str, Any] = {"connection_class": TlsConnection, "context": access.tls}
@@ -91,7 +91,7 @@ def _cluster(target: StoreTarget, options: dict[str, Any], access: StoreAccess) 
     return cluster
 
 
-def _secured(client: Any, connection: type[SSLConnection], access: StoreAccess) -> Any:
+def _with_tls(client: Any, connection: type[SSLConnection], access: StoreAccess) -> Any:
     """One context for all connections: redis-py would read the files for each, and trust whom the machine trusts
     besides."""
     if access.tls is not None:
@@ -128,34 +128,36 @@ class Sentinels(Sentinel):
     def __init__(self, addresses: Sequence[tuple[str, int]], options: dict[str, Any], access: StoreAccess) -> None:
         super().__init__([])  # type: ignore[no-untyped-call]
         asked = [SentinelClient(host=host, port=port, **options) for host, port in addresses]
-        self._all: list[SentinelClient] = [_secured(one, TlsConnection, access) for one in asked]
-        self.sentinels = [*self._all]
-        self._turn = asyncio.Lock()
+        self._clients: list[SentinelClient] = [_with_tls(client, TlsConnection, access) for client in asked]
+        self.sentinels = [*self._clients]
+        self._discovery_lock = asyncio.Lock()
 
     async def discover_master(self, service_name: str) -> Any:
-        async with self._turn:  # two at once would lose a sentinel as they change the order (redis-py 8.1)
+        async with self._discovery_lock:  # two at once would lose a sentinel as they change the order (redis-py 8.1)
             try:
                 return await super().discover_master(service_name)
             except MasterNotFoundError as error:
-                raise error from next((asked.failed for asked in self._all if asked.failed is not None), None)
+                raise error from next(
+                    (asked.last_error for asked in self._clients if asked.last_error is not None), None
+                )
             except asyncio.CancelledError:  # who asks has less time than a sentinel has to answer
                 self.sentinels.append(self.sentinels.pop(0))
                 raise
 
 
 class SentinelClient(redis.Redis):
-    """A sentinel that has `ASK_S` to answer. `failed`: why it did not, the last time."""
+    """A sentinel that has `SENTINEL_TIMEOUT_S` to answer. `last_error`: why it did not, the last time."""
 
-    failed: Exception | None = None
+    last_error: Exception | None = None
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        self.failed = None
+        self.last_error = None
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(SENTINEL_TIMEOUT_S):
                 return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except TimeoutError:
-            self.failed = RedisTimeoutError(f"nothing within {ASK_S:g} s")
-            raise self.failed from None
+            self.last_error = RedisTimeoutError(f"nothing within {SENTINEL_TIMEOUT_S:g} s")
+            raise self.last_error from None
         except RedisError as error:
-            self.failed = error
+            self.last_error = error
             raise

@@ -44,7 +44,7 @@ class Cluster(RedisCluster):
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
 
-    def doubt(self) -> None:
+    def refresh_topology(self) -> None:
         """A node did not answer in time: another one may have taken over. The next command asks where slots lie, which
         redis-py does by itself only for connections that fail."""
         self._initialize = True
@@ -97,10 +97,10 @@ class NodeTransaction(AsyncCoreCommands):
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
         results: list[Any] = [None] * len(self._commands)
         slots = [*self._slots]
-        for wanted in (slots[:-1], slots[-1:]):
-            for slot, said in zip(wanted, await self._run(wanted), strict=True):
-                for place, answer in zip(self._slots[slot], said, strict=True):
-                    results[place] = self._read(place, answer)
+        for batch in (slots[:-1], slots[-1:]):
+            for slot, replies in zip(batch, await self._run(batch), strict=True):
+                for position, answer in zip(self._slots[slot], replies, strict=True):
+                    results[position] = self._read(position, answer)
         failed = next((result for result in results if isinstance(result, Exception)), None)
         if raise_on_error and failed is not None:
             raise failed
@@ -108,35 +108,35 @@ class NodeTransaction(AsyncCoreCommands):
 
     async def _run(self, slots: list[int]) -> list[list[Any]]:
         if len(slots) == 1:  # redirections are followed
-            return [await self._client.eval(STEPS, 1, self._keys[slots[0]], *self._words(slots[0]))]
+            return [await self._client.eval(STEPS, 1, self._keys[slots[0]], *self._arguments(slots[0]))]
         async with self._client.pipeline(transaction=False) as pipe:
             for slot in slots:
-                pipe.eval(STEPS, 1, self._keys[slot], *self._words(slot))
+                pipe.eval(STEPS, 1, self._keys[slot], *self._arguments(slot))
             return list(await pipe.execute()) if slots else []
 
-    def _words(self, slot: int) -> list[Any]:
+    def _arguments(self, slot: int) -> list[Any]:
         words: list[Any] = []
-        for place in self._slots[slot]:
-            (name, *rest), _ = self._commands[place]
+        for position in self._slots[slot]:
+            (name, *rest), _ = self._commands[position]
             command = [*str(name).split(), *rest]
             words += [len(command), *command]
         return words
 
-    def _read(self, place: int, answer: Any) -> Any:
-        (name, *_), options = self._commands[place]
+    def _read(self, position: int, answer: Any) -> Any:
+        (name, *_), options = self._commands[position]
         if isinstance(answer, Exception) or name not in self._client.response_callbacks:
             return answer
         return self._client.response_callbacks[name](answer, **options)
 
 
-def names_of(client: Any) -> KeySpace:
+def key_space_of(client: Any) -> KeySpace:
     return CLUSTERED if isinstance(client, Cluster) else ONE_SERVER
 
 
-def doubt(client: Any) -> None:
+def refresh_topology(client: Any) -> None:
     """Something did not answer in time."""
     if isinstance(client, Cluster):
-        client.doubt()
+        client.refresh_topology()
 
 
 async def used_memory(client: Any) -> int:
@@ -149,18 +149,18 @@ async def used_memory(client: Any) -> int:
 
 
 @asynccontextmanager
-async def each_server(client: Any) -> AsyncIterator[dict[str, Any]]:
+async def primary_clients(client: Any) -> AsyncIterator[dict[str, Any]]:
     """A client of each server that takes writes, by its address; of one server under no name."""
     if not isinstance(client, Cluster):
         yield {"": client}
         return
     await client.initialize()
     async with AsyncExitStack() as stack:
-        yield {node.name: await stack.enter_async_context(_home(node)) for node in client.get_primaries()}
+        yield {node.name: await stack.enter_async_context(_connect_node(node)) for node in client.get_primaries()}
 
 
 @asynccontextmanager
-async def at_home(client: Any, key: str) -> AsyncIterator[Any]:
+async def client_for_key(client: Any, key: str) -> AsyncIterator[Any]:
     """A client of the one server that has `key`: for what has to go over one connection, or asks of the server."""
     if not isinstance(client, Cluster):
         yield client
@@ -168,10 +168,10 @@ async def at_home(client: Any, key: str) -> AsyncIterator[Any]:
     await client.exists(key)  # follows the key if it has moved
     node = client.get_node_from_key(key)
     assert node is not None
-    async with _home(node) as home:
-        yield home
+    async with _connect_node(node) as owner:
+        yield owner
 
 
-def _home(node: ClusterNode) -> redis.Redis:
+def _connect_node(node: ClusterNode) -> redis.Redis:
     pool = redis.ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
     return redis.Redis.from_pool(pool)

@@ -34,13 +34,13 @@ from gateway.errors import StoreUnavailable
 
 # Of commands that are not answered yet, together: a burst of lookups fits in several times over, and what piles up
 # within a time limit before a server that hangs stays small beside a gateway's memory.
-MOST_COMMANDS = 8_192
+MAX_PENDING_COMMANDS = 8_192
 
-MOST_BYTES = 64 * 2**20
+MAX_PENDING_BYTES = 64 * 2**20
 
-MOST_REPLY = 256 * 2**20  # of one reply: entries are limited to store.max_entry, others may have written anything
+MAX_REPLY_BYTES = 256 * 2**20  # of one reply: entries are limited to store.max_entry, others may have written anything
 
-UNREAD: Any = object()  # what the reader gives where no whole reply is there
+INCOMPLETE: Any = object()  # what the reader gives where no whole reply is there
 
 Word = str | bytes | int | float
 
@@ -48,48 +48,48 @@ Command = tuple[Word, ...] | bytes
 """Its words; or all of it, as it goes over the wire."""
 
 # Its annotation asks for a tuple of one.
-_packed: Callable[[tuple[Word, ...]], bytes] = cast("Any", hiredis.pack_command)
+_pack: Callable[[tuple[Word, ...]], bytes] = cast("Any", hiredis.pack_command)
 
 # Who waits for a reply; when it is due, on the loop's clock; bytes of the command.
-_Waiting = tuple["asyncio.Future[Any]", float, int]
+_PendingReply = tuple["asyncio.Future[Any]", float, int]
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """`patience_s`: for how long a server that owes a reply may say nothing. `demoted`: whether a reply says that this
+    """`read_timeout_s`: for how long a server that owes a reply may say nothing. `is_demotion`: whether a reply says that this
     server is not the one to ask; the connection ends with it, as it does with replies such as NOAUTH and LOADING.
-    `gone`: called once, when nothing can be asked here any more."""
+    `on_close`: called once, when nothing can be asked here any more."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        patience_s: float,
-        demoted: Callable[[Exception], bool],
-        gone: Callable[[PipelinedConnection], None],
+        read_timeout_s: float,
+        is_demotion: Callable[[Exception], bool],
+        on_close: Callable[[PipelinedConnection], None],
     ) -> None:
         self._loop = loop
-        self._patience_s = patience_s
-        self._demoted = demoted
-        self._gone = gone
+        self._read_timeout_s = read_timeout_s
+        self._is_demotion = is_demotion
+        self._on_close = on_close
         self._writer: asyncio.StreamWriter | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._reader = hiredis.Reader(
-            protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=UNREAD
+            protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=INCOMPLETE
         )
-        self._waiting: deque[_Waiting] = deque()
+        self._pending: deque[_PendingReply] = deque()
         self._bytes = 0  # of the commands that wait
         self._unsent: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0  # of the timer
-        self._silent_from = 0.0  # when anything came last, or was asked for while nothing was owed
+        self._timer_deadline = 0.0  # of the timer
+        self._idle_since = 0.0  # when anything came last, or was asked for while nothing was owed
         self._ended = False
-        self.lost = loop.create_future()  # done once the connection is closed
+        self.closed = loop.create_future()  # done once the connection is closed
 
     @property
-    def unanswered(self) -> int:
+    def pending_count(self) -> int:
         """Commands; those that nobody waits for any more included."""
-        return len(self._waiting)
+        return len(self._pending)
 
-    def began(self, writer: asyncio.StreamWriter) -> None:
+    def attach(self, writer: asyncio.StreamWriter) -> None:
         """The connection is there; from here on its transport is ours."""
         self._writer = writer  # at its own end it would close the transport
         self._transport = writer.transport
@@ -97,54 +97,54 @@ class PipelinedConnection(asyncio.Protocol):
         if self._ended:
             self._transport.abort()
         elif self._unsent:
-            self._send()
+            self._flush()
 
-    def ask(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
+    def send(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
         """The reply of a command; a `redis.exceptions.TimeoutError` after `timeout_s`. Whoever stops waiting leaves its
         place: the reply is dropped when it comes. Raises `StoreUnavailable` where too much waits."""
-        packed = command if isinstance(command, bytes) else _packed(command)
+        packed = command if isinstance(command, bytes) else _pack(command)
         size = len(packed)
-        if len(self._waiting) >= MOST_COMMANDS or self._bytes + size > MOST_BYTES:
-            raise StoreUnavailable(f"{len(self._waiting)} commands ({self._bytes} bytes) already wait for the store")
+        if len(self._pending) >= MAX_PENDING_COMMANDS or self._bytes + size > MAX_PENDING_BYTES:
+            raise StoreUnavailable(f"{len(self._pending)} commands ({self._bytes} bytes) already wait for the store")
         future: asyncio.Future[Any] = self._loop.create_future()
         now = self._loop.time()
-        due = now + timeout_s
-        if not self._waiting:
-            self._silent_from = now
-        self._waiting.append((future, due, size))
+        deadline = now + timeout_s
+        if not self._pending:
+            self._idle_since = now
+        self._pending.append((future, deadline, size))
         self._bytes += size
         if not self._unsent and self._transport is not None:
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self._flush)
         self._unsent.append(packed)
-        if self._timer is None or due < self._due:
-            self._set_timer(due)
+        if self._timer is None or deadline < self._timer_deadline:
+            self._set_timer(deadline)
         return future
 
     def data_received(self, data: bytes) -> None:
-        self._silent_from = self._loop.time()
-        reader, waiting = self._reader, self._waiting
+        self._idle_since = self._loop.time()
+        reader, pending = self._reader, self._pending
         try:
             reader.feed(data)
-            while (reply := reader.gets()) is not UNREAD:
-                if not waiting:
+            while (reply := reader.gets()) is not INCOMPLETE:
+                if not pending:
                     return self.end(RedisConnectionError("a reply to nothing that was asked"))
-                future, _, size = waiting.popleft()
+                future, _, size = pending.popleft()
                 self._bytes -= size
                 if isinstance(reply, Exception):
-                    if not self._refuse(future, reply):
+                    if not self._fail(future, reply):
                         return None
                 elif not future.done():
                     future.set_result(reply)
         except InvalidResponse as error:
             return self.end(error)
-        if reader.len() > MOST_REPLY:
-            self.end(InvalidResponse(f"a reply of more than {MOST_REPLY} bytes"))
+        if reader.len() > MAX_REPLY_BYTES:
+            self.end(InvalidResponse(f"a reply of more than {MAX_REPLY_BYTES} bytes"))
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(RedisConnectionError("the server closed the connection" if exc is None else str(exc)))
-        if not self.lost.done():
-            self.lost.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def end(self, error: Exception) -> None:
         """Whoever waits gets `error`, and the connection is closed. As often as you like."""
@@ -156,52 +156,52 @@ class PipelinedConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         else:
-            self.lost.set_result(None)
+            self.closed.set_result(None)
         self._unsent.clear()
-        for future, _, _ in self._waiting:
+        for future, _, _ in self._pending:
             if not future.done():
                 future.set_exception(error)
-        self._waiting.clear()
-        self._gone(self)
+        self._pending.clear()
+        self._on_close(self)
 
-    def _send(self) -> None:
+    def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None:
             self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
-    def _refuse(self, future: asyncio.Future[Any], error: Exception) -> bool:
+    def _fail(self, future: asyncio.Future[Any], error: Exception) -> bool:
         """-> whether the connection lasts."""
         if not future.done():
             future.set_exception(error)
-        if isinstance(error, RedisConnectionError) or self._demoted(error):
+        if isinstance(error, RedisConnectionError) or self._is_demotion(error):
             self.end(RedisConnectionError(f"the server cannot be asked: {error}"))
             return False
         return True
 
-    def _set_timer(self, due: float) -> None:
+    def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._due = due
-        self._timer = self._loop.call_at(due, self._sweep)
+        self._timer_deadline = deadline
+        self._timer = self._loop.call_at(deadline, self._expire_pending)
 
-    def _sweep(self) -> None:
-        """Who has waited long enough is told so. A connection on which nothing has come for `patience_s` is given up:
+    def _expire_pending(self) -> None:
+        """Who has waited long enough is told so. A connection on which nothing has come for `read_timeout_s` is given up:
         what is at its other end may not be there any more. Not sooner: others may wait longer than who asks all the
         time."""
         self._timer = None
-        now, late, coming = self._loop.time(), False, float("inf")
-        for future, due, _ in self._waiting:
+        now, late, next_deadline = self._loop.time(), False, float("inf")
+        for future, deadline, _ in self._pending:
             if future.done():
                 continue
-            if due <= now:
+            if deadline <= now:
                 late = True
                 future.set_exception(RedisTimeoutError("no reply in time"))
             else:
-                coming = min(coming, due)
-        if late and now >= self._silent_from + self._patience_s and self._transport is not None:
+                next_deadline = min(next_deadline, deadline)
+        if late and now >= self._idle_since + self._read_timeout_s and self._transport is not None:
             self.end(RedisConnectionError("no reply in time to what was asked before"))
-        elif coming < float("inf"):
-            self._set_timer(coming)
+        elif next_deadline < float("inf"):
+            self._set_timer(next_deadline)
 
 
 # The connection that all commands of a request share: opened when the first one asks, and anew once it was lost.
@@ -211,10 +211,10 @@ class PipelinedConnection(asyncio.Protocol):
 CLOSE_S = 0.5  # for what is still to be answered when the gateway ends
 
 # A server that takes connections and does not answer: redis-py bounds the first part alone.
-SIGN_IN = 2.0  # times the limit of connecting
+HANDSHAKE_TIMEOUT_FACTOR = 2.0  # times the limit of connecting
 
 # The older protocol has no messages that nobody asked for.
-PLAINLY = {
+RESP2_OPTIONS = {
     "protocol": 2,
     "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     "maint_notifications_pool_handler": None,
@@ -222,23 +222,23 @@ PLAINLY = {
 
 
 class ReconnectingConnection:
-    """`client`: redis-py's, of one server or of those that sentinels watch over. `patience_s`: as of `PipelinedConnection`."""
+    """`client`: redis-py's, of one server or of those that sentinels watch over. `read_timeout_s`: as of `PipelinedConnection`."""
 
-    def __init__(self, client: redis.Redis, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, client: redis.Redis, read_timeout_s: float) -> None:
+        self._read_timeout_s = read_timeout_s
         self._pool: Any = client.connection_pool
         self._exchange: PipelinedConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
         # The one that sentinels named is another one's replica by now: the next connection asks them again.
-        watched = isinstance(self._pool, SentinelConnectionPool)
-        self._demoted = _read_only if watched else _never
+        has_sentinels = isinstance(self._pool, SentinelConnectionPool)
+        self._is_demotion = _is_read_only if has_sentinels else _never_demotes
 
-    def ask(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
+    def send(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
         """As `PipelinedConnection.ask`, within `timeout_s`."""
         loop = asyncio.get_running_loop()
-        exchange = self._exchange if self._exchange is not None else self._opened(loop)
-        return exchange.ask(command, timeout_s)
+        exchange = self._exchange if self._exchange is not None else self._open_connection(loop)
+        return exchange.send(command, timeout_s)
 
     async def close(self) -> None:
         """What was asked is answered first, if that takes no longer than `CLOSE_S`."""
@@ -246,30 +246,30 @@ class ReconnectingConnection:
         exchange = self._exchange
         if exchange is None:
             return
-        if exchange.unanswered:
+        if exchange.pending_count:
             with suppress(RedisError):
-                await self.ask(("PING",), CLOSE_S)  # replies come in order
+                await self.send(("PING",), CLOSE_S)  # replies come in order
         exchange.end(RedisConnectionError("the gateway ends"))
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        await asyncio.wait([exchange.lost], timeout=CLOSE_S)
+        await asyncio.wait([exchange.closed], timeout=CLOSE_S)
 
-    def _opened(self, loop: asyncio.AbstractEventLoop) -> PipelinedConnection:
+    def _open_connection(self, loop: asyncio.AbstractEventLoop) -> PipelinedConnection:
         if self._closed:
             raise RedisConnectionError("the gateway ends")
-        exchange = self._exchange = PipelinedConnection(loop, self._patience_s, self._demoted, self._gone)
-        self._opening = loop.create_task(self._open(exchange))
+        exchange = self._exchange = PipelinedConnection(loop, self._read_timeout_s, self._is_demotion, self._on_close)
+        self._opening = loop.create_task(self._connect(exchange))
         return exchange
 
-    def _gone(self, exchange: PipelinedConnection) -> None:
+    def _on_close(self, exchange: PipelinedConnection) -> None:
         if self._exchange is exchange:
             self._exchange = None
 
-    async def _open(self, exchange: PipelinedConnection) -> None:
-        connection = self._pool.connection_class(**{**self._pool.connection_kwargs, **PLAINLY})
+    async def _connect(self, exchange: PipelinedConnection) -> None:
+        connection = self._pool.connection_class(**{**self._pool.connection_kwargs, **RESP2_OPTIONS})
         try:
-            async with asyncio.timeout(SIGN_IN * connection.socket_connect_timeout):
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_FACTOR * connection.socket_connect_timeout):
                 await connection.connect()
         except (RedisError, OSError, TimeoutError) as error:
             await connection.disconnect(nowait=True)
@@ -281,14 +281,14 @@ class ReconnectingConnection:
             # There is no public way to be given the streams (redis-py 8.1): tests/adapters/test_redis_line.py holds
             # that this one leads to them.
             writer, connection._writer, connection._reader = connection._writer, None, None
-            exchange.began(writer)
+            exchange.attach(writer)
         finally:
             self._opening = None
 
 
-def _read_only(error: Exception) -> bool:
+def _is_read_only(error: Exception) -> bool:
     return isinstance(error, ReadOnlyError)
 
 
-def _never(_: Exception) -> bool:
+def _never_demotes(_: Exception) -> bool:
     return False

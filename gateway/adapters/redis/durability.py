@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError
 
-from gateway.adapters.redis.cluster import at_home, names_of
+from gateway.adapters.redis.cluster import client_for_key, key_space_of
 from gateway.errors import StoreUnavailable
 
 # What of a write is known to outlive the server: that it is on its disk, and that its replicas have it.
@@ -28,13 +28,13 @@ REPLICAS_MS = 1_000
 async def replicas_of(client: Any) -> int:
     """How many follow now; one that is still copied to is not one that may take over. 0 where the user may not ask."""
     try:
-        said = await client.info("replication")
+        info = await client.info("replication")
     except NoPermissionError:
         return 0
-    return sum(isinstance(value, dict) and value.get("state") == "online" for value in said.values())
+    return sum(isinstance(value, dict) and value.get("state") == "online" for value in info.values())
 
 
-def ask_durable(pipe: Any, replicas: int) -> None:
+def request_durability(pipe: Any, replicas: int) -> None:
     """To come after what was written, in one pipeline. Of all replicas: any of them may be the next primary."""
     pipe.execute_command("WAITAOF", 1, 0, DISK_MS)
     if replicas:
@@ -42,7 +42,7 @@ def ask_durable(pipe: Any, replicas: int) -> None:
 
 
 def is_durable(answers: Sequence[Any], replicas: int) -> bool:
-    """Of what `ask_durable` asked: on the disk, and on every replica. Servers before 7.2, or without an append-only
+    """Of what `request_durability` asked: on the disk, and on every replica. Servers before 7.2, or without an append-only
     file, refuse the first question: then it is not known."""
     waited = answers[0]
     on_disk = isinstance(waited, list) and bool(waited) and int(waited[0]) >= 1
@@ -56,34 +56,34 @@ def is_durable(answers: Sequence[Any], replicas: int) -> bool:
 
 CHECK_EVERY_S = 10.0  # an operator may change it while the server runs
 
-WANTED = {b"appendonly": b"yes", b"appendfsync": b"always"}
+REQUIRED_SETTINGS = {b"appendonly": b"yes", b"appendfsync": b"always"}
 
 
 class WriteThrough:
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._jobs = names_of(client).key("jobs:")  # the server that this is about
-        self._known = float("-inf")
+        self._jobs = key_space_of(client).key("jobs:")  # the server that this is about
+        self._checked_at = float("-inf")
 
-    async def synced(self) -> None:
+    async def ensure_synced(self) -> None:
         """Returns if what the server has acknowledged is on its disk. Raises `StoreUnavailable`."""
-        if time.monotonic() - self._known < CHECK_EVERY_S:
+        if time.monotonic() - self._checked_at < CHECK_EVERY_S:
             return
         try:
-            async with at_home(self._client, self._jobs) as home:
-                told = await home.execute_command("CONFIG", "GET", "append*")
+            async with client_for_key(self._client, self._jobs) as owner:
+                reply = await owner.execute_command("CONFIG", "GET", "append*")
         except (RedisError, OSError) as error:
             raise StoreUnavailable(
                 f"the store does not say whether it writes through: {type(error).__name__}"
             ) from None
-        pairs = told.items() if isinstance(told, dict) else zip(told[::2], told[1::2], strict=True)
-        found = {_bytes(name): _bytes(value) for name, value in pairs}
-        if any(found.get(name) != value for name, value in WANTED.items()):
+        pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
+        settings = {_bytes(name): _bytes(value) for name, value in pairs}
+        if any(settings.get(name) != value for name, value in REQUIRED_SETTINGS.items()):
             raise StoreUnavailable(
                 "jobs.fsync is on, and the store's server does not write through: expected appendonly yes and "
                 "appendfsync always there"
             )
-        self._known = time.monotonic()
+        self._checked_at = time.monotonic()
 
 
 def _bytes(value: object) -> bytes:

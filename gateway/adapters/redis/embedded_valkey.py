@@ -17,17 +17,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
-from gateway.adapters.system.child_process import POLL_S, ChildFailed, ChildProcess, exit_said
-from gateway.tasks import Backoff, begun, cancelled
+from gateway.adapters.system.child_process import POLL_S, ChildFailed, ChildProcess, exit_text
+from gateway.tasks import Backoff, cancelled, start_task
 
 # The embedded store: a real Valkey server as a child of the gateway, on a unix socket, with an append-only file.
 LOG = logging.getLogger("nearhit")
 
 START_TIMEOUT_S = 30.0  # in which it answers, or has read more of its file
 
-LINGER_S = 15.0  # the store of a gateway that was killed writes its file to the end before it goes
+LOCK_TIMEOUT_S = 15.0  # the store of a gateway that was killed writes its file to the end before it goes
 
-ANSWER_S = 1.0  # between two steps of its reading it looks who asks
+QUERY_TIMEOUT_S = 1.0  # between two steps of its reading it looks who asks
 
 SOCKET_PATH_MAX = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
@@ -56,7 +56,7 @@ class EmbeddedValkey:
         """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room. `fsync`: what is
         written is on the disk before it is acknowledged, instead of within a second or two."""
         folder = _folder(data_dir)
-        with await _claimed(folder) as claim:
+        with await _acquire_lock(folder) as claim:
             path = socket_path(folder)
             path.unlink(missing_ok=True)  # of a server that was killed
             child = await ChildProcess.start(
@@ -81,10 +81,10 @@ class EmbeddedValkey:
                 pass_fds=(claim.fileno(),),
             )
         try:
-            await until_read(child, LogLineReader(path), START_TIMEOUT_S)
+            await wait_until_loaded(child, LogLineReader(path), START_TIMEOUT_S)
         except BaseException:
             await child.stop()
-            _tidy(child, path)
+            _remove_socket(child, path)
             raise
         return cls(child, path)
 
@@ -102,7 +102,7 @@ class EmbeddedValkey:
 
     async def stop(self) -> None:
         await self._child.stop(grace_s=10.0)
-        _tidy(self._child, self._path)
+        _remove_socket(self._child, self._path)
 
 
 def _folder(data_dir: Path) -> Path:
@@ -111,18 +111,18 @@ def _folder(data_dir: Path) -> Path:
     return folder
 
 
-def _tidy(child: ChildProcess, path: Path) -> None:
+def _remove_socket(child: ChildProcess, path: Path) -> None:
     """The folder that `socket_path` may have made goes with the server, unless another one has come to use it."""
     folder = child.log.parent
     if path.parent == folder:
         return
     with suppress(OSError), (folder / "lock").open("wb") as lock:
-        if _locked(lock):
+        if _try_lock(lock):
             path.unlink(missing_ok=True)
             path.parent.rmdir()
 
 
-async def _claimed(folder: Path) -> BinaryIO:
+async def _acquire_lock(folder: Path) -> BinaryIO:
     """A lock that the server inherits and holds for as long as it lives.
 
     That of a killed gateway may live a moment longer than it: two would write one file, and the old one on its way out
@@ -130,9 +130,9 @@ async def _claimed(folder: Path) -> BinaryIO:
     """
     lock = (folder / "lock").open("wb")
     try:
-        async with asyncio.timeout(LINGER_S):
+        async with asyncio.timeout(LOCK_TIMEOUT_S):
             while True:
-                if _locked(lock):
+                if _try_lock(lock):
                     return lock
                 await asyncio.sleep(POLL_S)
     except BaseException as error:
@@ -142,7 +142,7 @@ async def _claimed(folder: Path) -> BinaryIO:
         raise
 
 
-def _locked(lock: BinaryIO) -> bool:
+def _try_lock(lock: BinaryIO) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -169,24 +169,24 @@ class LogLineReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = 0
+        self._loaded_bytes = 0
 
     async def over(self) -> bool:
         """Whether it answers. Raises `OSError` while nobody listens."""
-        return (await self._said(b"PING\r\n", 16)).startswith(b"+PONG")
+        return (await self._query(b"PING\r\n", 16)).startswith(b"+PONG")
 
-    async def goes_on(self) -> bool:
+    async def is_progressing(self) -> bool:
         """Whether it is done, or more of the file was read since the last time; the log then has how much."""
         try:
-            told = await self._said(b"INFO persistence\r\n", 8192)
+            told = await self._query(b"INFO persistence\r\n", 8192)
         except OSError:
             return False
         if b"\r\nloading:0" in told:
             return True
         fields = dict(re.findall(rb"(loading_\w+):([\d.]+)", told))
-        read, before = int(fields.get(b"loading_loaded_bytes", 0)), self._seen
-        self._seen = max(read, before)
-        if read <= before:
+        read, previous = int(fields.get(b"loading_loaded_bytes", 0)), self._loaded_bytes
+        self._loaded_bytes = max(read, previous)
+        if read <= previous:
             return False
         LOG.info(
             "the embedded store reads its file",
@@ -194,10 +194,10 @@ class LogLineReader:
         )
         return True
 
-    async def _said(self, command: bytes, size: int) -> bytes:
+    async def _query(self, command: bytes, size: int) -> bytes:
         """Over the bare socket: any client would wait for an answer that is not -LOADING."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._path)
                 try:
                     writer.write(command)
@@ -208,13 +208,13 @@ class LogLineReader:
             return b""
 
 
-async def until_read(child: ChildProcess, reading: LogLineReader, timeout_s: float) -> None:
+async def wait_until_loaded(child: ChildProcess, log_reader: LogLineReader, timeout_s: float) -> None:
     """As `ChildProcess.wait_ready`, and as long as it reads on."""
     while True:
         try:
-            await child.wait_ready(reading.over, timeout_s)
+            await child.wait_ready(log_reader.over, timeout_s)
         except ChildFailed:
-            if child.returncode is not None or not await reading.goes_on():
+            if child.returncode is not None or not await log_reader.is_progressing():
                 raise
         else:
             return
@@ -236,8 +236,8 @@ class ValkeySupervisor:
         self._server = server
         self._launch = launch
         self.url = server.url
-        self.told: Callable[[], None] = _nobody
-        self._keeping = begun(self._keep())
+        self.told: Callable[[], None] = _ignore
+        self._supervision = start_task(self._supervise())
 
     @classmethod
     async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> ValkeySupervisor:
@@ -252,30 +252,30 @@ class ValkeySupervisor:
 
     async def stop(self) -> None:
         """Also one that is just being started."""
-        self._keeping.cancel()
-        await asyncio.wait({self._keeping}, timeout=STOP_S)
-        await cancelled(self._keeping)
+        self._supervision.cancel()
+        await asyncio.wait({self._supervision}, timeout=STOP_S)
+        await cancelled(self._supervision)
         await self._server.stop()
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S)
         while True:
             since = time.monotonic()
             code = await self._server.wait()
             ended = time.monotonic()
-            pause_s = pauses.after(ended - since)
-            fields = {"pid": self.pid, "ended_with": exit_said(code), "log": str(_set_aside(self._server.log))}
+            pause_s = pauses.next_delay(ended - since)
+            fields = {"pid": self.pid, "ended_with": exit_text(code), "log": str(_archive_log(self._server.log))}
             LOG.error(
                 "the embedded store has ended by itself: until it is back, what is not in memory is a miss",
                 extra={"fields": {**fields, "again_in_s": pause_s}},
             )
-            while not await self._again(pause_s):
-                pause_s = pauses.after(0.0)
+            while not await self._restart(pause_s):
+                pause_s = pauses.next_delay(0.0)
             away_s = round(time.monotonic() - ended, 3)
             LOG.warning("the embedded store is back", extra={"fields": {"pid": self.pid, "away_s": away_s}})
             self.told()
 
-    async def _again(self, pause_s: float) -> bool:
+    async def _restart(self, pause_s: float) -> bool:
         """What a machine has too little of now it may have later."""
         await asyncio.sleep(pause_s)
         try:
@@ -286,11 +286,11 @@ class ValkeySupervisor:
         return True
 
 
-def _nobody() -> None:
+def _ignore() -> None:
     """Who is told while nobody has asked to be."""
 
 
-def _set_aside(log: Path) -> Path:
+def _archive_log(log: Path) -> Path:
     """The next one makes its log anew."""
     ended = log.with_name("valkey.ended.log")
     try:

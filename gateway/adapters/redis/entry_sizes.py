@@ -35,14 +35,14 @@ class RedisEntrySizes:
 
     async def weights(self) -> AsyncIterator[Sequence[EntrySize]]:
         async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
-            yield await self._weighed({name.decode(): expires for name, expires in members})
+            yield await self._sizes_of({name.decode(): expires for name, expires in members})
 
-    async def _weighed(self, members: Mapping[str, float]) -> Sequence[EntrySize]:
-        groups = self._store.names.grouped(members)
+    async def _sizes_of(self, members: Mapping[str, float]) -> Sequence[EntrySize]:
+        groups = self._store.names.group_by_list(members)
         weighed = await self._store.execute(partial(self._weigh, groups), TIMEOUT_S)
         now, weights = self._clock.wall(), list[EntrySize]()
-        for names, found in zip(groups.values(), weighed, strict=True):
-            for name, size, worth in zip(names, found[::2], found[1::2], strict=True):
+        for names, reply in zip(groups.values(), weighed, strict=True):
+            for name, size, worth in zip(names, reply[::2], reply[1::2], strict=True):
                 weights.append(EntrySize(name, int(size), float(worth or 1e-6), members[name] <= now))
         return weights
 

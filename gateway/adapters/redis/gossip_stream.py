@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.adapters.redis.change_log import MOST_SPOKEN, SPOKEN, ChangeLogReader
+from gateway.adapters.redis.change_log import GOSSIP_KEY, MAX_GOSSIP_ENTRIES, ChangeLogReader
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
@@ -25,7 +25,7 @@ class GossipStream(ChangeLogReader):
     """Implements `GossipLog`."""
 
     def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
-        super().__init__(client, SPOKEN)
+        super().__init__(client, GOSSIP_KEY)
         self._store = store
         self._gateway = gateway
 
@@ -33,10 +33,10 @@ class GossipStream(ChangeLogReader):
         async def write(client: Any) -> bytes:
             async with client.pipeline(transaction=False) as pipe:
                 for value in values:
-                    fields = {"by": self._gateway, ChangeKind.SAID.value: value}
-                    pipe.xadd(SPOKEN, fields, maxlen=MOST_SPOKEN, approximate=True)
-                said: list[bytes] = await pipe.execute()
-            return said[-1]
+                    fields = {"by": self._gateway, ChangeKind.GOSSIP.value: value}
+                    pipe.xadd(GOSSIP_KEY, fields, maxlen=MAX_GOSSIP_ENTRIES, approximate=True)
+                ids: list[bytes] = await pipe.execute()
+            return ids[-1]
 
         return (await self._store.execute(write, TIMEOUT_S)).decode()
 
@@ -61,10 +61,10 @@ class ReplyQueue:
         """On a connection of its own: it takes none of the places of requests."""
         try:
             async with asyncio.timeout(seconds + TIMEOUT_S):
-                found = await self._client.blpop(_key(name), timeout=seconds)
+                popped = await self._client.blpop(_key(name), timeout=seconds)
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"the store failed: {type(error).__name__}") from None
-        return None if found is None else bytes(found[1])
+        return None if popped is None else bytes(popped[1])
 
 
 def _key(name: str) -> str:

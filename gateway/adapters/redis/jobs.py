@@ -52,21 +52,21 @@ class RedisJobs:
 
     async def accept(self, job: Job, bounds: Bounds, key: str, digest: str) -> tuple[Admittance, str]:
         if self._sync is not None:
-            await self._sync.synced()
+            await self._sync.ensure_synced()
         record = encode_job(job)
         # Of two tenants, or of one that chooses its keys cleverly, none must meet: hashed with the tenant before it.
-        named = hashlib.sha256(f"{job.tenant}\n{key}".encode()).hexdigest() if key else ""
-        head = [job.id, record, job.tenant, int(job.priority), len(record) + OVERHEAD, job.webhook, named, digest]
+        key_digest = hashlib.sha256(f"{job.tenant}\n{key}".encode()).hexdigest() if key else ""
+        head = [job.id, record, job.tenant, int(job.priority), len(record) + OVERHEAD, job.webhook, key_digest, digest]
         limits = [bounds.max_queued, bounds.max_queued_per_tenant, bounds.max_bytes]
-        said, identity = await self._run("ACCEPT", *head, _ms(bounds.keep_key_s), *limits)
-        return Admittance(said.decode()), identity.decode()
+        admittance, identity = await self._run("ACCEPT", *head, _ms(bounds.keep_key_s), *limits)
+        return Admittance(admittance.decode()), identity.decode()
 
     async def claim(
         self, worker: str, most: int, *, visibility_s: float, attempts: int, dead_s: float, lost: bool = True
     ) -> list[ClaimedJob]:
-        found = await self._run("CLAIM", worker, most, _ms(visibility_s), attempts, _ms(dead_s), "1" if lost else "0")
+        records = await self._run("CLAIM", worker, most, _ms(visibility_s), attempts, _ms(dead_s), "1" if lost else "0")
         claimed = []
-        for record, token, attempt, age in zip(*(found[i::4] for i in range(4)), strict=True):
+        for record, token, attempt, age in zip(*(records[i::4] for i in range(4)), strict=True):
             try:
                 claimed.append(ClaimedJob(decode_job(record), int(token), int(attempt), int(age) / 1000))
             except RecordUnreadable:
@@ -82,11 +82,11 @@ class RedisJobs:
         tail = [result, conclusion.error, _ms(conclusion.keep_s), int(conclusion.dead)]
         return bool(await self._run("CONCLUDE", job, token, conclusion.status.value, *tail))
 
-    async def put_back(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
+    async def requeue(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
         return bool(await self._run("PUT_BACK", job, token, _ms(delay_s), int(counted), error))
 
-    async def standing(self, job: str) -> JobState | None:
-        return _standing(job, await self._row(job))
+    async def job_state(self, job: str) -> JobState | None:
+        return _parse_state(job, await self._row(job))
 
     async def status(self, job: str, tenant: str) -> JobStatus | None:
         row = await self._store.execute(lambda client: client.hmget(self._job(job), "tenant", "status"), TIMEOUT_S)
@@ -95,22 +95,22 @@ class RedisJobs:
     async def cancel(self, job: str, tenant: str, keep_s: float) -> JobState | None:
         if not await self._run("CANCEL", job, tenant, _ms(keep_s)):
             return None
-        return await self.standing(job)
+        return await self.job_state(job)
 
     async def due_webhooks(self, most: int, hold_s: float) -> list[Delivery]:
-        found = await self._run("DUE_WEBHOOKS", most, _ms(hold_s))
+        records = await self._run("DUE_WEBHOOKS", most, _ms(hold_s))
         due = []
-        for name, attempt in zip(found[::2], found[1::2], strict=True):
+        for name, attempt in zip(records[::2], records[1::2], strict=True):
             job = name.decode()
             row = await self._row(job)
-            standing = _standing(job, row)
-            if standing is not None:
+            job_state = _parse_state(job, row)
+            if job_state is not None:
                 url = (row[FIELDS.index("webhook")] or b"").decode()
-                due.append(Delivery(job, url, int(attempt), standing))
+                due.append(Delivery(job, url, int(attempt), job_state))
         return due
 
-    async def webhook_told(self, job: str, outcome: str, again_s: float | None) -> None:
-        await self._run("WEBHOOK_TOLD", job, outcome, "" if again_s is None else _ms(again_s))
+    async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
+        await self._run("WEBHOOK_TOLD", job, outcome, "" if retry_s is None else _ms(retry_s))
 
     async def counts(self) -> Counts:
         queued, running, dead, size, webhooks, oldest_ms = map(int, await self._run("COUNTS"))
@@ -125,8 +125,8 @@ class RedisJobs:
                 return list(zip(names, await pipe.execute(), strict=True)) if names else []
 
         rows = await self._store.execute(read, TIMEOUT_S)
-        found = [_standing(name.decode(), [*row, None]) for name, row in rows]
-        return [standing for standing in found if standing is not None]
+        records = [_parse_state(name.decode(), [*row, None]) for name, row in rows]
+        return [job_state for job_state in records if job_state is not None]
 
     async def retry(self, job: str) -> bool:
         return bool(await self._run("RAISE", job, 1))
@@ -152,7 +152,7 @@ def _ms(seconds: float) -> int:
     return round(1000 * seconds)
 
 
-def _standing(identity: str, row: Sequence[bytes | None]) -> JobState | None:
+def _parse_state(identity: str, row: Sequence[bytes | None]) -> JobState | None:
     fields: Mapping[str, bytes | None] = dict(zip(FIELDS, row, strict=True))
     tenant, status = fields["tenant"], fields["status"]
     if tenant is None or status is None:

@@ -18,7 +18,7 @@ PREFIX = "nearhit:1:"
 BUCKETS = 256
 WIDTH = REDIS_CLUSTER_HASH_SLOTS // BUCKETS
 # What is changed together lies together: files with the batches that read them, places with who holds them.
-TOGETHER = {"files": "batches", "gateways": "quota"}
+SHARED_TAGS = {"files": "batches", "gateways": "quota"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,53 +32,53 @@ class KeySpace:
         if not self.tags:
             return PREFIX + name
         subject = name.partition(":")[0]
-        return f"{PREFIX}{{{TOGETHER.get(subject, subject)}}}:{name}"
+        return f"{PREFIX}{{{SHARED_TAGS.get(subject, subject)}}}:{name}"
 
     def entry(self, fingerprint: str) -> str:
-        return f"{self._part(fingerprint)}entry:{fingerprint}"
+        return f"{self._prefix(fingerprint)}entry:{fingerprint}"
 
     def lease(self, fingerprint: str) -> str:
-        return f"{self._part(fingerprint)}lease:{fingerprint}"
+        return f"{self._prefix(fingerprint)}lease:{fingerprint}"
 
-    def of_put(self, fingerprint: str) -> tuple[str, str, str]:
+    def put_keys(self, fingerprint: str) -> tuple[str, str, str]:
         """Of the entry, of its lease and of the list of all: what a put touches."""
-        part = self._part(fingerprint)
+        part = self._prefix(fingerprint)
         return f"{part}entry:{fingerprint}", f"{part}lease:{fingerprint}", part + "entries"
 
     def counter(self, fingerprint: str) -> str:
         """Of leases."""
-        return self._part(fingerprint) + "leases"
+        return self._prefix(fingerprint) + "leases"
 
-    def list_of(self, fingerprint: str) -> str:
+    def list_key(self, fingerprint: str) -> str:
         """That lists the entry, by its expiry."""
-        return self._part(fingerprint) + "entries"
+        return self._prefix(fingerprint) + "entries"
 
     @property
-    def lists(self) -> Sequence[str]:
+    def list_keys(self) -> Sequence[str]:
         return [f"{PREFIX}{{{tag}}}:entries" for tag in self.tags] or [PREFIX + "entries"]
 
-    def grouped(self, fingerprints: Iterable[str]) -> dict[str, list[str]]:
+    def group_by_list(self, fingerprints: Iterable[str]) -> dict[str, list[str]]:
         """Those of one list each, by its key: they may be touched in one step."""
         groups: dict[str, list[str]] = {}
         for fingerprint in fingerprints:
-            groups.setdefault(self.list_of(fingerprint), []).append(fingerprint)
+            groups.setdefault(self.list_key(fingerprint), []).append(fingerprint)
         return groups
 
-    def _part(self, fingerprint: str) -> str:
+    def _prefix(self, fingerprint: str) -> str:
         if not self.tags:
             return PREFIX
         return f"{PREFIX}{{{self.tags[key_slot(fingerprint.encode()) // WIDTH]}}}:"
 
 
-def spread() -> tuple[str, ...]:
+def bucket_tags() -> tuple[str, ...]:
     """For each bucket the first number whose slot lies in the bucket's range: the same in every gateway."""
-    found: dict[int, str] = {}
+    tags_by_bucket: dict[int, str] = {}
     for number in count():
-        found.setdefault(key_slot(str(number).encode()) // WIDTH, str(number))
-        if len(found) == BUCKETS:
-            return tuple(found[bucket] for bucket in range(BUCKETS))
+        tags_by_bucket.setdefault(key_slot(str(number).encode()) // WIDTH, str(number))
+        if len(tags_by_bucket) == BUCKETS:
+            return tuple(tags_by_bucket[bucket] for bucket in range(BUCKETS))
     raise AssertionError
 
 
 ONE_SERVER = KeySpace()
-CLUSTERED = KeySpace(spread())
+CLUSTERED = KeySpace(bucket_tags())

@@ -60,14 +60,14 @@ class RedisLeases:
 
     async def renew(self, held: Mapping[str, int]) -> list[str]:
         lost: list[str] = []
-        for names in self._store.names.grouped(held).values():
+        for names in self._store.names.group_by_list(held).values():
             keys, arguments = self._keys(names), [self._ttl_ms, *(held[name] for name in names)]
             gone = await self._store.run(RENEW, keys, arguments, self._timeout_s)
             lost += [names[int(at) - 1] for at in gone]
         return lost
 
     async def release(self, held: Mapping[str, int]) -> None:
-        for names in self._store.names.grouped(held).values():
+        for names in self._store.names.group_by_list(held).values():
             keys, tokens = self._keys(names), [held[name] for name in names]
             await self._store.run(RELEASE, keys, tokens, self._timeout_s)
 

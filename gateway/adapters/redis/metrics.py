@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 
-from gateway.adapters.redis.cluster import names_of
+from gateway.adapters.redis.cluster import key_space_of
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import RedisStore
 from gateway.ports import Slot
@@ -20,7 +20,7 @@ MAX_GATEWAYS = 256  # read at once: others may have written anything
 
 # In one step, by the store's clock: who has said nothing for so long is gone, and is forgotten by whoever speaks next.
 # KEYS: figures, when each spoke; ARGV: name, figures, seconds.
-SAY = """
+PUBLISH = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], now, ARGV[1])
@@ -39,12 +39,12 @@ class MetricsSnapshots:
     def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
         self._store = store
         self._gateway = gateway
-        names = names_of(client)
+        names = key_space_of(client)
         self._keys = names.key("figures"), names.key("figures:spoken")
 
-    async def say(self, figures: bytes, keep_s: int) -> None:
+    async def publish(self, figures: bytes, keep_s: int) -> None:
         async def write(client: Any) -> None:
-            await client.eval(SAY, 2, *self._keys, self._gateway, figures, keep_s)
+            await client.eval(PUBLISH, 2, *self._keys, self._gateway, figures, keep_s)
 
         await self._store.execute(write, TIMEOUT_S)
 

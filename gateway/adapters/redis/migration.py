@@ -30,7 +30,7 @@ if ARGV[5] then redis.call(unpack(ARGV, 5)) end
 return 1
 """
 # KEYS: entries; ARGV: the embedder in use. Where somebody went back to the former one, that is what stays.
-TIDY = """
+DROP_FORMER = """
 for _, key in ipairs(KEYS) do
   local former = redis.call('HGET', key, 'former_embedder')
   if former then
@@ -54,9 +54,9 @@ class RedisMigration:
     async def foreign(self) -> AsyncIterator[Sequence[str]]:
         async for names in self._pages():
             made_by = await self._store.execute(partial(self._embedders, names), TIMEOUT_S) if names else []
-            yield [name for name, by in zip(names, made_by, strict=True) if self._lacks(by)]
+            yield [name for name, by in zip(names, made_by, strict=True) if self._needs_embedding(by)]
 
-    def _lacks(self, made_by: Sequence[bytes | None]) -> bool:
+    def _needs_embedding(self, made_by: Sequence[bytes | None]) -> bool:
         """Entries that have no vector at all, as their route compares no questions, get none."""
         return made_by[0] is not None and self._embedder not in made_by
 
@@ -69,7 +69,7 @@ class RedisMigration:
         data, *made_by = await self._store.execute(
             lambda client: client.hmget(self._store.names.entry(fingerprint), *fields), TIMEOUT_S
         )
-        if data is None or not self._lacks(made_by):
+        if data is None or not self._needs_embedding(made_by):
             return None
         try:
             entry = decode(data)
@@ -81,7 +81,7 @@ class RedisMigration:
 
     async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
         arguments: list[Any] = [version, vector.astype("<f4").tobytes(), self._embedder, keep]
-        arguments += self._store.told_within(ChangeKind.VECTORS, fingerprint)
+        arguments += self._store.change_command(ChangeKind.VECTORS, fingerprint)
 
         async def replace(client: Any) -> bool:
             async with client.pipeline(transaction=False) as pipe:
@@ -92,7 +92,7 @@ class RedisMigration:
 
         replaced = await self._store.execute(replace, TIMEOUT_S)
         if replaced:
-            await self._store.tell_apart(ChangeKind.VECTORS, fingerprint)
+            await self._store.publish_change(ChangeKind.VECTORS, fingerprint)
         return replaced
 
     async def settled(self) -> bool:
@@ -106,9 +106,9 @@ class RedisMigration:
         if serving == tidied == self._embedder:
             return
         async for names in self._pages():
-            for some in self._store.names.grouped(names).values():
-                keys = list(map(self._store.names.entry, some))
-                await self._store.execute(partial(_tidy, keys, self._embedder), TIMEOUT_S)
+            for group in self._store.names.group_by_list(names).values():
+                keys = list(map(self._store.names.entry, group))
+                await self._store.execute(partial(_drop_former, keys, self._embedder), TIMEOUT_S)
         await self._mark("tidied")
 
     async def _embedders(self, names: Sequence[str], client: Any) -> list[list[bytes | None]]:
@@ -121,5 +121,5 @@ class RedisMigration:
         await self._store.execute(lambda client: client.hset(SPACE, field, self._embedder), TIMEOUT_S)
 
 
-async def _tidy(keys: Sequence[str], embedder: bytes, client: Any) -> None:
-    await client.eval(TIDY, len(keys), *keys, embedder)
+async def _drop_former(keys: Sequence[str], embedder: bytes, client: Any) -> None:
+    await client.eval(DROP_FORMER, len(keys), *keys, embedder)

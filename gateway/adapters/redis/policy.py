@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.adapters.redis.cluster import names_of
+from gateway.adapters.redis.cluster import key_space_of
 from gateway.adapters.redis.store import RedisStore
 from gateway.ports import Lineage, Published
 
@@ -20,7 +20,7 @@ class RedisPolicies:
 
     def __init__(self, store: RedisStore, client: Any) -> None:
         self._store = store
-        names = names_of(client)
+        names = key_space_of(client)
         self._last, self._lineage = names.key("policy"), names.key("policy:lineage")
 
     async def publish(self, policy: Published, previous: str) -> None:
@@ -34,13 +34,13 @@ class RedisPolicies:
         await self._store.execute(write, TIMEOUT_S)
 
     async def read(self) -> tuple[Published | None, Lineage]:
-        async def ask(client: Any) -> list[Any]:
+        async def fetch(client: Any) -> list[Any]:
             async with client.pipeline(transaction=True) as pipe:
                 pipe.get(self._last)
                 pipe.lrange(self._lineage, 0, -1)
                 return list(await pipe.execute())
 
-        last, lineage = await self._store.execute(ask, TIMEOUT_S)
+        last, lineage = await self._store.execute(fetch, TIMEOUT_S)
         return _published(last), frozenset(name.decode() for name in lineage)
 
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gateway.adapters.redis.cluster import at_home
-from gateway.adapters.redis.durability import ask_durable, is_durable, replicas_of
+from gateway.adapters.redis.cluster import client_for_key
+from gateway.adapters.redis.durability import is_durable, replicas_of, request_durability
 from gateway.adapters.redis.keyspace import PREFIX
 from gateway.adapters.redis.store import VECTOR_FIELDS, RecordInvalid, RedisStore, decode, stored_vector
 from gateway.errors import StoreUnavailable
@@ -39,7 +39,7 @@ class RedisPurges:
     async def version(self) -> bytes:
         """Beside the breaker: it is asked all the time, and would take the probe that tells whether the store is back
         from a request."""
-        version: bytes | None = await self._store.look("GET", self._version, timeout_s=POLL_TIMEOUT_S)
+        version: bytes | None = await self._store.poll("GET", self._version, timeout_s=POLL_TIMEOUT_S)
         return version or b""
 
     async def bans(self) -> list[bytes]:
@@ -47,9 +47,9 @@ class RedisPurges:
 
     async def write_bans(self, bans: Mapping[str, bytes], drop: Sequence[str]) -> bool:
         async def write(client: Any) -> bool:
-            async with at_home(client, self._bans) as home:
-                durable = await write_there(home)
-            await self._store.tell_apart(ChangeKind.BANS)
+            async with client_for_key(client, self._bans) as owner:
+                durable = await write_there(owner)
+            await self._store.publish_change(ChangeKind.BANS)
             return durable
 
         async def write_there(client: Any) -> bool:
@@ -60,10 +60,10 @@ class RedisPurges:
                 if drop:
                     pipe.hdel(self._bans, *drop)
                 pipe.incrby(self._version, 1 + secrets.randbelow(MAX_STEP))
-                if told := self._store.told_within(ChangeKind.BANS):
-                    pipe.execute_command(*told)
+                if command := self._store.change_command(ChangeKind.BANS):
+                    pipe.execute_command(*command)
                 written = len(pipe)
-                ask_durable(pipe, replicas)
+                request_durability(pipe, replicas)
                 outcomes = await pipe.execute(raise_on_error=False)
             for outcome in outcomes[:written]:
                 if isinstance(outcome, Exception):
@@ -75,7 +75,7 @@ class RedisPurges:
     async def latest_expiry(self) -> float:
         async def read(client: Any) -> list[list[tuple[bytes, float]]]:
             async with client.pipeline(transaction=False) as pipe:
-                for key in self._store.names.lists:
+                for key in self._store.names.list_keys:
                     pipe.zrange(key, -1, -1, withscores=True)
                 return list(await pipe.execute())
 
@@ -107,8 +107,8 @@ class RedisPurges:
         sizes = await self._store.execute(partial(self._sizes, names), TIMEOUT_S)
         for group in _groups(names, sizes):
             rows = await self._store.execute(partial(self._rows, group), TIMEOUT_S)
-            found = (_record(name, row, embedder) for name, row in zip(group, rows, strict=True))
-            yield [record for record in found if record is not None]
+            decoded = (_record(name, row, embedder) for name, row in zip(group, rows, strict=True))
+            yield [record for record in decoded if record is not None]
 
     async def _sizes(self, names: Sequence[str], client: Any) -> list[int]:
         async with client.pipeline(transaction=False) as pipe:

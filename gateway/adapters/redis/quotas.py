@@ -167,7 +167,7 @@ class RedisQuotas:
 
     async def take(self, demands: Sequence[Demand]) -> TakeResult:
         keys = [self._quotas + demand.key for demand in demands]
-        arguments = arguments_of(demands, self._lease_ms)
+        arguments = take_arguments(demands, self._lease_ms)
         granted, now, *told = await self._store.run(self._take, keys, arguments, self._timeout_s)
         pairs = zip(told[::2], told[1::2], strict=True)
         return TakeResult(bool(granted), tuple(LimitState(bool(ok), int(level)) for ok, level in pairs), int(now))
@@ -183,7 +183,7 @@ class RedisQuotas:
         return int(await self._store.run(self._beat, keys, arguments, self._timeout_s))
 
 
-def arguments_of(demands: Sequence[Demand], lease_ms: int) -> list[Any]:
+def take_arguments(demands: Sequence[Demand], lease_ms: int) -> list[Any]:
     """What `TAKE` reads: five a demand."""
     arguments: list[Any] = []
     for demand in demands:

@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from gateway.adapters.redis.change_log import ChangeLogWriter
-from gateway.adapters.redis.cluster import names_of, used_memory
+from gateway.adapters.redis.cluster import key_space_of, used_memory
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.keyspace import ONE_SERVER, PREFIX
 from gateway.adapters.redis.store_client import Script, StoreClient
@@ -113,25 +113,25 @@ return 1
 """)
 
 
-def _word(said: str | bytes) -> bytes:
-    data = said.encode() if isinstance(said, str) else said
+def _bulk_string(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-_ANY = b"$%d\r\n%b\r\n"  # a word that is put in, behind its length
+_BULK_SLOT = b"$%d\r\n%b\r\n"  # a word that is put in, behind its length
 
-_ENTRY, _LEASE, _LIST = ONE_SERVER.of_put("")
+_ENTRY, _LEASE, _LIST = ONE_SERVER.put_keys("")
 
-_CALL = b"".join(
+_PUT_TEMPLATE = b"".join(
     [
-        b"*15\r\n", _word("EVALSHA"), _word(PUT.digest), _word("3"),
-        b"$%d\r\n", _ENTRY.encode(), b"%b\r\n", b"$%d\r\n", _LEASE.encode(), b"%b\r\n", _word(_LIST),
-        _word("0"), *[_ANY] * 8,
+        b"*15\r\n", _bulk_string("EVALSHA"), _bulk_string(PUT.digest), _bulk_string("3"),
+        b"$%d\r\n", _ENTRY.encode(), b"%b\r\n", b"$%d\r\n", _LEASE.encode(), b"%b\r\n", _bulk_string(_LIST),
+        _bulk_string("0"), *[_BULK_SLOT] * 8,
     ]
 )  # fmt: skip
 
 
-def packed_put(
+def pack_put(
     fingerprint: str,
     scope: str,
     expires_ms: int,
@@ -142,11 +142,11 @@ def packed_put(
     embedder: bytes,
 ) -> bytes:
     """A call of `PUT` without a lease, on one server, where nobody else is told."""
-    name, within, expires = fingerprint.encode(), scope.encode(), b"%d" % expires_ms
+    name, scope_bytes, expires = fingerprint.encode(), scope.encode(), b"%d" % expires_ms
     size = len(name)
-    return _CALL % (
+    return _PUT_TEMPLATE % (
         len(_ENTRY) + size, name, len(_LEASE) + size, name, len(expires), expires, len(listed), listed, size, name,
-        len(record), record, len(within), within, len(worth), worth, len(vector), vector, len(embedder), embedder,
+        len(record), record, len(scope_bytes), scope_bytes, len(worth), worth, len(vector), vector, len(embedder), embedder,
     )  # fmt: skip
 
 
@@ -180,31 +180,31 @@ class RedisStore:
         self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: ChangeLogWriter | None = None
     ) -> None:
         self._client = client
-        self._guard = StoreClient(client, timeout_s, clock)
-        self.names = names_of(client)
+        self._store_client = StoreClient(client, timeout_s, clock)
+        self.names = key_space_of(client)
         self._embedder = embedder.encode()
         self._clock = clock
         self.journal = journal
-        self.ask, self.look, self.run, self.execute = (
-            self._guard.ask,
-            self._guard.look,
-            self._guard.run,
-            self._guard.execute,
+        self.send, self.poll, self.run, self.execute = (
+            self._store_client.send,
+            self._store_client.poll,
+            self._store_client.run,
+            self._store_client.execute,
         )
-        self._told: Callable[[str], None] | None = None
+        self._on_put: Callable[[str], None] | None = None
 
-    def seen_by(self, embedder: str, told: Callable[[str], None] | None = None) -> RedisStore:
-        """The same store, breaker and connections, for vectors of another embedder; `told` of each that is put."""
+    def for_embedder(self, embedder: str, on_put: Callable[[str], None] | None = None) -> RedisStore:
+        """The same store, breaker and connections, for vectors of another embedder; `on_put` of each that is put."""
         view = copy.copy(self)
-        view._embedder, view._told = embedder.encode(), told
+        view._embedder, view._on_put = embedder.encode(), on_put
         return view
 
     @property
     def breaker(self) -> BreakerState:
-        return self._guard.breaker
+        return self._store_client.breaker
 
     async def get(self, fingerprint: str) -> Entry | None:
-        data = await self.ask("HGET", self.names.entry(fingerprint), "record")
+        data = await self.send("HGET", self.names.entry(fingerprint), "record")
         if data is None:
             return None
         try:
@@ -218,51 +218,57 @@ class RedisStore:
         if not await self._put(entry, vector, lease):
             return False
         if self.journal is not None:
-            await self.tell_apart(_kind(vector), entry.fingerprint)
-        if vector is not None and self._told is not None:
-            self._told(entry.fingerprint)
+            await self.publish_change(_kind(vector), entry.fingerprint)
+        if vector is not None and self._on_put is not None:
+            self._on_put(entry.fingerprint)
         return True
 
     async def _put(self, entry: Entry, vector: Vector | None, lease: int) -> bool:
         if lease or self.names.tags or self.journal is not None:
-            names = self.names.of_put(entry.fingerprint)
+            names = self.names.put_keys(entry.fingerprint)
             return bool(await self.run(PUT, names, self._arguments(entry, vector, lease)))
         # To one server, with nobody to be told: the same script, as a command that is packed at once.
-        embedder, written = b"" if vector is None else self._embedder, self._written(entry, vector)
-        packed = packed_put(entry.fingerprint, entry.scope, *written, embedder)
-        if await self._guard.ask_packed(packed) is not None:
+        embedder, encoded = b"" if vector is None else self._embedder, self._encode_put(entry, vector)
+        packed = pack_put(entry.fingerprint, entry.scope, *encoded, embedder)
+        if await self._store_client.send_packed(packed) is not None:
             return True
-        names = self.names.of_put(entry.fingerprint)
+        names = self.names.put_keys(entry.fingerprint)
         return bool(await self.run(PUT, names, self._arguments(entry, vector, lease)))
 
     def _arguments(self, entry: Entry, vector: Vector | None, lease: int) -> list[Word]:
         """Of `PUT`."""
         name, embedder = entry.fingerprint, b"" if vector is None else self._embedder
-        expires_ms, listed, record, worth, placed = self._written(entry, vector)
-        arguments: list[Word] = [lease, expires_ms, listed, name, record, entry.scope, worth, placed, embedder]
+        expires_ms, listed, record, worth, vector_bytes = self._encode_put(entry, vector)
+        arguments: list[Word] = [lease, expires_ms, listed, name, record, entry.scope, worth, vector_bytes, embedder]
         if self.journal is not None:
-            arguments += self.told_within(_kind(vector), name)
+            arguments += self.change_command(_kind(vector), name)
         return arguments
 
-    def _written(self, entry: Entry, vector: Vector | None) -> tuple[int, bytes, bytes, bytes, bytes]:
+    def _encode_put(self, entry: Entry, vector: Vector | None) -> tuple[int, bytes, bytes, bytes, bytes]:
         """Its expiry in ms and as it is listed, the record, what it is worth, the vector: empty for none."""
         try:
             record = encode(entry)
         except (ValueError, OverflowError) as error:  # a header of its backend that is no UTF-8, say
             raise StoreUnavailable(f"the entry cannot be written: {type(error).__name__}") from None
-        placed = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
+        vector_bytes = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
         # What `repr` says of them, in a fifth of its time.
-        return int(entry.expires * 1000), orjson.dumps(entry.expires), record, orjson.dumps(worth_of(entry)), placed
+        return (
+            int(entry.expires * 1000),
+            orjson.dumps(entry.expires),
+            record,
+            orjson.dumps(worth_of(entry)),
+            vector_bytes,
+        )
 
-    def told_within(self, kind: ChangeKind, *names: str) -> list[str | int]:
+    def change_command(self, kind: ChangeKind, *names: str) -> list[str | int]:
         """What others are told, as a command at a script's end. Empty where there is nobody, or where the log may be on
-        another node: `tell_apart` then comes after the script."""
+        another node: `publish_change` then comes after the script."""
         return [] if self.journal is None or self.names.tags else self.journal.command(kind, *names)
 
-    async def tell_apart(self, kind: ChangeKind, *names: str) -> None:
+    async def publish_change(self, kind: ChangeKind, *names: str) -> None:
         if self.journal is not None and self.names.tags:
             command = self.journal.command(kind, *names)
-            await self.ask(*command)
+            await self.send(*command)
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
@@ -270,12 +276,12 @@ class RedisStore:
 
         async def unlink(client: Any) -> int:
             async with client.pipeline(transaction=True) as pipe:
-                groups = self.names.grouped(fingerprints)
+                groups = self.names.group_by_list(fingerprints)
                 for listed, names in groups.items():
                     pipe.unlink(*map(self.names.entry, names))
                     pipe.zrem(listed, *names)
                 if self.journal is not None:
-                    self.journal.note(pipe, ChangeKind.VECTORS, *fingerprints)
+                    self.journal.append(pipe, ChangeKind.VECTORS, *fingerprints)
                 removed = await pipe.execute()
             return sum(map(int, removed[: 2 * len(groups) : 2]))
 
@@ -291,15 +297,15 @@ class RedisStore:
             for name, expires in members:
                 yield name.decode(), expires
 
-    async def listed(self, most: int, timeout_s: float | None = None) -> AsyncIterator[list[tuple[bytes, float]]]:
-        """All entries with their expiry, in pages of about `most`, within `timeout_s` each; some may come twice."""
+    async def listed(self, page_size: int, timeout_s: float | None = None) -> AsyncIterator[list[tuple[bytes, float]]]:
+        """All entries with their expiry, in pages of about `page_size`, within `timeout_s` each; some may come twice."""
         page: list[tuple[bytes, float]] = []
-        for key in self.names.lists:
+        for key in self.names.list_keys:
             cursor = 0
             while True:
-                cursor, members = await self.execute(partial(_scan, key, cursor, most), timeout_s)
+                cursor, members = await self.execute(partial(_scan, key, cursor, page_size), timeout_s)
                 page += members
-                if len(page) >= most:
+                if len(page) >= page_size:
                     yield page
                     page = []
                 if cursor == 0:
@@ -324,7 +330,7 @@ class RedisStore:
                 pipe.zadd(COUNTEREXAMPLES, {key: self._clock.wall()})
                 pipe.zremrangebyrank(COUNTEREXAMPLES, 0, -MAX_COUNTEREXAMPLES - 1)
                 if self.journal is not None:
-                    self.journal.note(pipe, ChangeKind.COUNTEREXAMPLE, key)
+                    self.journal.append(pipe, ChangeKind.COUNTEREXAMPLE, key)
                 await pipe.execute()
 
         await self.execute(write)
@@ -354,7 +360,7 @@ class RedisStore:
     async def stats(self) -> StoreStats:
         async def read(client: Any) -> StoreStats:
             async with client.pipeline(transaction=False) as pipe:
-                for key in self.names.lists:
+                for key in self.names.list_keys:
                     pipe.zremrangebyscore(key, "-inf", self._clock.wall())
                     pipe.zcard(key)
                 counts = await pipe.execute()
@@ -363,7 +369,7 @@ class RedisStore:
         return await self.execute(read)
 
     async def close(self) -> None:
-        await self._guard.close()
+        await self._store_client.close()
 
 
 def _kind(vector: Vector | None) -> ChangeKind:
@@ -371,8 +377,8 @@ def _kind(vector: Vector | None) -> ChangeKind:
     return ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
 
 
-async def _scan(key: str, cursor: int, most: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
-    found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=most)
+async def _scan(key: str, cursor: int, page_size: int, client: Any) -> tuple[int, list[tuple[bytes, float]]]:
+    found: tuple[int, list[tuple[bytes, float]]] = await client.zscan(key, cursor, count=page_size)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from gateway.adapters.redis.cluster import Cluster, doubt
+from gateway.adapters.redis.cluster import Cluster, refresh_topology
 from gateway.adapters.redis.connection import ReconnectingConnection, Word
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.errors import StoreUnavailable
@@ -46,49 +46,49 @@ class StoreClient:
 
     def __init__(self, client: Any, timeout_s: float, clock: Clock) -> None:
         self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
-        self._line = None if isinstance(client, Cluster) else ReconnectingConnection(client, timeout_s)
+        self._connection = None if isinstance(client, Cluster) else ReconnectingConnection(client, timeout_s)
         self._timeout_s = timeout_s
         self._clock = clock
         self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S)
-        self._away_since: float | None = None  # as the log has been told
-        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._unavailable_since: float | None = None  # as the log has been told
+        self._connection_limiter = asyncio.Semaphore(MAX_CONNECTIONS)
 
     @property
     def breaker(self) -> BreakerState:
         return self._breaker.state(self._clock.monotonic())
 
-    async def ask(self, *words: Word, timeout_s: float | None = None) -> Any:
+    async def send(self, *words: Word, timeout_s: float | None = None) -> Any:
         """The reply of a command, as the server gives it."""
-        if self._line is None:
+        if self._connection is None:
             return await self.execute(lambda client: client.execute_command(*words), timeout_s)
-        self._admit()
+        self._check_breaker()
         try:
-            reply = await self._line.ask(words, timeout_s or self._timeout_s)
+            reply = await self._connection.send(words, timeout_s or self._timeout_s)
         except (RedisError, OSError) as error:
-            raise self._failed(error) from None
+            raise self._record_failure(error) from None
         self._breaker.succeeded()
         return reply
 
-    async def ask_packed(self, command: bytes) -> Any:
-        """As `ask`, of a command as it goes over the wire, to one server. None where the server does not know the
+    async def send_packed(self, command: bytes) -> Any:
+        """As `send`, of a command as it goes over the wire, to one server. None where the server does not know the
         script that it names."""
-        assert self._line is not None
-        self._admit()
+        assert self._connection is not None
+        self._check_breaker()
         try:
-            reply = await self._line.ask(command, self._timeout_s)
+            reply = await self._connection.send(command, self._timeout_s)
         except NoScriptError:
             reply = None  # it answers
         except (RedisError, OSError) as error:
-            raise self._failed(error) from None
+            raise self._record_failure(error) from None
         self._breaker.succeeded()
         return reply
 
-    async def look(self, *words: Word, timeout_s: float) -> Any:
-        """As `ask`, beside the breaker: for what is asked all the time, and would take the probe that tells whether the
+    async def poll(self, *words: Word, timeout_s: float) -> Any:
+        """As `send`, beside the breaker: for what is asked all the time, and would take the probe that tells whether the
         store is back from a request."""
         try:
-            if self._line is not None:
-                return await self._line.ask(words, timeout_s)
+            if self._connection is not None:
+                return await self._connection.send(words, timeout_s)
             async with asyncio.timeout(timeout_s):
                 return await self._client.execute_command(*words)
         except (RedisError, OSError, TimeoutError) as error:
@@ -98,55 +98,55 @@ class StoreClient:
         self, script: Script, keys: Sequence[str], arguments: Sequence[Word], timeout_s: float | None = None
     ) -> Any:
         """What a script returns. In a cluster all of its keys lie in one slot."""
-        if self._line is None:
+        if self._connection is None:
             words = (len(keys), *keys, *arguments)
             return await self.execute(lambda client: _run(client, script, words), timeout_s)
-        self._admit()
+        self._check_breaker()
         limit = timeout_s or self._timeout_s
         try:
             try:
-                reply = await self._line.ask(("EVALSHA", script.digest, len(keys), *keys, *arguments), limit)
+                reply = await self._connection.send(("EVALSHA", script.digest, len(keys), *keys, *arguments), limit)
             except NoScriptError:  # a server that was started anew
-                reply = await self._line.ask(("EVAL", script.text, len(keys), *keys, *arguments), limit)
+                reply = await self._connection.send(("EVAL", script.text, len(keys), *keys, *arguments), limit)
         except (RedisError, OSError) as error:
-            raise self._failed(error) from None
+            raise self._record_failure(error) from None
         self._breaker.succeeded()
         return reply
 
     async def execute(self, operation: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Runs `operation`, which is given redis-py's client."""
-        self._admit()
+        self._check_breaker()
         try:
-            async with asyncio.timeout(timeout_s or self._timeout_s), self._places:
+            async with asyncio.timeout(timeout_s or self._timeout_s), self._connection_limiter:
                 result = await operation(self._client)
         except (RedisError, OSError, TimeoutError) as error:
-            raise self._failed(error) from None
+            raise self._record_failure(error) from None
         self._breaker.succeeded()
         return result
 
     async def close(self) -> None:
-        if self._line is not None:
-            await self._line.close()
+        if self._connection is not None:
+            await self._connection.close()
         await self._client.aclose()
 
-    def _admit(self) -> None:
-        if self._away_since is not None and self._breaker.failures == 0:
-            away_s = round(self._clock.monotonic() - self._away_since, 3)
-            self._away_since = None
+    def _check_breaker(self) -> None:
+        if self._unavailable_since is not None and self._breaker.failures == 0:
+            away_s = round(self._clock.monotonic() - self._unavailable_since, 3)
+            self._unavailable_since = None
             LOG.warning("the store is back", extra={"fields": {"away_s": away_s}})
         if not self._breaker.allow(self._clock.monotonic()):
             raise StoreUnavailable("the store has failed repeatedly and is left alone for a moment")
 
-    def _failed(self, error: Exception) -> StoreUnavailable:
+    def _record_failure(self, error: Exception) -> StoreUnavailable:
         if isinstance(error, ResponseError):  # full, read-only, ...: it answers, and may well answer the next one
             self._breaker.succeeded()
             return StoreUnavailable(f"the store refused: {error}"[:300])
         if isinstance(error, TimeoutError):
-            doubt(self._client)
+            refresh_topology(self._client)
         failed, now = f"the store failed: {type(error).__name__}: {error}"[:300], self._clock.monotonic()
         self._breaker.failed(now)
-        if self._away_since is None and self._breaker.failures >= FAILURES:
-            self._away_since = now
+        if self._unavailable_since is None and self._breaker.failures >= FAILURES:
+            self._unavailable_since = now
             LOG.warning(
                 "the store is away: until it is back, what is not in memory is a miss",
                 extra={"fields": {"error": failed}},

@@ -30,11 +30,11 @@ class AuditFile:
         finally:
             os.close(descriptor)
 
-    def youngest(self, limit: int) -> list[bytes]:
+    def latest(self, limit: int) -> list[bytes]:
         """The last `limit` lines, the youngest first. Raises `OSError`."""
         found: list[bytes] = []
         for path in self._newest_first():
-            for line in _backwards(path):
+            for line in _lines_backwards(path):
                 found.append(line)
                 if len(found) == limit:
                     return found
@@ -61,7 +61,7 @@ class AuditFile:
         return self._path.with_name(f"{NAME}.{number}")
 
 
-def _backwards(path: Path) -> Iterator[bytes]:
+def _lines_backwards(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         place, rest = file.seek(0, os.SEEK_END), b""
         while place > 0:

@@ -85,11 +85,11 @@ class ChildProcess:
         The child is not stopped then: that is the caller's to do.
         """
         ended = asyncio.ensure_future(self.wait())
-        ready = asyncio.ensure_future(_until(probe))
+        ready = asyncio.ensure_future(_poll_until(probe))
         try:
             done, _ = await asyncio.wait({ended, ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended in done:
-                raise ChildFailed(f"{self.name} ended with {exit_said(ended.result())} at its start{self.tail()}")
+                raise ChildFailed(f"{self.name} ended with {exit_text(ended.result())} at its start{self.tail()}")
             if ready not in done:
                 raise ChildFailed(f"{self.name} was not ready within {timeout_s:g} s{self.tail()}")
             ready.result()  # whatever else the probe raised
@@ -146,7 +146,7 @@ def death_signal_prefix(number: signal.Signals) -> list[str]:
     return [] if setpriv is None else [setpriv, "--pdeathsig", number.name.removeprefix("SIG"), "--"]
 
 
-async def _until(probe: Callable[[], Awaitable[bool]]) -> None:
+async def _poll_until(probe: Callable[[], Awaitable[bool]]) -> None:
     while True:
         try:
             if await probe():
@@ -156,5 +156,5 @@ async def _until(probe: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def exit_said(code: int) -> str:
+def exit_text(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,7 +1,7 @@
 """The public keys of an OpenID Connect issuer, kept for a while. PyJWT reads them.
 
 One fetch at a time. A key's name that is not known makes for a new fetch, since issuers rotate theirs. That is not more
-often than every `AGAIN_S`: names are a stranger's to invent. PyJWT's own client is not used: it reads answers of any
+often than every `RETRY_S`: names are a stranger's to invent. PyJWT's own client is not used: it reads answers of any
 size, drops its keys with their time where the issuer does not answer, and asks one that is away for every token.
 """
 
@@ -17,7 +17,7 @@ import orjson
 from jwt import PyJWK, PyJWKSet
 from jwt.exceptions import PyJWTError
 
-from gateway.adapters.system.ssrf_guard import permitted
+from gateway.adapters.system.ssrf_guard import is_allowed
 from gateway.errors import Overloaded
 from gateway.ports import Clock
 
@@ -25,9 +25,9 @@ LOG = logging.getLogger("nearhit.oidc")
 DISCOVERY = "/.well-known/openid-configuration"
 CONNECT_S, TOTAL_S = 3.0, 5.0
 MAX_BYTES = 256 * 1024
-FRESH_S = 600.0  # keys are asked for anew after this
+REFRESH_S = 600.0  # keys are asked for anew after this
 STALE_S = 3600.0  # and are good for this long if the issuer does not answer
-AGAIN_S = 15.0  # between two fetches that a token's unknown key makes for, and after one that failed
+RETRY_S = 15.0  # between two fetches that a token's unknown key makes for, and after one that failed
 
 
 class JwksFailed(Exception):
@@ -43,50 +43,50 @@ class Jwks:
         self._url = url
         self._plain = plain
         self._clock = clock
-        self._secured(url or issuer)
+        self._require_https(url or issuer)
         self._keys: list[PyJWK] = []
-        self._fetched = self._tried = float("-inf")  # monotonic clock
+        self._fetched_at = self._attempted_at = float("-inf")  # monotonic clock
         self._fetching = asyncio.Lock()
 
     async def key(self, kid: str | None) -> PyJWK | None:
         """Raises `Overloaded` where there are none, and none can be had."""
         now = self._clock.monotonic()
-        found = self._named(kid)
-        if found is None or now - self._fetched > FRESH_S:
+        found = self._find_key(kid)
+        if found is None or now - self._fetched_at > REFRESH_S:
             async with self._fetching:
-                if self._clock.monotonic() - self._tried >= AGAIN_S:
+                if self._clock.monotonic() - self._attempted_at >= RETRY_S:
                     await self._refresh()
-            found = self._named(kid)
-        if self._clock.monotonic() - self._fetched > STALE_S:
-            raise Overloaded("the keys of the tokens' issuer cannot be had now: try again", retry_after_s=int(AGAIN_S))
+            found = self._find_key(kid)
+        if self._clock.monotonic() - self._fetched_at > STALE_S:
+            raise Overloaded("the keys of the tokens' issuer cannot be had now: try again", retry_after_s=int(RETRY_S))
         return found
 
-    def _named(self, kid: str | None) -> PyJWK | None:
+    def _find_key(self, kid: str | None) -> PyJWK | None:
         if kid is None and len(self._keys) == 1:
             return self._keys[0]
         return next((key for key in self._keys if key.key_id == kid), None)
 
     async def _refresh(self) -> None:
-        self._tried = self._clock.monotonic()
+        self._attempted_at = self._clock.monotonic()
         try:
             self._keys = _keys_of(await self._fetch())
-            self._fetched = self._clock.monotonic()
+            self._fetched_at = self._clock.monotonic()
         except JwksFailed as error:
             LOG.warning("the keys of the tokens' issuer could not be fetched: %s", error)
 
     async def _fetch(self) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S)
         async with aiohttp.ClientSession(timeout=timeout, headers={"User-Agent": "nearhit"}) as session:
-            return await _object(session, self._url or await self._discovered(session))
+            return await _object(session, self._url or await self._discover_url(session))
 
-    async def _discovered(self, session: aiohttp.ClientSession) -> str:
+    async def _discover_url(self, session: aiohttp.ClientSession) -> str:
         """OpenID Connect Discovery 1.0, section 4.3: the document is the issuer's own, or nobody's."""
         document = await _object(session, self._issuer.rstrip("/") + DISCOVERY)
         if document.get("issuer") != self._issuer:
             raise JwksFailed("the discovery document names another issuer, expected that of auth.oidc.issuer")
-        return self._secured(document.get("jwks_uri"))
+        return self._require_https(document.get("jwks_uri"))
 
-    def _secured(self, url: object) -> str:
+    def _require_https(self, url: object) -> str:
         """`url` itself: who can change keys on their way opens the admin port."""
         try:
             parts = urlsplit(url if isinstance(url, str) else "")
@@ -95,7 +95,7 @@ class Jwks:
             host = None
         if host is None:
             raise JwksFailed("expected a URL such as https://id.example.com/keys")
-        if parts.scheme != "https" and not permitted(host, port or 80, self._plain):
+        if parts.scheme != "https" and not is_allowed(host, port or 80, self._plain):
             raise JwksFailed("expected https; auth.oidc.private_hosts lists hosts that may be asked by http")
         return parts.geturl()
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """glibc keeps what lies between blocks in use for good, and blocks of up to 32 MB once some so large were freed.
     Elsewhere this does nothing. It took 31 ms to give 660 MB back, in which no other thread gets memory of the arena
     that it is at."""
@@ -40,68 +40,68 @@ TICK_S = 1.0
 # Everything: 187 ms of CPU for 500,000 objects, 110,000 of them the start's. In a tick in which the loop has hardly
 # computed, once there may be a quarter more than was walked the last time; otherwise at so many times of that, and
 # only if they are there still: to count them takes a seventh of the walk.
-QUIET = 0.02
+IDLE_CPU_SHARE = 0.02
 
-MORE = 0.25
+GROWTH_WHEN_QUIET = 0.25
 
-TIMES = 4
+MAX_GROWTH = 4
 
 
 class GarbageCollection:
     """`begin` puts all that is there out of reach. Of the loop that it is called in, whose thread is the only one that
     walks everything."""
 
-    def __init__(self, tick_s: float = TICK_S, quiet: float = QUIET) -> None:
+    def __init__(self, tick_s: float = TICK_S, quiet: float = IDLE_CPU_SHARE) -> None:
         self._tick_s, self._quiet = tick_s, quiet
-        self._settled = 0  # out of reach after the last walk of everything
-        self._since = 0  # put there since, whether or not they are there still
+        self._frozen_count = 0  # out of reach after the last walk of everything
+        self._promoted_since = 0  # put there since, whether or not they are there still
 
     def begin(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._before = gc.get_threshold()
-        self._walk()
+        self._previous_threshold = gc.get_threshold()
+        self._collect_all()
         gc.set_threshold(*THRESHOLDS)
-        gc.callbacks.append(self._collected)
-        self._wait()
+        gc.callbacks.append(self._on_collection)
+        self._schedule_tick()
 
     def end(self) -> None:
         self._next.cancel()
-        gc.callbacks.remove(self._collected)
-        gc.set_threshold(*self._before)
+        gc.callbacks.remove(self._on_collection)
+        gc.set_threshold(*self._previous_threshold)
 
-    def _wait(self) -> None:
-        self._ran = time.thread_time()
+    def _schedule_tick(self) -> None:
+        self._cpu_at_tick = time.thread_time()
         self._next = self._loop.call_later(self._tick_s, self._tick)
 
     def _tick(self) -> None:
-        quiet = time.thread_time() - self._ran < self._quiet * self._tick_s
+        quiet = time.thread_time() - self._cpu_at_tick < self._quiet * self._tick_s
         gc.collect(OLDER if len(gc.get_objects(OLDER)) > THRESHOLDS[0] * THRESHOLDS[OLDER] else 0)
-        if self._since > MORE * self._settled and quiet:
-            self._walk()
-        elif self._since > (TIMES - 1) * self._settled:
-            self._count()
-        self._wait()
+        if self._promoted_since > GROWTH_WHEN_QUIET * self._frozen_count and quiet:
+            self._collect_all()
+        elif self._promoted_since > (MAX_GROWTH - 1) * self._frozen_count:
+            self._check_frozen()
+        self._schedule_tick()
 
-    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         """In whichever thread it happened."""
         if phase == "stop" and info["generation"] == OLDER:
-            self._since += len(gc.get_objects(OLDEST))
+            self._promoted_since += len(gc.get_objects(OLDEST))
             gc.freeze()
 
-    def _count(self) -> None:
-        self._since = 0  # whatever comes of it: the next time is after as many more
-        if gc.get_freeze_count() > TIMES * self._settled:
-            self._walk()
+    def _check_frozen(self) -> None:
+        self._promoted_since = 0  # whatever comes of it: the next time is after as many more
+        if gc.get_freeze_count() > MAX_GROWTH * self._frozen_count:
+            self._collect_all()
 
-    def _walk(self) -> None:
+    def _collect_all(self) -> None:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        self._settled, self._since = gc.get_freeze_count(), 0
+        self._frozen_count, self._promoted_since = gc.get_freeze_count(), 0
 
 
 @contextmanager
-def collected_briefly(collector: GarbageCollection) -> Iterator[None]:
+def collecting(collector: GarbageCollection) -> Iterator[None]:
     collector.begin()
     try:
         yield

@@ -25,11 +25,11 @@ from gateway.observability.telemetry import Telemetry
 LOG = logging.getLogger("nearhit.traces")
 PATH = "/v1/traces"
 BATCH = 128  # spans at most in one request, or those of one notebook
-EVERY_S = 1.0  # how long a span waits at most for others
-AGAIN = frozenset({429, 502, 503, 504})  # the statuses after which OTLP wants a request repeated
+FLUSH_INTERVAL_S = 1.0  # how long a span waits at most for others
+RETRY_STATUSES = frozenset({429, 502, 503, 504})  # the statuses after which OTLP wants a request repeated
 # While the thread makes spans and messages it holds the interpreter's lock: after so many spans it lets others run.
-STRIDE, BREATH_S = 8, 0.0002
-CLOSING_S = 2.0  # what is held is sent within it when the gateway stops
+YIELD_EVERY, YIELD_S = 8, 0.0002
+CLOSE_TIMEOUT_S = 2.0  # what is held is sent within it when the gateway stops
 
 SCOPE = InstrumentationScope("nearhit")
 FAILED, UNSET = Status(StatusCode.ERROR), Status()
@@ -49,8 +49,8 @@ class SpanBatch(list[ReadableSpan]):
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         for taken, span in enumerate(super().__iter__()):
-            if taken % STRIDE == 0:
-                time.sleep(BREATH_S)
+            if taken % YIELD_EVERY == 0:
+                time.sleep(YIELD_S)
             yield span
 
 
@@ -64,11 +64,11 @@ class OtlpExporter:
         self._resource = Resource(resource)
         self._max_spans = max_spans
         self._telemetry = telemetry
-        self._seldom = RateLimitedLog()
+        self._log = RateLimitedLog()
         self._status: int | None = None  # of the last answer
-        self._exporter = self._opened(receiver)
+        self._exporter = self._create_exporter(receiver)
         self._queue: deque[Finished] = deque()
-        self._put = self._gone = 0  # spans, each written by one thread alone
+        self._offered = self._taken = 0  # spans, each written by one thread alone
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nearhit-traces", daemon=True)
@@ -76,26 +76,26 @@ class OtlpExporter:
 
     def offer(self, finished: Finished) -> None:
         """From the event loop."""
-        waiting, size = self._put - self._gone, finished.size
+        waiting, size = self._offered - self._taken, finished.size
         if waiting + size > self._max_spans or self._closing.is_set():
             self._count("queue-full", size)
             return
-        self._put += size
+        self._offered += size
         self._queue.append(finished)
         if waiting < BATCH <= waiting + size:
             self._wake.set()
 
     def close(self) -> None:
-        """Sends what is held, within `CLOSING_S`. Blocks: to be called in a thread."""
+        """Sends what is held, within `CLOSE_TIMEOUT_S`. Blocks: to be called in a thread."""
         self._closing.set()
         self._wake.set()
-        self._thread.join(CLOSING_S)
+        self._thread.join(CLOSE_TIMEOUT_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _opened(self, receiver: SpanReceiver) -> OTLPSpanExporter:
+    def _create_exporter(self, receiver: SpanReceiver) -> OTLPSpanExporter:
         session = requests.Session()
         session.trust_env = False  # no proxy and no password of the environment, as with all other clients
-        session.hooks["response"].append(self._answered)
+        session.hooks["response"].append(self._on_response)
         url = receiver.url.rstrip("/")
         authorities = ssl.get_default_verify_paths()  # the system's; where it has none those of the library
         return OTLPSpanExporter(
@@ -106,51 +106,51 @@ class OtlpExporter:
             session=session,
         )
 
-    def _answered(self, answer: requests.Response, *_: object, **__: object) -> None:
+    def _on_response(self, answer: requests.Response, *_: object, **__: object) -> None:
         self._status = answer.status_code
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            full = self._wake.wait(EVERY_S)
+            full = self._wake.wait(FLUSH_INTERVAL_S)
             self._wake.clear()
             self._drain(BATCH if full else 1)
         self._drain(1)
 
-    def _drain(self, least: int) -> None:
-        """Sends while `least` spans wait. A request takes 1.5 ms of CPU by itself: few spans wait for others."""
-        while self._put - self._gone >= least:
+    def _drain(self, minimum: int) -> None:
+        """Sends while `minimum` spans wait. A request takes 1.5 ms of CPU by itself: few spans wait for others."""
+        while self._offered - self._taken >= minimum:
             spans = self._batch()
             self._status = None
             self._exporter.export(spans)
-            self._settle(len(spans))
+            self._count_outcome(len(spans))
 
     def _batch(self) -> SpanBatch:
         spans, taken = SpanBatch(), 0
         while self._queue and len(spans) < BATCH:
             finished = self._queue.popleft()
-            spans += readable(finished, self._resource)
-            self._gone += finished.size
+            spans += to_readable_spans(finished, self._resource)
+            self._taken += finished.size
             taken += 1
-            if taken % STRIDE == 0:
-                time.sleep(BREATH_S)
+            if taken % YIELD_EVERY == 0:
+                time.sleep(YIELD_S)
         return spans
 
-    def _settle(self, spans: int) -> None:
+    def _count_outcome(self, spans: int) -> None:
         """Counts what the last answer says. The exporter does not tell a refusal from a failure."""
         status = self._status
         if status is not None and status < 300:
             self._count("exported", spans)
             return
-        self._count("failed" if status is None or status in AGAIN else "refused", spans)
+        self._count("failed" if status is None or status in RETRY_STATUSES else "refused", spans)
         why = "it does not answer" if status is None else f"it answers {status}"
         fields = {"endpoint": self._endpoint, "error": why}
-        self._seldom.warn(LOG, "the receiver of traces takes no spans (telemetry.traces.endpoint)", fields)
+        self._log.warn(LOG, "the receiver of traces takes no spans (telemetry.traces.endpoint)", fields)
 
     def _count(self, outcome: str, spans: int) -> None:
         self._telemetry.spans.add(outcome, amount=spans)
 
 
-def readable(finished: Finished, resource: Resource) -> Iterator[ReadableSpan]:
+def to_readable_spans(finished: Finished, resource: Resource) -> Iterator[ReadableSpan]:
     """The spans of a request as the SDK has them."""
     parent = finished.traced.parent
     state = TraceState.from_header([parent.state]) if parent is not None and parent.state else None

@@ -11,7 +11,9 @@ MAX_URL = 2048
 NAT64 = IPv6Network("64:ff9b::/96")
 COMPATIBLE = IPv6Network("::/96")
 # Registered for other things than the public Internet, and taken for global by some of Python's tables.
-ELSEWHERE = tuple(IPv6Network(net) for net in ("64:ff9b:1::/48", "fec0::/10", "2001:db8::/32", "5f00::/16", "100::/64"))
+NON_GLOBAL_NETWORKS = tuple(
+    IPv6Network(net) for net in ("64:ff9b:1::/48", "fec0::/10", "2001:db8::/32", "5f00::/16", "100::/64")
+)
 
 
 class TargetRefused(ValueError):
@@ -35,38 +37,38 @@ def check_url(url: object, allowed: frozenset[str]) -> str:
         raise TargetRefused("expected a URL such as https://app.example/hook")
     if parts.username is not None or parts.password is not None:
         raise TargetRefused("expected no user and no password in it")
-    if permitted(host, port or (443 if parts.scheme == "https" else 80), allowed):
+    if is_allowed(host, port or (443 if parts.scheme == "https" else 80), allowed):
         return url
     if parts.scheme != "https":
         raise TargetRefused("expected https; jobs.webhook_hosts lists hosts that may be asked by http")
-    if _literal(host) is not None and not public(host):
+    if _parse_ip(host) is not None and not is_public(host):
         raise TargetRefused("its address is not one of the public Internet; jobs.webhook_hosts lists hosts that may be")
     return url
 
 
-def permitted(host: str, port: int, allowed: frozenset[str]) -> bool:
+def is_allowed(host: str, port: int, allowed: frozenset[str]) -> bool:
     """Whether the operator has named it."""
     named = host.lower()
     bracketed = f"[{named}]" if ":" in named else named
     return bool({named, bracketed, f"{bracketed}:{port}"} & {entry.lower() for entry in allowed})
 
 
-def public(address: str) -> bool:
+def is_public(address: str) -> bool:
     """Whether an IP address, as the system's resolver gives it, is one of the public Internet. What stands for an IPv4
     address is judged by that."""
-    found = _literal(address)
+    found = _parse_ip(address)
     if found is None:
         return False
     if isinstance(found, IPv6Address):
-        within = _standing_for(found)
+        within = _embedded_ipv4(found)
         if within is not None:
-            return public(str(within))
-        if any(found in net for net in ELSEWHERE) or found.teredo is not None:
+            return is_public(str(within))
+        if any(found in net for net in NON_GLOBAL_NETWORKS) or found.teredo is not None:
             return False
     return found.is_global and not found.is_multicast and not found.is_reserved and not found.is_unspecified
 
 
-def _standing_for(address: IPv6Address) -> IPv4Address | None:
+def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:
@@ -76,7 +78,7 @@ def _standing_for(address: IPv6Address) -> IPv4Address | None:
     return None
 
 
-def _literal(host: str) -> IPv4Address | IPv6Address | None:
+def _parse_ip(host: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(host.partition("%")[0])
     except ValueError:

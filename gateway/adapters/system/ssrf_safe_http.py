@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from gateway.adapters.system.ssrf_guard import permitted, public
+from gateway.adapters.system.ssrf_guard import is_allowed, is_public
 
 MAX_CONNECTIONS = 32
 
@@ -30,30 +30,30 @@ class SsrfSafeSessions:
         self._allowed = allowed
         self._timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s)
         self._resolver = resolver
-        self._checked: aiohttp.ClientSession | None = None
-        self._free: aiohttp.ClientSession | None = None
+        self._guarded: aiohttp.ClientSession | None = None
+        self._unguarded: aiohttp.ClientSession | None = None
 
     def of(self, url: str) -> aiohttp.ClientSession:
         """For that URL, which `gateway.adapters.system.ssrf_guard.check_url` has let pass. Redirects are not to be followed: what
         they lead to was not checked."""
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        if permitted(parts.hostname or "", port, self._allowed):
-            if self._free is None:
-                self._free = self._opened(None)
-            return self._free
-        if self._checked is None:
-            self._checked = self._opened(checked_socket)
-        return self._checked
+        if is_allowed(parts.hostname or "", port, self._allowed):
+            if self._unguarded is None:
+                self._unguarded = self._create_session(None)
+            return self._unguarded
+        if self._guarded is None:
+            self._guarded = self._create_session(guarded_socket)
+        return self._guarded
 
     async def close(self) -> None:
         """It may be used again."""
-        sessions, self._checked, self._free = (self._checked, self._free), None, None
+        sessions, self._guarded, self._unguarded = (self._guarded, self._unguarded), None, None
         for session in sessions:
             if session is not None:
                 await session.close()
 
-    def _opened(self, factory: Any) -> aiohttp.ClientSession:
+    def _create_session(self, factory: Any) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
             limit=MAX_CONNECTIONS,
             force_close=True,  # each connection is one that was checked for this URL
@@ -68,9 +68,9 @@ class SsrfSafeSessions:
         )  # fmt: skip
 
 
-def checked_socket(info: Any) -> socket.socket:
+def guarded_socket(info: Any) -> socket.socket:
     """A socket for that very address. Raises `AddressRefused`."""
     family, kind, protocol, _, address = info
-    if not public(str(address[0])):
+    if not is_public(str(address[0])):
         raise AddressRefused("not an address of the public Internet")
     return socket.socket(family, kind, protocol)

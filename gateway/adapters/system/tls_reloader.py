@@ -27,7 +27,7 @@ class ReloadingCertificate:
         """Raises `CertificateUnusable`."""
         self._config = config
         self._ca = None if config.client_ca is None else _read(config.client_ca)
-        self._seen = self.stamps()
+        self._loaded_times = self.modification_times()
         self._current = self._load()
 
     def context(self) -> ssl.SSLContext:
@@ -37,14 +37,14 @@ class ReloadingCertificate:
         return outer
 
     def _renew(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, outer: ssl.SSLContext) -> None:
-        now = self.stamps()
-        if now != self._seen:
-            self._seen = now
-            self._current = self.unless_unusable(self._load) or self._current
+        now = self.modification_times()
+        if now != self._loaded_times:
+            self._loaded_times = now
+            self._current = self.reload_or_keep(self._load) or self._current
         if self._current is not outer:
             connection.context = self._current
 
-    def unless_unusable(self, make: Callable[[], Made]) -> Made | None:
+    def reload_or_keep(self, make: Callable[[], Made]) -> Made | None:
         try:
             made = make()
         except CertificateUnusable as error:
@@ -61,7 +61,7 @@ class ReloadingCertificate:
         try:
             context.load_cert_chain(config.certificate, config.key, password=_no_password)
         except (ssl.SSLError, OSError, _Encrypted) as error:
-            raise CertificateUnusable(_why(config, error)) from None
+            raise CertificateUnusable(_describe_failure(config, error)) from None
         if self._ca is not None:
             try:
                 context.load_verify_locations(cadata=self._ca.decode("ascii"))
@@ -80,9 +80,9 @@ class ReloadingCertificate:
         self._load()
         return _read(self._config.key), _read(self._config.certificate)
 
-    def stamps(self) -> tuple[int, ...]:
+    def modification_times(self) -> tuple[int, ...]:
         """What tells that the files were replaced: their times, nanoseconds; 0 where one is absent."""
-        return tuple(_stamp(path) for path in (self._config.certificate, self._config.key))
+        return tuple(_modified_ns(path) for path in (self._config.certificate, self._config.key))
 
 
 class _Encrypted(Exception):
@@ -93,7 +93,7 @@ def _no_password() -> str:
     raise _Encrypted
 
 
-def _stamp(path: Path) -> int:
+def _modified_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -107,7 +107,7 @@ def _read(path: Path) -> bytes:
         raise CertificateUnusable(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _why(config: TlsConfig, error: Exception) -> str:
+def _describe_failure(config: TlsConfig, error: Exception) -> str:
     for path in (config.certificate, config.key):
         _read(path)  # a missing file says its own name, which OpenSSL does not
     if isinstance(error, _Encrypted):

@@ -10,7 +10,7 @@ from gateway.adapters.system.ssrf_safe_http import AddressRefused, SsrfSafeSessi
 from gateway.job_store import WebhookOutcome
 
 CONNECT_S, TOTAL_S = 5.0, 15.0  # the specification advises 15 to 30 seconds
-READ_AT_MOST = 4096  # of an answer: only its status matters
+MAX_READ_BYTES = 4096  # of an answer: only its status matters
 
 
 class WebhookClient:
@@ -20,7 +20,7 @@ class WebhookClient:
         self._allowed = allowed
         self._sessions = SsrfSafeSessions(allowed, connect_s=CONNECT_S, total_s=TOTAL_S, resolver=resolver)
 
-    async def tell(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
+    async def send(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
         try:
             check_url(url, self._allowed)  # the operator may have changed his mind since it was accepted
         except TargetRefused:
@@ -32,7 +32,7 @@ class WebhookClient:
                 headers={**headers, "Content-Type": "application/json", "User-Agent": "nearhit-webhook"},
                 allow_redirects=False,  # what it would lead to was not checked, and is not whom the client named
             ) as response:
-                await response.content.read(READ_AT_MOST)
+                await response.content.read(MAX_READ_BYTES)
                 return WebhookOutcome(response.status, f"status {response.status}")
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, AddressRefused)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD
+from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD_LOGIT
 from gateway.adapters.onnx.model_files import ModelMissing
-from gateway.adapters.onnx.tokenizer import PairTokenizer, joined
+from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.adapters.triton.model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
 from gateway.errors import StartupError
 from gateway.ports import Clock
@@ -25,7 +25,7 @@ FORM = InputSpec(
     "logit",
     types=True,
     log=logging.getLogger("nearhit.semantic"),
-    without="the first opinion decides",
+    degraded_behaviour="the first opinion decides",
 )
 # Of a logit. Other kernels move one by 1e-5, half floats by hundredths; int8 activations, whose logits depend on what
 # else is in the batch, by up to 0.45 on these pairs, and other weights by more.
@@ -59,19 +59,19 @@ class TritonCrossEncoder:
             raise ModelMissing(f"the tokenizer {tokenizer} is missing: run `nearhit model fetch`")
         self._reader = PairTokenizer(tokenizer)
         memory = None if data_dir is None else MetadataCache(data_dir, FORM.kind, url, model, self.digest)
-        known = None if memory is None or (noted := memory.recall()) is None else noted.described
-        self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known=known)
+        known_metadata = None if memory is None or (noted := memory.load()) is None else noted.described
+        self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known_metadata=known_metadata)
         rows = [row for asked, stored in pairs if (row := self._row(self._reader.ids(asked), stored)) is not None]
-        if not self._model.away:
-            self._check(self._model.probed(rows), expected)
+        if not self._model.is_away:
+            self._check(self._model.probe(rows), expected)
             if memory is not None:
-                memory.note(CachedMetadata(self._model.described, self.digest, 1))
-        self._model.recognise(rows, lambda again: _off(again, expected) <= TOLERANCE)
+                memory.save(CachedMetadata(self._model.described, self.digest, 1))
+        self._model.verify_against(rows, lambda again: _max_deviation(again, expected) <= TOLERANCE)
 
     def _check(self, found: Matrix, expected: Matrix) -> None:
-        if not (off := _off(found, expected)) <= TOLERANCE:
+        if not (off := _max_deviation(found, expected)) <= TOLERANCE:
             raise StartupError(
-                f"{self._model.place} is not the one that this gateway's weights belong to (logits differ by up to "
+                f"{self._model.description} is not the one that this gateway's weights belong to (logits differ by up to "
                 f"{off:.2f}, expected at most {TOLERANCE}): put there what `nearhit model triton` writes"
             )
 
@@ -80,15 +80,15 @@ class TritonCrossEncoder:
         one = self._reader.ids(asked)
         rows = [self._row(one, other) for other in stored]
         read = [row for row in rows if row is not None]
-        found = iter(self._model.ask(read)[:, 0].tolist() if read else ())
-        return [UNREAD if row is None else next(found) for row in rows]
+        found = iter(self._model.infer(read)[:, 0].tolist() if read else ())
+        return [UNREAD_LOGIT if row is None else next(found) for row in rows]
 
     def _row(self, one: list[int] | None, stored: str) -> TokenRow | None:
-        pair = joined(one, self._reader.ids(stored))
+        pair = join_pair(one, self._reader.ids(stored))
         return None if pair is None else TokenRow(pair[0].tolist(), pair[1].tolist())
 
 
-def _off(found: Matrix, expected: Matrix) -> float:
+def _max_deviation(found: Matrix, expected: Matrix) -> float:
     """The largest difference; infinite where the form is another one."""
     return float(np.abs(found[:, 0] - expected).max()) if found.shape == (len(expected), 1) else np.inf
 

@@ -25,7 +25,7 @@ FORM = InputSpec(
     "sentence_embedding",
     types=False,
     log=logging.getLogger("nearhit.embedder"),
-    without="requests are exact hits or misses",
+    degraded_behaviour="requests are exact hits or misses",
 )
 # What the model is recognised by: short texts from many subjects.
 PROBES = (
@@ -50,20 +50,22 @@ class TritonEncoder:
     def __init__(
         self, url: str, model: str, tokenizer: Path, *, timeout_s: float, clock: Clock, data_dir: Path | None = None
     ) -> None:
-        self._reader, read_by = reader_of(tokenizer)
+        self._reader, read_by = load_reader(tokenizer)
         memory = None if data_dir is None else MetadataCache(data_dir, FORM.kind, url, model, read_by)
-        known = None if memory is None else memory.recall()
-        described = None if known is None else known.described
-        self._model = TritonModel(url, model, FORM, timeout_s=timeout_s, clock=clock, known=described, finished=_unit)
+        known_metadata = None if memory is None else memory.load()
+        described = None if known_metadata is None else known_metadata.described
+        self._model = TritonModel(
+            url, model, FORM, timeout_s=timeout_s, clock=clock, known_metadata=described, postprocess=_normalise
+        )
         probes = [TokenRow(self._reader.read(text).ids) for text in PROBES]
-        if known is None or not self._model.away:
-            vectors = self._model.probed(probes)
-            known = CachedMetadata(self._model.described, likeness(vectors), vectors.shape[1])
+        if known_metadata is None or not self._model.is_away:
+            vectors = self._model.probe(probes)
+            known_metadata = CachedMetadata(self._model.described, fingerprint_vectors(vectors), vectors.shape[1])
             if memory is not None:
-                memory.note(known)
-        proof, described = known.proof, self._model.described
-        self._model.recognise(probes, lambda found: likeness(found) == proof)
-        self.dimension = known.dimension
+                memory.save(known_metadata)
+        proof, described = known_metadata.proof, self._model.described
+        self._model.verify_against(probes, lambda found: fingerprint_vectors(found) == proof)
+        self.dimension = known_metadata.dimension
         about = f"{read_by} {described.platform} {self.dimension} {proof}"
         digest = hashlib.sha256(about.encode()).hexdigest()
         self.fingerprint = f"{model}/triton-{described.version}/{digest[:12]}"
@@ -76,7 +78,7 @@ class TritonEncoder:
             return []
         read = [self._reader.read(text) for text in texts]
         try:
-            vectors = self._model.ask([TokenRow(each.ids) for each in read])
+            vectors = self._model.infer([TokenRow(each.ids) for each in read])
         except ModelUnavailable as error:
             raise EmbedderUnavailable(str(error)) from None
         return [
@@ -85,7 +87,7 @@ class TritonEncoder:
         ]
 
 
-def reader_of(tokenizer: Path) -> tuple[TextTokenizer, str]:
+def load_reader(tokenizer: Path) -> tuple[TextTokenizer, str]:
     """And the file's SHA-256. Raises `ModelMissing` or `StartupError`."""
     try:
         return TextTokenizer(tokenizer), sha256_of(tokenizer)
@@ -95,14 +97,14 @@ def reader_of(tokenizer: Path) -> tuple[TextTokenizer, str]:
         raise StartupError(f"the tokenizer {tokenizer} cannot be read: {error}"[:300]) from None
 
 
-def _unit(vectors: Matrix) -> Matrix:
+def _normalise(vectors: Matrix) -> Matrix:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not lengths.all():
         raise ModelUnavailable("the embedding model sent vectors of zeros")
     return np.asarray(vectors / lengths, np.float32)
 
 
-def likeness(vectors: Matrix) -> str:
+def fingerprint_vectors(vectors: Matrix) -> str:
     """What is the same for two computations of one model and differs between models: of each row the element that is
     largest in amount, and its sign.
 

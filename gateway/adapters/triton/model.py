@@ -55,7 +55,7 @@ class MetadataCache:
         name = hashlib.sha256("\n".join(decisive).encode()).hexdigest()[:16]
         self._file = data_dir / FOLDER / f"{name}.json"
 
-    def recall(self) -> CachedMetadata | None:
+    def load(self) -> CachedMetadata | None:
         """None: nothing that can be read."""
         try:
             found = json.loads(self._file.read_bytes())
@@ -76,7 +76,7 @@ class MetadataCache:
             LOG.warning("what a served model was cannot be read", extra={"fields": _fields(self._file, error)})
             return None
 
-    def note(self, what: CachedMetadata) -> None:
+    def save(self, what: CachedMetadata) -> None:
         """Without a folder that can be written the next start needs the server."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ START_TIMEOUT_S = 10.0  # of each question at the start: a model that has not ru
 
 FAILURES, COOLDOWN_S, LONGEST_S = 3, 1.0, 30.0  # of the breaker
 
-PROVE_S = 60.0  # how long answers are trusted to be of the model of the start, without a failure in between
+VERIFY_INTERVAL_S = 60.0  # how long answers are trusted to be of the model of the start, without a failure in between
 
 Matrix = NDArray[np.float32]
 
@@ -119,22 +119,22 @@ class TokenRow:
 @dataclass(frozen=True, slots=True)
 class InputSpec:
     """What is asked of a model. `kind`: what it is called, such as "embedding model". `output`: float32, one row for
-    each of the request. `without`: what becomes of requests while it is away."""
+    each of the request. `degraded_behaviour`: what becomes of requests while it is away."""
 
     kind: str
     output: str
     types: bool  # whether it has to take token_type_ids
     log: logging.Logger
-    without: str
+    degraded_behaviour: str
 
 
 class TritonModel:
-    """`url`: grpc:// or grpcs://HOST:PORT. `timeout_s`: of one `ask`, seconds. `finished`: makes of each answer what is
-    used of it; raises `ModelUnavailable`. `known`: what it was at an earlier start. Threads may share it: the client's `infer`
+    """`url`: grpc:// or grpcs://HOST:PORT. `timeout_s`: of one `infer`, seconds. `postprocess`: makes of each answer what is
+    used of it; raises `ModelUnavailable`. `known_metadata`: what it was at an earlier start. Threads may share it: the client's `infer`
     is of those that may be called at once.
 
     Made, it asks the server for the model. Raises `StartupError` where that has another one, or does not answer and the
-    model is not `known` either; where it is, the model is `away` until it answers as it did then.
+    model is not `known_metadata` either; where it is, the model is `is_away` until it answers as it did then.
     """
 
     def __init__(
@@ -145,79 +145,79 @@ class TritonModel:
         *,
         timeout_s: float,
         clock: Clock,
-        known: ModelMetadata | None = None,
-        finished: Callable[[Matrix], Matrix] = lambda given: given,
+        known_metadata: ModelMetadata | None = None,
+        postprocess: Callable[[Matrix], Matrix] = lambda given: given,
     ) -> None:
         scheme, _, address = url.partition("://")
-        self.place = f"the {form.kind} '{model}' at {url}"
+        self.description = f"the {form.kind} '{model}' at {url}"
         self._model = model
         self._form = form
         self._timeout_s = timeout_s
         self._clock = clock
-        self._finished = finished
+        self._postprocess = postprocess
         self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S, LONGEST_S)
-        self._state = threading.Lock()  # of the breaker and what the log has
-        self._proving = threading.Lock()
-        self._told = False  # whether the log has it that the model does not answer
+        self._state_lock = threading.Lock()  # of the breaker and what the log has
+        self._verify_lock = threading.Lock()
+        self._failure_logged = False  # whether the log has it that the model does not answer
         self._probes: Sequence[TokenRow] = ()
-        self._same: Callable[[Matrix], bool] = lambda _: True
-        self._proved_at = clock.monotonic()
+        self._is_same_model: Callable[[Matrix], bool] = lambda _: True
+        self._verified_at = clock.monotonic()
         self._client = triton.InferenceServerClient(address, ssl=scheme == "grpcs", channel_args=OPTIONS)
-        self.away = False  # at the start
+        self.is_away = False  # at the start
         try:
-            self.described = self._described()
+            self.described = self._fetch_metadata()
         except InferenceServerException as error:
-            if known is None:
-                raise StartupError(f"{self.place} does not answer: {_said(error)}") from None
-            self.described, self.away = known, True
-            self._failed(_said(error))
+            if known_metadata is None:
+                raise StartupError(f"{self.description} does not answer: {_error_text(error)}") from None
+            self.described, self.is_away = known_metadata, True
+            self._failed(_error_text(error))
 
-    def probed(self, probes: Sequence[TokenRow]) -> Matrix:
+    def probe(self, probes: Sequence[TokenRow]) -> Matrix:
         """Its answers at the start. Raises `StartupError`."""
         try:
-            return self._asked(probes, self._clock.monotonic() + START_TIMEOUT_S)
+            return self._infer_batches(probes, self._clock.monotonic() + START_TIMEOUT_S)
         except InferenceServerException as error:
-            raise StartupError(f"{self.place} does not answer: {_said(error)}") from None
+            raise StartupError(f"{self.description} does not answer: {_error_text(error)}") from None
         except ModelUnavailable as error:
             raise StartupError(str(error)) from None
 
-    def recognise(self, probes: Sequence[TokenRow], same: Callable[[Matrix], bool]) -> None:
+    def verify_against(self, probes: Sequence[TokenRow], same: Callable[[Matrix], bool]) -> None:
         """From now on answers count only while those to the probes are of the model of the start."""
-        self._probes, self._same = probes, same
+        self._probes, self._is_same_model = probes, same
 
-    def ask(self, rows: Sequence[TokenRow]) -> Matrix:
+    def infer(self, rows: Sequence[TokenRow]) -> Matrix:
         """One answer a row, in one request or in as few as the model takes. Raises `ModelUnavailable`."""
         now = self._clock.monotonic()
-        with self._state:
+        with self._state_lock:
             if not self._breaker.allow(now):
-                raise ModelUnavailable(f"{self.place} has failed {FAILURES} times in a row and is left alone")
+                raise ModelUnavailable(f"{self.description} has failed {FAILURES} times in a row and is left alone")
         try:
-            self._prove(now)
-            found = self._asked(rows, now + self._timeout_s)
+            self._verify(now)
+            found = self._infer_batches(rows, now + self._timeout_s)
         except (InferenceServerException, ModelUnavailable) as error:
-            why = _said(error) if isinstance(error, InferenceServerException) else str(error)
+            why = _error_text(error) if isinstance(error, InferenceServerException) else str(error)
             self._failed(why)
             raise ModelUnavailable(why) from None
-        with self._state:
+        with self._state_lock:
             self._breaker.succeeded()
-            back, self._told = self._told, False
+            back, self._failure_logged = self._failure_logged, False
         if back:
             self._form.log.info(f"the {self._form.kind} answers again", extra={"fields": {"model": self._model}})
         return found
 
     def _failed(self, why: str) -> None:
         now = self._clock.monotonic()
-        with self._state:
+        with self._state_lock:
             self._breaker.failed(now)
-            self._proved_at = now - PROVE_S  # a server that went away may come back with another model
-            told, self._told = self._told, True
-        if not told:
+            self._verified_at = now - VERIFY_INTERVAL_S  # a server that went away may come back with another model
+            was_logged, self._failure_logged = self._failure_logged, True
+        if not was_logged:
             self._form.log.warning(
-                f"the {self._form.kind} does not answer: {self._form.without} until it does",
+                f"the {self._form.kind} does not answer: {self._form.degraded_behaviour} until it does",
                 extra={"fields": {"model": self._model, "error": why}},
             )
 
-    def _described(self) -> ModelMetadata:
+    def _fetch_metadata(self) -> ModelMetadata:
         """Raises `StartupError` for another kind of model, and what the client raises."""
         about = self._client.get_model_metadata(self._model, client_timeout=START_TIMEOUT_S)
         config = self._client.get_model_config(self._model, client_timeout=START_TIMEOUT_S).config
@@ -228,29 +228,29 @@ class TritonModel:
         if not fits or outputs.get(self._form.output) != "FP32":
             types = f", {MASK} and {TYPES}" if self._form.types else f" and {MASK} ({TYPES} too, if need be)"
             raise StartupError(
-                f"{self.place} has inputs {_listed(inputs)} and outputs {_listed(outputs)}, expected INT64 "
+                f"{self.description} has inputs {_format_tensors(inputs)} and outputs {_format_tensors(outputs)}, expected INT64 "
                 f"{IDS}{types} and FP32 {self._form.output}"
             )
         version = max(about.versions, key=int)  # Triton's versions are numbers
         return ModelMetadata(version, tuple(sorted(inputs)), config.max_batch_size, about.platform or config.backend)
 
-    def _prove(self, now: float) -> None:
+    def _verify(self, now: float) -> None:
         """That the model is still the one of the start: its name and version say nothing of its file."""
-        with self._proving:
-            if now - self._proved_at < PROVE_S:
+        with self._verify_lock:
+            if now - self._verified_at < VERIFY_INTERVAL_S:
                 return
-            if not self._same(self._asked(self._probes, self._clock.monotonic() + self._timeout_s)):
+            if not self._is_same_model(self._infer_batches(self._probes, self._clock.monotonic() + self._timeout_s)):
                 raise ModelUnavailable(
-                    f"{self.place} is another model than at the start, expected that one, or a restart of the gateway"
+                    f"{self.description} is another model than at the start, expected that one, or a restart of the gateway"
                 )
-            self._proved_at = now
+            self._verified_at = now
 
-    def _asked(self, rows: Sequence[TokenRow], deadline: float) -> Matrix:
+    def _infer_batches(self, rows: Sequence[TokenRow], deadline: float) -> Matrix:
         step = self.described.rows or len(rows)
         found = np.concatenate([self._infer(rows[i : i + step], deadline) for i in range(0, len(rows), step)])
         if not np.isfinite(found).all():
-            raise ModelUnavailable(f"{self.place} sent {self._form.output} that is not finite")
-        return self._finished(found)
+            raise ModelUnavailable(f"{self.description} sent {self._form.output} that is not finite")
+        return self._postprocess(found)
 
     def _infer(self, rows: Sequence[TokenRow], deadline: float) -> Matrix:
         """The version is pinned: another one is another model."""
@@ -266,21 +266,23 @@ class TritonModel:
             tensor = triton.InferInput(name, given[name].shape, "INT64")
             tensor.set_data_from_numpy(given[name])
             inputs.append(tensor)
-        left = deadline - self._clock.monotonic()
-        if left <= 0:
-            raise ModelUnavailable(f"{self.place} sent no answer within {self._timeout_s:g} s")
-        result = self._client.infer(self._model, inputs, model_version=self.described.version, client_timeout=left)
+        remaining_s = deadline - self._clock.monotonic()
+        if remaining_s <= 0:
+            raise ModelUnavailable(f"{self.description} sent no answer within {self._timeout_s:g} s")
+        result = self._client.infer(
+            self._model, inputs, model_version=self.described.version, client_timeout=remaining_s
+        )
         found = result.as_numpy(self._form.output)
         if found is None or found.ndim != 2 or found.shape[0] != len(rows):
-            raise ModelUnavailable(f"{self.place} sent no {self._form.output} of {len(rows)} rows")
+            raise ModelUnavailable(f"{self.description} sent no {self._form.output} of {len(rows)} rows")
         return np.asarray(found, np.float32)
 
 
-def _said(error: InferenceServerException) -> str:
+def _error_text(error: InferenceServerException) -> str:
     """Its words name models, shapes and addresses; no text has left this process."""
     status = re.sub(r"^StatusCode\.", "", str(error.status() or ""))
     return f"{status} {error.message()}".strip()[:200]
 
 
-def _listed(tensors: dict[str, str]) -> str:
+def _format_tensors(tensors: dict[str, str]) -> str:
     return ", ".join(f"{kind} {name}" for name, kind in sorted(tensors.items())) or "none"

@@ -27,7 +27,7 @@ RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_ba
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), *RECONNECT]
 
 # The models of one Triton server: what their configurations say, whether they answer, and the repository's API.
-TRIAL = "ping"  # what a model is asked to see whether it answers
+PROBE_TEXT = "ping"  # what a model is asked to see whether it answers
 
 LOAD_TIMEOUT_S = 300.0  # weights of a large model come from a disk, or over a network
 
@@ -93,14 +93,14 @@ class TritonModels:
         """Whether it does: a call with a word in it, and one token to come where it lets that be said."""
         try:
             model = await self.describe(name)
-            inputs = self.inputs(model, TRIAL, 1)
-            async with self.in_time(self._timeouts.first_byte):
+            inputs = self.inputs(model, PROBE_TEXT, 1)
+            async with self.call_timeout(self._timeouts.first_byte):
                 if model.decoupled:
                     await self._first_response(name, inputs)
                 else:
                     await self._client.infer(name, inputs)
         except (InferenceServerException, BackendError, OSError) as error:
-            if isinstance(error, InferenceServerException) and (condition := condition_told(error)) is not None:
+            if isinstance(error, InferenceServerException) and (condition := condition_from_error(error)) is not None:
                 self.told(name, condition)
             return False
         return True
@@ -110,7 +110,7 @@ class TritonModels:
         be loaded; it is absent then."""
         self._described.pop(name, None)
         try:
-            async with self.in_time(LOAD_TIMEOUT_S):
+            async with self.call_timeout(LOAD_TIMEOUT_S):
                 await self._client.unload_model(name)
                 await self._client.load_model(name)
         except InferenceServerException as error:
@@ -121,7 +121,7 @@ class TritonModels:
     async def describe(self, name: str) -> ModelConfig:
         """A model's configuration, read once; a failure is not remembered."""
         if name not in self._described:
-            async with self.in_time(self._timeouts.connect):
+            async with self.call_timeout(self._timeouts.connect):
                 config = (await self._client.get_model_config(name)).config
             types = {tensor.name: tensor.data_type for tensor in config.input}
             limit_type = types.get(self._tensors.max_tokens)
@@ -146,7 +146,7 @@ class TritonModels:
         return [prompt, tokens]
 
     @asynccontextmanager
-    async def in_time(self, seconds: float) -> AsyncIterator[None]:
+    async def call_timeout(self, seconds: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -154,7 +154,7 @@ class TritonModels:
             raise BackendError(f"backend '{self._backend}' sent no answer in time", status=504) from None
 
     async def _first_response(self, name: str, inputs: list[triton.InferInput]) -> None:
-        stream = self._client.stream_infer(once(name, inputs, ""))
+        stream = self._client.stream_infer(single_request(name, inputs, ""))
         try:
             _, error = await anext(stream)
             if error is not None:
@@ -165,7 +165,7 @@ class TritonModels:
             stream.cancel()
 
 
-def condition_told(error: InferenceServerException) -> ModelCondition | None:
+def condition_from_error(error: InferenceServerException) -> ModelCondition | None:
     """What Triton's words say of the model: a status of its own it has for neither, and on streams for no error."""
     said = error.message()
     if "Stub process" in said and "is not healthy" in said:
@@ -173,7 +173,7 @@ def condition_told(error: InferenceServerException) -> ModelCondition | None:
     return ModelCondition.ABSENT if "Request for unknown model" in said or "is not ready" in said else None
 
 
-async def once(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:
+async def single_request(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:
     """One request, then the end of our half of the stream: Triton closes its own after the last response, so a model
     that sends its final flag in an empty response (which this client cannot ask for) ends no later."""
     yield {"model_name": model, "inputs": inputs, "request_id": request_id}

@@ -10,7 +10,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.dialects.kserve_message import InferenceRequest, InferenceResponse, RequestedOutput
-from gateway.dialects.kserve_tensors import NUMBERS, Tensor, packed
+from gateway.dialects.kserve_tensors import NUMBERS, Tensor, pack_strings
 from gateway.errors import BadRequest, MalformedResponse
 
 SHARED = "shared_memory_region"
@@ -35,7 +35,7 @@ def inference_of(message: Any) -> InferenceRequest:
     inputs = []
     for given in message.inputs:
         parameters = parameters_of(given.parameters)
-        data = None if SHARED in parameters else next(raw, None) if raw_given else _typed(given)
+        data = None if SHARED in parameters else next(raw, None) if raw_given else _typed_contents(given)
         if data is None and SHARED not in parameters:
             raise BadRequest(f"input {given.name[:100]!r} has no content")
         inputs.append(Tensor(given.name, given.datatype, tuple(given.shape), parameters, data))
@@ -68,7 +68,7 @@ def answer_of(message: Any) -> InferenceResponse:
     raw, outputs = message.raw_output_contents, []
     for at, given in enumerate(message.outputs):
         its = parameters_of(given.parameters)
-        content = None if SHARED in its else raw[at] if at < len(raw) else _typed(given)
+        content = None if SHARED in its else raw[at] if at < len(raw) else _typed_contents(given)
         if content is None and SHARED not in its:
             raise MalformedResponse(f"the output {given.name[:100]!r} has no content")
         outputs.append(Tensor(given.name, given.datatype, tuple(given.shape), its, content))
@@ -84,7 +84,7 @@ def response_of(answer: InferenceResponse, identity: str) -> Any:
     parameters = head.get("parameters")
     _set(message.parameters, parameters if isinstance(parameters, dict) else {})
     for tensor in answer.outputs:
-        if tensor.said is not None:
+        if tensor.json_value is not None:
             raise MalformedResponse(f"the output {tensor.name[:100]!r} is no tensor of {tensor.datatype}")
         each = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         _set(each.parameters, tensor.parameters)
@@ -113,14 +113,14 @@ def _set(target: Any, parameters: Mapping[str, Any]) -> None:
             target[name].string_param = value
 
 
-def _typed(given: Any) -> bytes | None:
+def _typed_contents(given: Any) -> bytes | None:
     """The raw form of `contents`; None where they are not of this datatype."""
     field = CONTENTS.get(given.datatype)
     if field is None:
         return None
     values: Sequence[Any] = getattr(given.contents, field)
     if given.datatype == "BYTES":
-        return packed(values)
+        return pack_strings(values)
     try:
         return np.array(values, NUMBERS[given.datatype]).tobytes()
     except OverflowError:

@@ -46,13 +46,13 @@ class FeatureVector:
         return dict(zip(NAMES, self.values, strict=True))
 
 
-def features(asked: str, stored: Sequence[str]) -> FloatArray:
+def features(query: str, stored: Sequence[str]) -> FloatArray:
     """(k, len(NAMES)) float64, finite whatever the texts are: one row a stored question."""
-    reading = read(asked)
+    reading = read(query)
     return np.array([word_features(reading, kept(other)) for other in stored], np.float64).reshape(
         len(stored), len(NAMES)
     )
 
 
-def vectors(asked: str, stored: Sequence[str]) -> list[FeatureVector]:
-    return [FeatureVector(tuple(map(float, row))) for row in features(asked, stored)]
+def vectors(query: str, stored: Sequence[str]) -> list[FeatureVector]:
+    return [FeatureVector(tuple(map(float, row))) for row in features(query, stored)]

@@ -20,7 +20,7 @@ CONDITIONS = frozenset(
 BREAKS = CONDITIONS | frozenset(
     "and or but of to that which who what how why then than is are was were do does".split()
 )
-LONGEST = 6  # words of a phrase
+MAX_CONDITION_WORDS = 6  # words of a phrase
 
 ASPECTS = {
     word: group.split()[0]
@@ -74,14 +74,14 @@ _PAIRED = {
 }
 
 
-_ASKED_IN_A_WORD, _ASKED_IN_TWO = frozenset(ASPECTS), frozenset(_PAIRED)
+_ASPECT_WORDS, _ASPECT_PAIRS = frozenset(ASPECTS), frozenset(_PAIRED)
 
 
 def aspects(words: frozenset[str], pairs: frozenset[tuple[str, str]]) -> frozenset[str]:
     """The kinds of answer that the words ask for, wherever they stand. `pairs`: those that stand side by side."""
-    found = {ASPECTS[word] for word in words & _ASKED_IN_A_WORD}
-    found.update(_PAIRED[pair] for pair in pairs & _ASKED_IN_TWO)
-    return frozenset(found)
+    matched = {ASPECTS[word] for word in words & _ASPECT_WORDS}
+    matched.update(_PAIRED[pair] for pair in pairs & _ASPECT_PAIRS)
+    return frozenset(matched)
 
 
 def conditions(
@@ -91,14 +91,14 @@ def conditions(
     that carry meaning."""
     if CONDITIONS.isdisjoint(vocabulary):
         return ()
-    found = []
+    matched = []
     opened: str | None = None
     inner: list[str] = []
     for word in (*words, "and"):
-        if word in BREAKS or len(inner) >= LONGEST:
+        if word in BREAKS or len(inner) >= MAX_CONDITION_WORDS:
             if opened and inner:
-                found.append((opened, frozenset(inner)))
+                matched.append((opened, frozenset(inner)))
             opened, inner = (word if word in CONDITIONS else None), []
         elif word in stems:
             inner.append(stems[word])
-    return tuple(found)
+    return tuple(matched)

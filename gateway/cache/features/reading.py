@@ -1,6 +1,6 @@
 """What one question says, read once: words, numbers, units, dates, names, negations, order. Bounded and linear.
 
-A text is read up to `LONGEST` characters, words up to `MOST_WORDS`: what an encoder truncates is never looked up, so a
+A text is read up to `LONGEST` characters, words up to `MAX_WORDS`: what an encoder truncates is never looked up, so a
 longer text only meets these bounds when somebody means harm.
 """
 
@@ -18,9 +18,9 @@ from gateway.cache.features.phrases import aspects, conditions
 from gateway.cache.lexical import PatternIndex, any_of, digits, written_with
 
 LONGEST = 4096  # characters; the encoder's own bound (256 tokens)
-MOST_WORDS = 256  # what 256 tokens can hold
-KEPT = 1024  # readings: what is stored is read again for every question near it; 0.05 ms each, some 6 kB
-KEPT_STEMS = 4096  # words
+MAX_WORDS = 256  # what 256 tokens can hold
+READING_CACHE_SIZE = 1024  # readings: what is stored is read again for every question near it; 0.05 ms each, some 6 kB
+STEM_CACHE_SIZE = 4096  # words
 
 _NOTHING: frozenset[str] = frozenset()
 _HAN = "\u3400-\u9fff"
@@ -49,14 +49,14 @@ class QuestionReading:
     vocabulary: frozenset[str]  # of the words, each once
     pairs: frozenset[tuple[str, str]]  # words that stand side by side
     content: tuple[str, ...]  # stems of the words that carry meaning, in order
-    places: Mapping[str, int]  # of each of these where it stands first, in order
+    positions: Mapping[str, int]  # of each of these where it stands first, in order
     aspects: frozenset[str]
     conditions: tuple[tuple[str, frozenset[str]], ...]
     kinds: tuple[frozenset[str], ...]  # numbers, units, calendar, quantifiers, comparatives, quoted, code
     names: frozenset[str]
     negations: int
     directions: frozenset[tuple[str, str]]
-    asks: str  # what kind of answer the question wants; "" where it does not say
+    question_type: str  # what kind of answer the question wants; "" where it does not say
     tenses: frozenset[str]
     modals: frozenset[str]
     persons: frozenset[str]
@@ -68,7 +68,7 @@ def read(text: str) -> QuestionReading:
     return _read(text, lexical.read)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=READING_CACHE_SIZE)
 def kept(text: str) -> QuestionReading:
     return _read(text, lexical.kept)
 
@@ -84,47 +84,47 @@ def _read(text: str, read_words: Callable[[str], lexical.Lexical]) -> QuestionRe
     vocabulary, pairs = frozenset(words), frozenset(pairwise(words))
     stems = {word: stem(word) for word in vocabulary - v.STOP}
     content = tuple([stems[word] for word in words if word in stems])
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for at, short in enumerate(content):
-        places.setdefault(short, at)
-    meant = _meant(vocabulary)
+        positions.setdefault(short, at)
+    meant = _meanings(vocabulary)
     return QuestionReading(
         checks=checks,
         words=words,
         vocabulary=vocabulary,
         pairs=pairs,
         content=content,
-        places=places,
+        positions=positions,
         aspects=aspects(vocabulary, pairs),
         conditions=conditions(words, stems, vocabulary),
         kinds=(
-            frozenset(map(_plain, _NUMBER.found(text, clues)[:MOST_WORDS])) | meant.get("number", _NOTHING),
+            frozenset(map(_plain, _NUMBER.matches(text, clues)[:MAX_WORDS])) | meant.get("number", _NOTHING),
             frozenset(meant.get("unit", _NOTHING)),
             frozenset(meant.get("calendar", _NOTHING)),
             frozenset(meant.get("quantifier", _NOTHING)),
             frozenset(meant.get("comparative", _NOTHING)),
-            frozenset([quoted.lower().strip() for quoted in _QUOTED.found(text, clues)]),
-            frozenset(_CODE.found(text, clues)[:MOST_WORDS]),
+            frozenset([quoted.lower().strip() for quoted in _QUOTED.matches(text, clues)]),
+            frozenset(_CODE.matches(text, clues)[:MAX_WORDS]),
         ),
-        names=basis.names if len(basis.names) <= MOST_WORDS else frozenset(list(basis.names)[:MOST_WORDS]),
+        names=basis.names if len(basis.names) <= MAX_WORDS else frozenset(list(basis.names)[:MAX_WORDS]),
         negations=basis.negations,
-        directions=frozenset(basis.directions[:MOST_WORDS]),
-        asks=_asks(words),
+        directions=frozenset(basis.directions[:MAX_WORDS]),
+        question_type=_question_type(words),
         tenses=frozenset(meant.get("tense", _NOTHING)),
         modals=frozenset(meant.get("modal", _NOTHING)),
         persons=frozenset(meant.get("person", _NOTHING)),
-        symmetric=bool(_SYMMETRIC.found(text, clues)),
+        symmetric=bool(_SYMMETRIC.matches(text, clues)),
     )
 
 
 def _words(text: str, basis: lexical.Lexical) -> tuple[str, ...]:
     """Those of the checks, where nothing is in the text that would join others. A dot at its end joins nothing."""
     if basis.clues is None or "." in text.rstrip(". ") or _JOINED(basis.clues):
-        return tuple(map(str.lower, _WORD.findall(text)[:MOST_WORDS]))
-    return basis.words[:MOST_WORDS]
+        return tuple(map(str.lower, _WORD.findall(text)[:MAX_WORDS]))
+    return basis.words[:MAX_WORDS]
 
 
-def _meant(vocabulary: Set[str]) -> Mapping[str, Set[str]]:
+def _meanings(vocabulary: Set[str]) -> Mapping[str, Set[str]]:
     """By kind, what the words mean of it: of most questions two or three words mean something."""
     meant: dict[str, set[str]] = {}
     for word in vocabulary & v.MARKED:
@@ -141,7 +141,7 @@ def _plain(number: str) -> str:
 _SUFFIXES = (("'s", ""), ("ies", "y"), ("ing", ""), ("ed", ""), ("es", ""), ("s", ""), ("ly", ""), ("e", ""))
 
 
-@lru_cache(maxsize=KEPT_STEMS)
+@lru_cache(maxsize=STEM_CACHE_SIZE)
 def stem(word: str) -> str:
     """A cut-off form that inflections share, or the group's first word where synonyms, units or numbers are known."""
     word = v.SYNONYMS.get(word) or v.UNITS.get(word) or v.NUMBER_WORDS.get(word) or word
@@ -200,7 +200,7 @@ _PLAIN = {
 _ASKING = frozenset({*_PLAIN, "how", "wie", "what", "what's", "which", "was"})
 
 
-def _asks(words: tuple[str, ...]) -> str:
+def _question_type(words: tuple[str, ...]) -> str:
     """The first question word decides; an auxiliary at the start asks for yes or no unless one follows soon."""
     for at, word in enumerate(words[:24]):
         if word not in _ASKING:

@@ -7,10 +7,10 @@ from functools import lru_cache
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from gateway.cache.features.reading import KEPT_STEMS, QuestionReading
+from gateway.cache.features.reading import STEM_CACHE_SIZE, QuestionReading
 from gateway.cache.features.vocabulary import OPPOSITES, STOP
 
-_MOST = 24  # unmatched or shared words that are compared one by one: bounds the quadratic parts
+_MAX_STEMS = 24  # unmatched or shared words that are compared one by one: bounds the quadratic parts
 _CAP = 4.0  # a fifth difference says no more than a fourth
 _NO_KINDS = (0.0,) * 12
 
@@ -62,39 +62,39 @@ class WordFeatures(NamedTuple):
     length: float  # words of the shorter, 0 to 40
 
 
-def word_features(asked: QuestionReading, stored: QuestionReading) -> WordFeatures:
+def word_features(query: QuestionReading, stored: QuestionReading) -> WordFeatures:
     """By place, group by group: given by their 42 names they take 5 us more."""
-    a, b = asked.places.keys(), stored.places.keys()
+    a, b = query.positions.keys(), stored.positions.keys()
     left_a, left_b = a - b, b - a
     shared = len(a) - len(left_a)
     only_a, only_b, likeness = _unmatched(left_a, left_b)
-    words_a, words_b = asked.vocabulary, stored.vocabulary
-    inverted = _inverted(asked.places, stored.places)
-    ordered = not (asked.symmetric and stored.symmetric) and not only_a and not only_b
-    shorter, longer = sorted((len(asked.words), len(stored.words)))
+    words_a, words_b = query.vocabulary, stored.vocabulary
+    inverted = _inverted(query.positions, stored.positions)
+    ordered = not (query.symmetric and stored.symmetric) and not only_a and not only_b
+    shorter, longer = sorted((len(query.words), len(stored.words)))
     return WordFeatures._make((
-        *_kinds(asked.kinds, stored.kinds),
+        *_kinds(query.kinds, stored.kinds),
         # A name that the other text mentions in lower case is no difference; nor is a stop word in capitals.
-        *_difference(asked.names - words_b - STOP, stored.names - words_a - STOP),
-        float(asked.negations % 2 != stored.negations % 2),
+        *_difference(query.names - words_b - STOP, stored.names - words_a - STOP),
+        float(query.negations % 2 != stored.negations % 2),
         _opposites(words_a - words_b, words_b - words_a),
-        _reversed(asked.directions, stored.directions),
+        _reversed(query.directions, stored.directions),
         inverted,
         inverted if ordered else 0.0,
-        _asks_differ(asked.asks, stored.asks),
-        *_difference(asked.aspects, stored.aspects),
-        *_conditions(asked, stored),
-        *_ends(asked, stored, left_a, left_b),
-        float(asked.tenses != stored.tenses),
-        float(asked.modals != stored.modals),
-        float(asked.persons != stored.persons),
+        _asks_differ(query.question_type, stored.question_type),
+        *_difference(query.aspects, stored.aspects),
+        *_conditions(query, stored),
+        *_ends(query, stored, left_a, left_b),
+        float(query.tenses != stored.tenses),
+        float(query.modals != stored.modals),
+        float(query.persons != stored.persons),
         min(float(min(only_a, only_b)), _CAP),
         min(float(abs(only_a - only_b)), _CAP),
         _share(shared, len(a), len(b)),
         shared / max(1, min(len(a), len(b))),
         likeness,
         _share(len(words_a & words_b), len(words_a), len(words_b)),
-        _share(len(asked.pairs & stored.pairs), len(asked.pairs), len(stored.pairs)),
+        _share(len(query.pairs & stored.pairs), len(query.pairs), len(stored.pairs)),
         (shorter + 1) / (longer + 1),
         min(float(shorter), 40.0),
     ))  # fmt: skip
@@ -115,11 +115,11 @@ def _difference(a: Set[str], b: Set[str]) -> tuple[float, float]:
     return min(float(min(only_a, only_b)), _CAP), min(float(abs(only_a - only_b)), _CAP)
 
 
-def _conditions(asked: QuestionReading, stored: QuestionReading) -> tuple[float, float, float, float]:
-    if asked.conditions == stored.conditions:  # each has all words of the other's
+def _conditions(query: QuestionReading, stored: QuestionReading) -> tuple[float, float, float, float]:
+    if query.conditions == stored.conditions:  # each has all words of the other's
         return 0.0, 0.0, 0.0, 0.0
-    none_a, some_a = _lacked(asked.conditions, stored.places.keys())
-    none_b, some_b = _lacked(stored.conditions, asked.places.keys())
+    none_a, some_a = _lacked(query.conditions, stored.positions.keys())
+    none_b, some_b = _lacked(stored.conditions, query.positions.keys())
     return (
         min(float(min(none_a, none_b)), _CAP),
         min(float(abs(none_a - none_b)), _CAP),
@@ -139,12 +139,12 @@ def _lacked(conditions: Sequence[tuple[str, Set[str]]], stems: Set[str]) -> tupl
 
 
 def _ends(
-    asked: QuestionReading, stored: QuestionReading, left_a: Set[str], left_b: Set[str]
+    query: QuestionReading, stored: QuestionReading, left_a: Set[str], left_b: Set[str]
 ) -> tuple[float, float, float, float]:
     if not left_a and not left_b:
         return 0.0, 0.0, 0.0, 0.0
     first = last = 0
-    for words, left in ((asked.content, left_a), (stored.content, left_b)):
+    for words, left in ((query.content, left_a), (stored.content, left_b)):
         if left:
             first += words[0] in left
             last += words[-1] in left
@@ -177,10 +177,10 @@ def _share(shared: int, a: int, b: int) -> float:
 
 def _inverted(a: Mapping[str, int], b: Mapping[str, int]) -> float:
     """Of all pairs of shared words, the share that stands the other way round."""
-    places = [b[word] for word in a if word in b][:_MOST]
-    if places == sorted(places):
+    positions = [b[word] for word in a if word in b][:_MAX_STEMS]
+    if positions == sorted(positions):
         return 0.0
-    pairs = list(combinations(places, 2))
+    pairs = list(combinations(positions, 2))
     return sum(x > y for x, y in pairs) / len(pairs)
 
 
@@ -188,10 +188,10 @@ def _unmatched(only_a: Set[str], only_b: Set[str]) -> tuple[int, int, float]:
     """How many stems of each side have no counterpart, once look-alikes (typos) are matched; and how alike they are."""
     if not only_a or not only_b:
         return len(only_a), len(only_b), 0.0
-    grams_b = [_trigrams(word) for word in sorted(only_b)[:_MOST]]
+    grams_b = [_trigrams(word) for word in sorted(only_b)[:_MAX_STEMS]]
     best = list[float]()
     alike = 0
-    for word in sorted(only_a)[:_MOST]:
+    for word in sorted(only_a)[:_MAX_STEMS]:
         mine, top = _trigrams(word), 0.0
         for theirs in grams_b:
             if shared := len(mine & theirs):
@@ -202,7 +202,7 @@ def _unmatched(only_a: Set[str], only_b: Set[str]) -> tuple[int, int, float]:
     return len(only_a) - alike, len(only_b) - alike, sum(best) / len(best)
 
 
-@lru_cache(maxsize=KEPT_STEMS)
+@lru_cache(maxsize=STEM_CACHE_SIZE)
 def _trigrams(word: str) -> frozenset[str]:
     padded = f"^{word[:40]}$"
     return frozenset(padded[at : at + 2] for at in range(len(padded) - 1))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.cache.threshold.wrong_hits import LabelPool, falling, likelier
+from gateway.cache.threshold.wrong_hits import LabelPool, exceeds_risk, pool_adjacent_violators
 
 
 # What a route has met since the last look, for other gateways to add to theirs. Pure.
@@ -28,7 +28,7 @@ class TrafficCounts:
 
     requests: int = 0
     met: dict[int, int] = field(default_factory=dict)  # neighbours by band of their score
-    sized: float = 0.0  # as in `ThresholdLedger`
+    sized_lookups: float = 0.0  # as in `ThresholdLedger`
     log_size: float = 0.0
     hits: int = 0
 
@@ -36,16 +36,16 @@ class TrafficCounts:
         return bool(self.requests or self.met or self.hits)
 
     def as_row(self) -> tuple[Any, ...]:
-        return self.requests, self.met, self.sized, self.log_size, self.hits
+        return self.requests, self.met, self.sized_lookups, self.log_size, self.hits
 
     @classmethod
     def of_row(cls, row: tuple[Any, ...]) -> TrafficCounts:
         """Raises `ValueError` or `TypeError` where it is none."""
-        requests, met, sized, log_size, hits = row
+        requests, met, sized_lookups, log_size, hits = row
         if not isinstance(met, Mapping):
             raise TypeError(f"bands as {type(met).__name__}")
         counts = {int(band): int(count) for band, count in met.items()}
-        traffic = cls(int(requests), counts, float(sized), float(log_size), int(hits))
+        traffic = cls(int(requests), counts, float(sized_lookups), float(log_size), int(hits))
         if min(traffic.requests, traffic.hits, *counts.values(), 0) < 0:
             raise ValueError("counts that are negative")
         return traffic
@@ -84,13 +84,13 @@ CAUTION = 1.5
 # Wrong hits grow with the number of entries to take one from: they double when it is 3.5 times as large (measured).
 GROWTH = 0.55
 
-MOST_GROWN = 8.0  # beyond, labels have to say it
+MAX_GROWTH = 8.0  # beyond, labels have to say it
 
-LEAST_SIZED = 20.0  # lookups before a size is typical
+MIN_SIZED_LOOKUPS = 20.0  # lookups before a size is typical
 
-MOST_BEHIND = 64  # meetings
+MAX_PENDING_OBSERVATIONS = 64  # meetings
 
-MOST_AUDITED, LEAST_AUDITED = 5.0, 0.3  # of the mean share
+MAX_AUDIT_WEIGHT, MIN_AUDIT_WEIGHT = 5.0, 0.3  # of the mean share
 
 
 Pools = Sequence[tuple[LabelPool, int]]
@@ -129,14 +129,14 @@ class ThresholdLedger:
         wrong: np.ndarray,
         met: np.ndarray,
         requests: float = 0.0,
-        sized: float = 0.0,
+        sized_lookups: float = 0.0,
         log_size: float = 0.0,
     ) -> None:
-        """`sized`: lookups whose number of entries is known, `log_size`: the sum of its logarithm over them."""
+        """`sized_lookups`: lookups whose number of entries is known, `log_size`: the sum of its logarithm over them."""
         self._labels, self._wrong, self._met = labels, wrong, met
-        self._behind = 0  # requests that the arrays have not been told of
-        self._meetings: list[tuple[int, int]] = []  # nor of these: band, and how far they were behind then
-        self.requests, self.sized, self.log_size = requests, sized, log_size
+        self._pending_requests = 0  # requests that the arrays have not been told of
+        self._observations: list[tuple[int, int]] = []  # nor of these: band, and how far they were behind then
+        self.requests, self.sized_lookups, self.log_size = requests, sized_lookups, log_size
 
     @property
     def labels(self) -> np.ndarray:
@@ -157,33 +157,33 @@ class ThresholdLedger:
         """`requests` have come since the last call, with or without a neighbour."""
         if requests <= 0:
             return
-        self._behind += requests
+        self._pending_requests += requests
         fade = (1 - 1 / TRAFFIC_MEMORY) ** requests
-        self.sized *= fade
+        self.sized_lookups *= fade
         self.log_size *= fade
         self.requests = self.requests * fade + (1 - fade) * TRAFFIC_MEMORY
 
     def _catch_up(self) -> None:
         """The arrays are read every ten lookups or so, and brought up to date then."""
-        behind, kept = self._behind, 1 - 1 / TRAFFIC_MEMORY
-        if behind:
-            fade = (1 - 1 / LABEL_MEMORY) ** behind
+        pending, kept = self._pending_requests, 1 - 1 / TRAFFIC_MEMORY
+        if pending:
+            fade = (1 - 1 / LABEL_MEMORY) ** pending
             self._labels *= fade
             self._wrong *= fade
-            self._met *= kept**behind
-        for band, then in self._meetings:
-            self._met[band] += kept ** (behind - then)
-        self._behind = 0
-        self._meetings.clear()
+            self._met *= kept**pending
+        for band, then in self._observations:
+            self._met[band] += kept ** (pending - then)
+        self._pending_requests = 0
+        self._observations.clear()
 
-    def meet(self, score: float, entries: int = 0) -> None:
+    def observe(self, score: float, entries: int = 0) -> None:
         """The best neighbour of a request has this score, whether or not it is served. `entries`: that it is the best
         of; 0 where that is not known."""
-        self._meetings.append((band_of(score), self._behind))
-        if len(self._meetings) >= MOST_BEHIND:
+        self._observations.append((band_of(score), self._pending_requests))
+        if len(self._observations) >= MAX_PENDING_OBSERVATIONS:
             self._catch_up()
         if entries > 0:
-            self.sized += 1
+            self.sized_lookups += 1
             self.log_size += math.log(entries)
 
     def add(self, traffic: TrafficCounts) -> None:
@@ -192,16 +192,16 @@ class ThresholdLedger:
         met = self.met
         for band, count in traffic.met.items():
             met[min(BANDS - 1, max(0, band))] += count
-        self.sized += traffic.sized
+        self.sized_lookups += traffic.sized_lookups
         self.log_size += traffic.log_size
 
     def growth(self, entries: int) -> float:
         """How many times more wrong hits `entries` make likely than what was met and labelled so far says; at least 1,
         since a cache that shrinks is no reason to dare more."""
-        if entries <= 0 or self.sized < LEAST_SIZED:
+        if entries <= 0 or self.sized_lookups < MIN_SIZED_LOOKUPS:
             return 1.0
-        typical = math.exp(self.log_size / self.sized)
-        return float(min(MOST_GROWN, max(1.0, (entries / typical) ** GROWTH)))
+        typical = math.exp(self.log_size / self.sized_lookups)
+        return float(min(MAX_GROWTH, max(1.0, (entries / typical) ** GROWTH)))
 
     def label(self, score: float, wrong: float) -> None:
         """A neighbour met with this score was wrong (1) or right (0)."""
@@ -209,7 +209,7 @@ class ThresholdLedger:
         self.labels[band] += 1
         self.wrong[band] += wrong
 
-    def looked_at(self, max_wrong_hits: float, growth: float = 1.0) -> ThresholdState:
+    def state_for(self, max_wrong_hits: float, growth: float = 1.0) -> ThresholdState:
         """For this promise, in wrong hits over all requests, where `growth` times as many are to be expected as was
         seen."""
         pools, rates = self._pools(), self._rates()
@@ -218,7 +218,7 @@ class ThresholdLedger:
 
     def threshold(self, max_wrong_hits: float, growth: float = 1.0) -> float:
         """See `ThresholdState`."""
-        return self.looked_at(max_wrong_hits, growth).threshold
+        return self.state_for(max_wrong_hits, growth).threshold
 
     def audit_weights(self, threshold: float) -> list[float]:
         """See `ThresholdState`."""
@@ -244,7 +244,9 @@ class ThresholdLedger:
 
     def _pools(self) -> Pools:
         """Highest scores first, each with its last band."""
-        pools = falling((self.wrong + self._prior_wrong).tolist(), (self.labels + PRIOR_LABELS).tolist())
+        pools = pool_adjacent_violators(
+            (self.wrong + self._prior_wrong).tolist(), (self.labels + PRIOR_LABELS).tolist()
+        )
         ends = [pool.first - 1 for pool in pools[1:]] + [BANDS - 1]
         return list(zip(pools, ends, strict=True))[::-1]
 
@@ -261,7 +263,7 @@ def _lowest(pools: Pools, met: Sequence[float], limit: int, window: float) -> fl
             mean += met[band] * rate
             spread = settled + pooled * pooled * variance
             expected = window * mean
-            if likelier(expected, expected + window**2 * spread, limit, RISK):
+            if exceeds_risk(expected, expected + window**2 * spread, limit, RISK):
                 return lowest
             lowest = LOWEST + band * WIDTH
     return lowest
@@ -275,7 +277,7 @@ def _audit_weights(pools: Pools, met: np.ndarray, threshold: float) -> list[floa
     mean = float((met[served] * doubts[served]).sum() / max(met[served].sum(), 1e-12))
     if mean <= 0:
         return [1.0] * BANDS
-    weights: list[float] = np.clip(doubts / mean, LEAST_AUDITED, MOST_AUDITED).tolist()
+    weights: list[float] = np.clip(doubts / mean, MIN_AUDIT_WEIGHT, MAX_AUDIT_WEIGHT).tolist()
     return weights
 
 

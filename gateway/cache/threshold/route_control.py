@@ -53,10 +53,10 @@ class Evidence:
         self._vectors: Any = None  # (capacity, d) float32; made when the first label tells d
         self._residuals = np.zeros(capacity, np.float32)
         self._next = 0
-        self._held = 0
+        self._count = 0
 
     def __len__(self) -> int:
-        return self._held
+        return self._count
 
     def add(self, label: LabelledLookup) -> None:
         if self._vectors is None:
@@ -64,21 +64,21 @@ class Evidence:
         self._vectors[self._next] = label.vector
         self._residuals[self._next] = label.right - label.probability
         self._next = (self._next + 1) % self._capacity
-        self._held = min(self._held + 1, self._capacity)
+        self._count = min(self._count + 1, self._capacity)
 
     def shift(self, vector: Vector) -> float:
         """How far labels near `vector` move a score: in [-REACH, REACH], 0 where nothing is known."""
-        if self._held == 0:
+        if self._count == 0:
             return 0.0
-        nearness = (self._vectors[: self._held] @ vector - FLOOR) / (1 - FLOOR)
+        nearness = (self._vectors[: self._count] @ vector - FLOOR) / (1 - FLOOR)
         weights = np.square(np.maximum(nearness, 0.0))
-        return float(REACH * (weights @ self._residuals[: self._held]) / (PRIOR + weights.sum()))
+        return float(REACH * (weights @ self._residuals[: self._count]) / (PRIOR + weights.sum()))
 
     def rows(self) -> tuple[bytes, bytes, int]:
         """Vectors as float16, residuals as float32, oldest first, and the dimension: to be kept over a restart."""
         if self._vectors is None:
             return b"", b"", 0
-        order = (np.arange(self._held) + (self._next if self._held == self._capacity else 0)) % self._capacity
+        order = (np.arange(self._count) + (self._next if self._count == self._capacity else 0)) % self._capacity
         vectors = self._vectors[order].astype("<f2")
         return vectors.tobytes(), self._residuals[order].astype("<f4").tobytes(), int(vectors.shape[1])
 
@@ -94,8 +94,8 @@ class Evidence:
         self._vectors = np.zeros((self._capacity, dimension), np.float32)
         self._vectors[: len(kept)] = kept
         self._residuals[: len(said)] = said
-        self._held = len(said)
-        self._next = self._held % self._capacity
+        self._count = len(said)
+        self._next = self._count % self._capacity
 
 
 # One route's promise: what may be served, what is audited, what labels change. Pure but for its own state.
@@ -117,43 +117,48 @@ class Observation:
 
 
 # What other gateways are told: its kind, and what `RouteControl.hear` reads of it. All of it msgpack can carry.
-Said = tuple[Any, ...]
+LearningEvent = tuple[Any, ...]
 
 
 class RouteControl:
-    """`basis` names embedder and verifier: what was learnt with others does not count. `tell` is given what other
+    """`basis` names embedder and verifier: what was learnt with others does not count. `report` is given what other
     gateways are to hear."""
 
     def __init__(
-        self, prior: PriorBands, basis: str, *, learn: bool = True, tell: Callable[[Said], None] = lambda _: None
+        self,
+        prior: PriorBands,
+        basis: str,
+        *,
+        learn: bool = True,
+        report: Callable[[LearningEvent], None] = lambda _: None,
     ) -> None:
         self.basis = basis
         self.refresh_every = REFRESH_EVERY
         self._prior = prior
-        self._tell = tell
-        self._unsaid = TrafficCounts()
+        self._report = report
+        self._unpublished = TrafficCounts()
         self.learning = learn
         self._forget()
 
     def _forget(self) -> None:
         self.version = 0  # counts what was learnt
-        self._books = ThresholdLedger(self._prior)
-        self._behind = 0  # requests that `_books` has not been told of
+        self._raw_ledger = ThresholdLedger(self._prior)
+        self._pending_requests = 0  # requests that `_raw_ledger` has not been told of
         self._evidence = Evidence()
         self._wrong_hits = WrongHits()
         self._requests = 0
-        self._stale = 0
+        self._changes_since_refresh = 0
         self._pending = 0  # requests that `_wrong_hits` has not been told of
         self._thresholds: dict[tuple[float, int], float] = {}
         self._shares = self._ledger.wrong_shares()
-        self._standing: ThresholdState | None = None  # of the last look at the books
+        self._threshold_state: ThresholdState | None = None  # of the last look at the books
         self._weights: list[float] | None = None  # its audit weights, where somebody has asked for them
-        self.in_force: float | None = None  # the threshold that the last lookup was held against
+        self.current_threshold: float | None = None  # the threshold that the last lookup was held against
 
     def reset(self) -> None:
         """Forgets all that was learnt; the counters of requests go on."""
         self._reset()
-        self._tell(("reset",))
+        self._report(("reset",))
 
     def _reset(self) -> None:
         requests = self._requests
@@ -165,17 +170,17 @@ class RouteControl:
         new = requests - self._requests
         if new > 0:
             self._requests = requests
-            self._behind += new
+            self._pending_requests += new
             self._pending += new
-            self._unsaid.requests += new
+            self._unpublished.requests += new
 
     @property
     def _ledger(self) -> ThresholdLedger:
         """Advanced when it is asked for: a plain threshold never does."""
-        if self._behind:
-            self._books.advance(self._behind)
-            self._behind = 0
-        return self._books
+        if self._pending_requests:
+            self._raw_ledger.advance(self._pending_requests)
+            self._pending_requests = 0
+        return self._raw_ledger
 
     # A lookup
 
@@ -190,19 +195,19 @@ class RouteControl:
     def threshold(self, acceptance: Acceptance, entries: int = 0) -> float:
         """The score that a neighbour, the best of `entries`, must reach; with a plain `min_similarity` that is it."""
         if acceptance.min_similarity is not None:
-            self.in_force = acceptance.min_similarity
+            self.current_threshold = acceptance.min_similarity
             return acceptance.min_similarity
         budget = acceptance.max_wrong_hits or 0.0
-        if self._stale >= self.refresh_every:
+        if self._changes_since_refresh >= self.refresh_every:
             self._thresholds.clear()
-            self._stale = 0
+            self._changes_since_refresh = 0
         step = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP))
         known = self._thresholds.get((budget, step))
         if known is None:
-            self._standing = self._ledger.looked_at(budget, GROWTH_STEP**step)
-            known = self._thresholds[budget, step] = self._standing.threshold
-            self._shares, self._weights = self._standing.wrong_shares(), None
-        self.in_force = known
+            self._threshold_state = self._ledger.state_for(budget, GROWTH_STEP**step)
+            known = self._thresholds[budget, step] = self._threshold_state.threshold
+            self._shares, self._weights = self._threshold_state.wrong_shares(), None
+        self.current_threshold = known
         return known
 
     def probability(self, score: float) -> float:
@@ -215,25 +220,25 @@ class RouteControl:
 
     def met(self, score: float, entries: int = 0) -> None:
         """A request's best neighbour, of so many entries, has this score, whatever becomes of it."""
-        self._ledger.meet(score, entries)
-        self._stale += 1
-        band, unsaid = band_of(score), self._unsaid
-        unsaid.met[band] = unsaid.met.get(band, 0) + 1
+        self._ledger.observe(score, entries)
+        self._changes_since_refresh += 1
+        band, unpublished = band_of(score), self._unpublished
+        unpublished.met[band] = unpublished.met.get(band, 0) + 1
         if entries > 0:
-            unsaid.sized += 1
-            unsaid.log_size += math.log(entries)
+            unpublished.sized_lookups += 1
+            unpublished.log_size += math.log(entries)
 
     def hit(self) -> None:
         self._wrong_hits.hit(self._pending)
         self._pending = 0
-        self._unsaid.hits += 1
+        self._unpublished.hits += 1
 
     def audit_chance(self, score: float, share: float) -> float:
         """With which a hit of this score is audited so that `share` of all hits are, on average; all means all."""
         if share >= 1.0:
             return 1.0
         if self._weights is None:
-            self._weights = [1.0] * BANDS if self._standing is None else self._standing.audit_weights()
+            self._weights = [1.0] * BANDS if self._threshold_state is None else self._threshold_state.audit_weights()
         return min(1.0, share * self._weights[band_of(score)])
 
     # What became known
@@ -245,34 +250,34 @@ class RouteControl:
         self._learn(observation)
         self.version += 1
         vector = observation.vector.astype("<f2").tobytes()
-        self._tell(("label", vector, observation.score, observation.probability, observation.label.value))
+        self._report(("label", vector, observation.score, observation.probability, observation.label.value))
 
     def _learn(self, observation: Observation) -> None:
         wrong = observation.label is Label.WRONG
         self._ledger.label(observation.score, float(wrong))
         self._evidence.add(LabelledLookup(observation.vector, observation.probability, float(not wrong)))
-        self._stale += 1
+        self._changes_since_refresh += 1
 
     def audited(self, label: Label, chance: float) -> None:
-        self._up_to_date().audited(label, chance)
+        self._advanced_wrong_hits().audited(label, chance)
         self.version += 1
-        self._tell(("audit", label.value, chance))
+        self._report(("audit", label.value, chance))
 
-    def complained(self) -> None:
-        self._up_to_date().complained()
+    def record_complaint(self) -> None:
+        self._advanced_wrong_hits().record_complaint()
         self.version += 1
-        self._tell(("complaint",))
+        self._report(("complaint",))
 
     # Of a fleet: everything that is learnt is a sum of what was observed, so each gateway adds what the others observe
     # to its own, and ends with what one process would have.
 
-    def say_traffic(self) -> None:
+    def publish_traffic(self) -> None:
         """Tells what has come by since the last time."""
-        if self._unsaid:
-            self._tell(("traffic", *self._unsaid.as_row()))
-            self._unsaid = TrafficCounts()
+        if self._unpublished:
+            self._report(("traffic", *self._unpublished.as_row()))
+            self._unpublished = TrafficCounts()
 
-    def hear(self, said: Said) -> None:
+    def apply_event(self, said: LearningEvent) -> None:
         """What another gateway has told. It is that one's to keep: `version` stays. Raises `ValueError` or `TypeError`
         where it cannot be read."""
         kind, *row = said
@@ -285,19 +290,19 @@ class RouteControl:
             traffic = TrafficCounts.of_row(tuple(row))
             self._ledger.add(traffic)
             self._pending += traffic.requests
-            self._up_to_date().served += traffic.hits
-            self._stale += sum(traffic.met.values())
+            self._advanced_wrong_hits().served += traffic.hits
+            self._changes_since_refresh += sum(traffic.met.values())
         elif kind == "audit":
-            self._up_to_date().audited(Label(row[0]), float(row[1]))
+            self._advanced_wrong_hits().audited(Label(row[0]), float(row[1]))
         elif kind == "complaint":
-            self._up_to_date().complained()
+            self._advanced_wrong_hits().record_complaint()
         elif kind == "reset":
             self._reset()
 
     def estimate(self) -> Estimate:
-        return self._up_to_date().estimate()
+        return self._advanced_wrong_hits().estimate()
 
-    def _up_to_date(self) -> WrongHits:
+    def _advanced_wrong_hits(self) -> WrongHits:
         """Advanced when it is asked for: that is rarer than requests are."""
         self._wrong_hits.advance(self._pending)
         self._pending = 0
@@ -316,12 +321,12 @@ class RouteControl:
     @property
     def requests(self) -> float:
         """Of the route, as far back as the stated ratio looks (`wrong_hits.MEMORY`)."""
-        return self._up_to_date().requests
+        return self._advanced_wrong_hits().requests
 
     @property
     def served(self) -> float:
         """Semantic hits among them."""
-        return self._up_to_date().served
+        return self._advanced_wrong_hits().served
 
     # Over a restart
 
@@ -334,8 +339,8 @@ class RouteControl:
                 VERSION,
                 self.basis,
                 arrays,
-                (ledger.requests, ledger.sized, ledger.log_size),
-                asdict(self._up_to_date()),
+                (ledger.requests, ledger.sized_lookups, ledger.log_size),
+                asdict(self._advanced_wrong_hits()),
                 self._evidence.rows() if evidence else (b"", b"", 0),
                 self.version,
             )
@@ -351,12 +356,12 @@ class RouteControl:
             labels, wrong, met = (_counts(array) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
-            requests, sized, log_size = map(float, sizes)
+            requests, sized_lookups, log_size = map(float, sizes)
             version = int(version)
             known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
-        self._ledger.restore(labels, wrong, met, requests, sized, log_size)
+        self._ledger.restore(labels, wrong, met, requests, sized_lookups, log_size)
         self._evidence, self._wrong_hits = evidence, known
         self.version = version
         self._thresholds.clear()
@@ -372,7 +377,7 @@ def _counts(values: Sequence[float]) -> np.ndarray:
 
 # The promises of all routes, by name: a reload of the policy keeps what was learnt.
 class Controls:
-    """`requests` counts those of a route since the start; `tell` is given what other gateways are to hear of one: the
+    """`requests` counts those of a route since the start; `report` is given what other gateways are to hear of one: the
     basis, the route, and what `RouteControl` has said."""
 
     def __init__(
@@ -380,20 +385,20 @@ class Controls:
         prior: PriorBands,
         basis: str,
         requests: Callable[[str], int],
-        tell: Callable[[str, str, Said], None] = lambda *_: None,
+        report: Callable[[str, str, LearningEvent], None] = lambda *_: None,
     ) -> None:
         self._prior = prior
         self.basis = basis
         self._requests = requests
-        self._tell = tell
+        self._report = report
         self._routes: dict[str, RouteControl] = {}
 
     def of(self, route: str) -> RouteControl:
         """The route's own, with its count of requests brought up to date."""
         control = self._routes.get(route)
         if control is None:
-            tell = partial(self._tell, self.basis, route)
-            control = self._routes[route] = RouteControl(self._prior, self.basis, tell=tell)
+            report = partial(self._report, self.basis, route)
+            control = self._routes[route] = RouteControl(self._prior, self.basis, report=report)
         control.advance(self._requests(route))
         return control
 
@@ -401,12 +406,12 @@ class Controls:
         """Every route that has been asked for, up to date."""
         return ((route, self.of(route)) for route in tuple(self._routes))
 
-    def say_traffic(self) -> None:
+    def publish_traffic(self) -> None:
         """Of every route."""
         for _, control in self.all():
-            control.say_traffic()
+            control.publish_traffic()
 
-    def hear(self, basis: str, route: str, said: Said) -> None:
+    def apply_event(self, basis: str, route: str, said: LearningEvent) -> None:
         """Raises what `RouteControl.hear` does."""
         if basis == self.basis and route in self._routes:
-            self._routes[route].hear(said)
+            self._routes[route].apply_event(said)

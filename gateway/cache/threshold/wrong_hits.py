@@ -8,38 +8,38 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # What counts of the past say of the next requests. Pure; the formulas are those of the textbooks they name.
-LEAST_LOG = -700.0
+MIN_LOG = -700.0
 
 
-def chance_of_more(mean: float, variance: float, limit: int, least: float = 0.0) -> float:
+def exceedance_probability(mean: float, variance: float, limit: int, lower_bound: float = 0.0) -> float:
     """P(X > limit) for a negative binomial X of this mean and variance: what a Poisson count is when its rate is known
-    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6). `least`: what is no
+    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6). `lower_bound`: what is no
     more than that need not be told apart."""
     if mean <= 0:
         return 0.0
     variance = max(variance, mean * (1 + 1e-6))
     size, success, failure = mean * mean / (variance - mean), mean / variance, (variance - mean) / variance
     log_term, first = size * math.log(success), 0
-    while log_term < LEAST_LOG and first <= limit:  # what no float can hold adds nothing
+    while log_term < MIN_LOG and first <= limit:  # what no float can hold adds nothing
         log_term += math.log((size + first) / (first + 1) * failure)
         first += 1
     term, below = math.exp(log_term), 0.0
     for k in range(first, limit + 1):
         below += term
-        if 1.0 - below <= least:
+        if 1.0 - below <= lower_bound:
             break
         term *= (size + k) / (k + 1) * failure
     return max(0.0, 1.0 - below)
 
 
-def likelier(mean: float, variance: float, limit: int, risk: float) -> bool:
-    """Whether `chance_of_more` is above `risk`. Far below the limit Cantelli's inequality says no, P(X - mean >= a) <=
+def exceeds_risk(mean: float, variance: float, limit: int, risk: float) -> bool:
+    """Whether `exceedance_probability` is above `risk`. Far below the limit Cantelli's inequality says no, P(X - mean >= a) <=
     variance / (variance + a^2), without a term for each count."""
     above = limit + 1 - mean
     spread = max(variance, mean * (1 + 1e-6))
     if above > 0 and spread <= risk * (spread + above * above):
         return False
-    return chance_of_more(mean, variance, limit, risk) > risk
+    return exceedance_probability(mean, variance, limit, risk) > risk
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class LabelPool:
         return self.rate * (1 - self.rate) / (self.trials + 1)
 
 
-def falling(events: Sequence[float], trials: Sequence[float]) -> list[LabelPool]:
+def pool_adjacent_violators(events: Sequence[float], trials: Sequence[float]) -> list[LabelPool]:
     """Rates that never rise from band to band: pool adjacent violators (Ayer et al. 1955). All trials are positive.
 
     Few labels lie where answers are served, many below: that a higher score is no worse carries what is learned below
@@ -77,7 +77,7 @@ def falling(events: Sequence[float], trials: Sequence[float]) -> list[LabelPool]
     return list(map(LabelPool, firsts, sums, counts, rates))
 
 
-def wilson(rate: float, trials: float, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(rate: float, trials: float, z: float = 1.96) -> tuple[float, float]:
     """The score interval of a share (Wilson 1927); `trials` may be an effective number. z = 1.96: 95 %."""
     if trials <= 0:
         return 0.0, 1.0
@@ -159,18 +159,18 @@ class WrongHits:
         self.squares += weight * weight
         self.wrong += weight if label is Label.WRONG else 0.0
 
-    def complained(self) -> None:
+    def record_complaint(self) -> None:
         self.complaints += 1
 
     def estimate(self) -> Estimate:
         served = min(1.0, self.served / self.requests) if self.requests > 0 else 0.0
-        least = min(1.0, self.complaints / self.served) if self.served > 0 else 0.0
+        lower_bound = min(1.0, self.complaints / self.served) if self.served > 0 else 0.0
         whole, squares = self.weights + self.undecided, self.squares + self.undecided_squares
         if whole <= 0:
             high = served if self.requests > 0 else 1.0
-            return Estimate(math.nan, least * served, high, math.nan, least, 1.0)
+            return Estimate(math.nan, lower_bound * served, high, math.nan, lower_bound, 1.0)
         trials = whole * whole / squares
-        low = max(least, wilson(self.wrong / whole, trials)[0])
-        high = max(low, wilson((self.wrong + self.undecided) / whole, trials)[1])
+        low = max(lower_bound, wilson_interval(self.wrong / whole, trials)[0])
+        high = max(low, wilson_interval((self.wrong + self.undecided) / whole, trials)[1])
         rate = self.wrong / self.weights if self.weights > 0 else math.nan
         return Estimate(rate * served, low * served, high * served, rate, low, high)

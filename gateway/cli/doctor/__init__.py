@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-SHOWN = 10  # faults that are repeated; `nearhit check` has them all
+MAX_FAULTS_SHOWN = 10  # faults that are repeated; `nearhit check` has them all
 
 
 class Level(StrEnum):
@@ -51,12 +51,12 @@ class Report:
     left_out: tuple[str, ...] = ()
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         return all(finding.level is not Level.FAULT for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "ok": self.good,
+            "ok": self.is_good,
             "findings": [finding.as_json() for finding in self.findings],
             "left_out": list(self.left_out),
         }

@@ -11,20 +11,22 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.admin.policy_tests import disappointments
-from gateway.cli.doctor import SHOWN, Finding, Report, fault, machine, network, ok, store, warning
-from gateway.cli.output import FAULT, GOOD, several, tell
+from gateway.admin.policy_tests import failed_expectations
+from gateway.cli.doctor import MAX_FAULTS_SHOWN, Finding, Report, fault, machine, network, ok, store, warning
+from gateway.cli.output import FAULT, GOOD, pluralise, print_result
 from gateway.cli.parser import Command, add_addresses, with_addresses
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid, KeyPath, render_path
-from gateway.config.load import read_config, secrets_of
+from gateway.config.load import read_config, secret_variables
 from gateway.config.policy.check import CheckResult, check
 from gateway.config.policy.single_backend import upstream_config
 
 # Of everything that asks others; each of them has a shorter limit of its own. What is read from this machine's disk
 # has none, since a read cannot be called off.
-LOOK_S = 15.0
-STAND_IN = "absent"  # for a secret that is not set: it is never sent, as no look shows credentials to a backend
+CHECK_TIMEOUT_S = 15.0
+PLACEHOLDER_SECRET = (
+    "absent"  # for a secret that is not set: it is never sent, as no look shows credentials to a backend
+)
 NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "index", "backends", "limits")
 
 
@@ -45,45 +47,47 @@ def register(command: Command) -> None:
 def run(arguments: argparse.Namespace) -> int:
     environ = with_addresses(os.environ, arguments)
     report = asyncio.run(examine(arguments.config, environ, arguments.upstream))
-    tell(arguments, report.as_json(), report.as_text())
-    return GOOD if report.good else FAULT
+    print_result(arguments, report.as_json(), report.as_text())
+    return GOOD if report.is_good else FAULT
 
 
 async def examine(path: Path, environ: Mapping[str, str], upstream: str | None = None) -> Report:
-    """`upstream`: instead of a file, as `nearhit serve --upstream` runs. Changes nothing. Takes at most `LOOK_S`
+    """`upstream`: instead of a file, as `nearhit serve --upstream` runs. Changes nothing. Takes at most `CHECK_TIMEOUT_S`
     and what this machine's disk takes."""
     absent = () if upstream is not None else read_config(path, environ).absent
     # A secret that is not set is a finding of its own, and no reason to leave out all the others.
-    pretended = {**environ, **dict.fromkeys(absent, STAND_IN)}
-    result, config = await asyncio.to_thread(_read, path, pretended, upstream)
+    placeholder_environ = {**environ, **dict.fromkeys(absent, PLACEHOLDER_SECRET)}
+    result, config = await asyncio.to_thread(_read, path, placeholder_environ, upstream)
     findings = list(configuration(result))
     if config is not None:
-        findings += secrets(list(secrets_of(config)), absent)
-        findings += await _examine_config(config, environ, pretended)
-    findings.append(machine.clock(time.time(), machine.built()))
-    findings += machine.libraries(sys.version_info[:2], machine.installed(), machine.locked())
+        findings += secrets(list(secret_variables(config)), absent)
+        findings += await _examine_config(config, environ, placeholder_environ)
+    findings.append(machine.clock(time.time(), machine.build_time()))
+    findings += machine.libraries(sys.version_info[:2], machine.installed_versions(), machine.locked())
     return Report(tuple(findings), () if config is not None else NEEDS_CONFIG)
 
 
 def _read(path: Path, environ: Mapping[str, str], upstream: str | None) -> tuple[CheckResult, Config | None]:
     if upstream is None:
-        return check((), path, environ, disappointments), read_config(path, environ).config
+        return check((), path, environ, failed_expectations), read_config(path, environ).config
     try:
         return CheckResult((), (), ()), upstream_config(upstream, environ)[0]
     except ConfigInvalid as invalid:
         return CheckResult(invalid.faults, (), ()), None
 
 
-async def _examine_config(config: Config, environ: Mapping[str, str], pretended: Mapping[str, str]) -> list[Finding]:
-    models = await asyncio.to_thread(machine.look_at_models, config)
-    folder = await asyncio.to_thread(machine.look_at_folder, config.data_dir)
-    limits = await asyncio.to_thread(machine.look_at_machine, config.data_dir)
+async def _examine_config(
+    config: Config, environ: Mapping[str, str], placeholder_environ: Mapping[str, str]
+) -> list[Finding]:
+    models = await asyncio.to_thread(machine.inspect_models, config)
+    folder = await asyncio.to_thread(machine.inspect_folder, config.data_dir)
+    limits = await asyncio.to_thread(machine.inspect_machine, config.data_dir)
     token = environ.get(config.auth.admin_token_env or "")
     of_gateway, of_store, of_index, of_backends = await asyncio.gather(
-        _bounded("gateway", _gateway(config, token)),
-        _bounded("store", store.store(config, pretended, gateway_runs=folder.holder is not None)),
-        _bounded("index", store.index(config, environ, gateway_runs=folder.holder is not None)),
-        _bounded("backends", network.look_at_backends(config, pretended)),
+        _with_timeout("gateway", _gateway(config, token)),
+        _with_timeout("store", store.store(config, placeholder_environ, gateway_runs=folder.holder is not None)),
+        _with_timeout("index", store.index(config, environ, gateway_runs=folder.holder is not None)),
+        _with_timeout("backends", network.inspect_backends(config, placeholder_environ)),
     )
     return [
         *map(machine.model, models),
@@ -97,30 +101,36 @@ async def _examine_config(config: Config, environ: Mapping[str, str], pretended:
 
 
 async def _gateway(config: Config, token: str | None) -> list[Finding]:
-    facts = await network.look_at_gateway(config, token)
+    facts = await network.inspect_gateway(config, token)
     found = [network.port(port) for port in facts.ports]
-    return [*found, *network.running(facts.ready, facts.stats, facts.refused)] if facts.runs else found
+    return [*found, *network.running(facts.ready, facts.stats, facts.refused)] if facts.is_running else found
 
 
-async def _bounded(what: str, look: Coroutine[Any, Any, list[Finding]]) -> list[Finding]:
+async def _with_timeout(what: str, probe: Coroutine[Any, Any, list[Finding]]) -> list[Finding]:
     try:
-        async with asyncio.timeout(LOOK_S):
-            return await look
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await probe
     except TimeoutError:
-        return [fault(what, f"could not be looked at within {LOOK_S:g} s", "see whether this machine is overloaded")]
+        return [
+            fault(
+                what, f"could not be looked at within {CHECK_TIMEOUT_S:g} s", "see whether this machine is overloaded"
+            )
+        ]
 
 
 def configuration(result: CheckResult) -> Iterator[Finding]:
-    for problem in result.faults[:SHOWN]:
+    for problem in result.faults[:MAX_FAULTS_SHOWN]:
         yield fault("configuration", str(problem), "change that line; `nearhit check` says whether all is well")
-    if len(result.faults) > SHOWN:
+    if len(result.faults) > MAX_FAULTS_SHOWN:
         yield fault(
-            "configuration", f"{len(result.faults) - SHOWN} more faults", "run `nearhit check`, which lists them all"
+            "configuration",
+            f"{len(result.faults) - MAX_FAULTS_SHOWN} more faults",
+            "run `nearhit check`, which lists them all",
         )
-    for problem in result.warnings[:SHOWN]:
+    for problem in result.warnings[:MAX_FAULTS_SHOWN]:
         yield warning("configuration", str(problem), "change that line, unless it is meant")
     if not result.faults:
-        yield ok("configuration", f"{several(len(result.files), 'file') if result.files else 'no files'}, no faults")
+        yield ok("configuration", f"{pluralise(len(result.files), 'file') if result.files else 'no files'}, no faults")
 
 
 def secrets(named: Sequence[tuple[KeyPath, str]], absent: Sequence[str]) -> Iterator[Finding]:

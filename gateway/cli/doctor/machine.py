@@ -24,23 +24,23 @@ from gateway.listening import allowed, needed
 
 PACKAGE = Path(gateway.__file__ or "").parent
 LOCKS = Path("/proc/locks")
-LOCKED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
-NAMED = re.compile(r"[A-Za-z0-9._-]+")
+LOCK_LINE = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
+REQUIREMENT_NAME = re.compile(r"[A-Za-z0-9._-]+")
 MIB, GIB = 2**20, 2**30
-FULL = 64 * MIB  # of free disk: an append-only file and the log need some
+MIN_FREE_BYTES = 64 * MIB  # of free disk: an append-only file and the log need some
 # A million entries of 384 dimensions take 1.3 GB: `make bench-index`, docs/performance.md.
 INDEX_BYTES_AN_ENTRY = 1300
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`error`: why it cannot be used. `holds`: the model that the folder says it holds; None where it says none."""
+    """`error`: why it cannot be used. `actual`: the model that the folder says it holds; None where it says none."""
 
     key: str  # of the configuration: embedder | embedder.migrate_from
     adapter: str
-    wanted: str
+    expected: str
     folder: Path | None = None
-    holds: str | None = None
+    actual: str | None = None
     error: str | None = None
 
 
@@ -52,23 +52,25 @@ def model(facts: ModelFacts) -> Finding:
     if facts.adapter == "hash":
         found = f"{facts.key}: the adapter hash goes by letters, not by meaning"
         return warning("embedding", found, "set embedder.adapter: onnx; hash is for measurements")
-    if facts.holds is not None and facts.holds != facts.wanted:
-        found = f"{facts.key}: {facts.folder} holds {facts.holds}, and {facts.wanted} is asked for"
+    if facts.actual is not None and facts.actual != facts.expected:
+        found = f"{facts.key}: {facts.folder} holds {facts.actual}, and {facts.expected} is asked for"
         return fault("embedding", found, "name the model that is there, or fetch the other: `nearhit model fetch`")
-    return ok("embedding", f"{facts.key}: {facts.wanted} is there" + (", every file as built" if facts.holds else ""))
+    return ok(
+        "embedding", f"{facts.key}: {facts.expected} is there" + (", every file as built" if facts.actual else "")
+    )
 
 
-def look_at_models(config: Config) -> list[ModelFacts]:
-    found = [_look_at_model("embedder", config.embedder)]
+def inspect_models(config: Config) -> list[ModelFacts]:
+    found = [_inspect_model("embedder", config.embedder)]
     if config.embedder.migrate_from is not None:
-        found.append(_look_at_model("embedder.migrate_from", config.embedder.migrate_from))
+        found.append(_inspect_model("embedder.migrate_from", config.embedder.migrate_from))
     closer = config.verifier.cross_encoder
     if closer is not None and closer.adapter == "triton":
-        found.append(_look_at_cross_encoder(config, closer))
+        found.append(_inspect_cross_encoder(config, closer))
     return found
 
 
-def _look_at_cross_encoder(config: Config, section: CrossEncoderConfig) -> ModelFacts:
+def _inspect_cross_encoder(config: Config, section: CrossEncoderConfig) -> ModelFacts:
     """As the gateway does at its start."""
     key = "verifier.cross_encoder"
     try:
@@ -79,7 +81,7 @@ def _look_at_cross_encoder(config: Config, section: CrossEncoderConfig) -> Model
     return ModelFacts(key, section.adapter, section.model)
 
 
-def _look_at_model(key: str, model: EmbeddingModel) -> ModelFacts:
+def _inspect_model(key: str, model: EmbeddingModel) -> ModelFacts:
     if model.adapter == "sentence-transformers":
         there = importlib.util.find_spec("sentence_transformers") is not None
         absent = "its extra is not installed: pip install 'nearhit[sentence-transformers]'"
@@ -93,12 +95,12 @@ def _look_at_model(key: str, model: EmbeddingModel) -> ModelFacts:
             return ModelFacts(key, model.adapter, model.model, error=str(error))
     folder = model_dir_of(model)
     try:
-        holds = load_manifest(folder).model
+        actual = load_manifest(folder).model
     except (ModelMissing, ModelCorrupt) as error:
         return ModelFacts(key, model.adapter, model.model, folder, error=str(error))
     except OSError as error:
         return ModelFacts(key, model.adapter, model.model, folder, error=f"{folder}: {error.strerror}")
-    return ModelFacts(key, model.adapter, model.model, folder, holds)
+    return ModelFacts(key, model.adapter, model.model, folder, actual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,11 @@ def data_dir(facts: FolderFacts, config: Config) -> Iterator[Finding]:
     held = f"in use by {facts.holder}" if facts.holder else "in use by no gateway"
     room = f"{facts.path} can be written, {_size(facts.free)} are free, {held}"
     # An append-only file is written anew beside the old one: for that moment there are two.
-    wanted = 2 * config.store.max_memory if config.store.url == "embedded" else GIB
-    if facts.free < FULL:
+    expected = 2 * config.store.max_memory if config.store.url == "embedded" else GIB
+    if facts.free < MIN_FREE_BYTES:
         yield fault("data_dir", room, "make room on that disk: the store cannot write")
-    elif facts.free < wanted:
-        todo = f"make room: {_size(wanted)} are wanted" + (
+    elif facts.free < expected:
+        todo = f"make room: {_size(expected)} are wanted" + (
             ", twice store.max_memory" if config.store.url == "embedded" else ""
         )
         yield warning("data_dir", room, todo)
@@ -131,7 +133,7 @@ def data_dir(facts: FolderFacts, config: Config) -> Iterator[Finding]:
         yield ok("data_dir", room)
 
 
-def look_at_folder(path: Path) -> FolderFacts:
+def inspect_folder(path: Path) -> FolderFacts:
     """Leaves nothing behind. Where the folder is not there yet, it is the first one above that counts."""
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     error = None
@@ -186,12 +188,12 @@ class MachineFacts:
 
 
 def limits(facts: MachineFacts, config: Config) -> Iterator[Finding]:
-    wanted = needed(config)
-    most = f"{wanted.inflight} requests in flight and {wanted.calls} calls need {wanted.files}"
+    expected = needed(config)
+    most = f"{expected.inflight} requests in flight and {expected.calls} calls need {expected.files}"
     found = f"{facts.files} files may be open; {most}"
-    todo = f"raise it to {wanted.ample}: LimitNOFILE of the unit, or `ulimit -n`"
-    if facts.files < wanted.files:
-        yield (fault if facts.files < wanted.inflight else warning)("limits", found, todo)
+    todo = f"raise it to {expected.ample}: LimitNOFILE of the unit, or `ulimit -n`"
+    if facts.files < expected.files:
+        yield (fault if facts.files < expected.inflight else warning)("limits", found, todo)
     else:
         yield ok("limits", found)
     if facts.memory is not None:
@@ -212,14 +214,14 @@ def _memory_finding(memory: int, config: Config) -> Finding:
     return ok("limits", found)
 
 
-def look_at_machine(data_dir: Path) -> MachineFacts:
+def inspect_machine(data_dir: Path) -> MachineFacts:
     """The limits of the gateway that runs on that folder, else those to which one would raise its own."""
     pid = holder_pid(data_dir / "lock")
-    files = None if pid is None else _files_of(pid)
-    return MachineFacts(files or allowed(), _memory())
+    files = None if pid is None else _open_files_limit(pid)
+    return MachineFacts(files or allowed(), _memory_limit())
 
 
-def _files_of(pid: int) -> int | None:
+def _open_files_limit(pid: int) -> int | None:
     try:
         found = re.search(r"^Max open files\s+(\d+)", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)
     except OSError:
@@ -227,7 +229,7 @@ def _files_of(pid: int) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _memory() -> int | None:
+def _memory_limit() -> int | None:
     """Bytes: the machine's, or what the control group may have where that is less."""
     known: list[int] = []
     try:
@@ -243,17 +245,17 @@ def _memory() -> int | None:
     return min(known, default=None)
 
 
-def installed() -> dict[str, str | None]:
+def installed_versions() -> dict[str, str | None]:
     """Of each library that the package or its lock names: the version that is there, or None."""
     required = [line for line in importlib.metadata.requires("nearhit") or () if "extra ==" not in line]
-    names = {found[0] for line in required if (found := NAMED.match(line))} | set(locked() or ())
+    names = {found[0] for line in required if (found := REQUIREMENT_NAME.match(line))} | set(locked() or ())
     return {name: _version(name) for name in {name.lower().replace("_", "-") for name in names}}
 
 
 def locked() -> dict[str, str] | None:
     """The versions of the lock beside the package; None where there is none, as in an installed wheel."""
     lock = PACKAGE.parent / "requirements.lock"
-    return dict(LOCKED.findall(lock.read_text())) if lock.is_file() else None
+    return dict(LOCK_LINE.findall(lock.read_text())) if lock.is_file() else None
 
 
 def _version(name: str) -> str | None:
@@ -263,7 +265,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def built() -> float:
+def build_time() -> float:
     """When the newest module of the package was made; seconds since 1970."""
     return max(file.stat().st_mtime for file in PACKAGE.glob("*.py"))
 
@@ -290,9 +292,9 @@ def libraries(
         yield ok("libraries", f"Python {python[0]}.{python[1]}, {len(found)} libraries, {compared}")
 
 
-def clock(wall: float, built: float) -> Finding:
-    """Seconds since 1970. `built`: when the newest file of this package was made: before that no clock can be."""
-    if wall < built:
+def clock(wall: float, build_time: float) -> Finding:
+    """Seconds since 1970. `build_time`: when the newest file of this package was made: before that no clock can be."""
+    if wall < build_time:
         return fault("clock", "this machine's clock is before the day this program was made", "set it: run chrony")
     return ok("clock", f"this machine's clock is at {datetime.fromtimestamp(wall, UTC):%Y-%m-%d %H:%M:%SZ}")
 

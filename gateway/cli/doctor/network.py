@@ -18,7 +18,7 @@ from yarl import URL
 
 from gateway.adapters.system.clock import SystemClock
 from gateway.cli.admin_client import url_of
-from gateway.cli.doctor import SHOWN, Finding, fault, ok, warning
+from gateway.cli.doctor import MAX_FAULTS_SHOWN, Finding, fault, ok, warning
 from gateway.config import Config, OnnxBackendConfig
 from gateway.config.units import Address
 from gateway.dialects.known import VERSIONED
@@ -28,10 +28,10 @@ from gateway.upstream.base_url import ends_in_version
 from gateway.upstream.factory import build_pools
 from gateway.upstream.upstream import Upstream
 
-ANSWER_S = 5.0
-ADDRESSES = 4  # of one name that are tried
+TIMEOUT_S = 5.0
+MAX_ADDRESSES = 4  # of one name that are tried
 ADMIN_REALM = "nearhit admin"
-THERE = (200, 401, 403)  # no credentials are shown: an API may want some before it tells
+REACHABLE_STATUSES = (200, 401, 403)  # no credentials are shown: an API may want some before it tells
 NOT_FOUND = 404
 
 
@@ -43,7 +43,7 @@ class PortFacts:
     key: str
     address: Address
     error: str | None
-    taken: bool = False
+    in_use: bool = False
     answers: Mapping[str, Any] | None = None
 
 
@@ -51,7 +51,7 @@ def port(facts: PortFacts) -> Finding:
     where = f"{facts.address} ({facts.key})"
     if facts.answers is not None:
         return ok("ports", f"{where}: a nearhit answers")
-    if facts.taken:
+    if facts.in_use:
         todo = f"find it with `ss -ltnp 'sport = :{facts.address.port}'` and stop it, or change {facts.key}"
         return fault("ports", f"{where}: taken, and what answers there is no nearhit", todo)
     if facts.error is not None:
@@ -72,7 +72,7 @@ def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, re
         yield fault("gateway", "it leaves its store alone after failures: all are misses", "see the store's findings")
     if not stats.get("index_ready", True):
         yield warning("gateway", "it still reads its index: not every question is found by similarity", "wait")
-    for problem in stats.get("policy", {}).get("faults", ())[:SHOWN]:
+    for problem in stats.get("policy", {}).get("faults", ())[:MAX_FAULTS_SHOWN]:
         found = f"the last policy was refused, an older one is in force: {problem}"
         yield fault("gateway", found, "change that line: a saved file is read at once")
     for name, backend in stats.get("backends", {}).items():
@@ -110,28 +110,28 @@ class GatewayFacts:
     refused: str | None = None
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self.ready is not None or self.stats is not None or self.refused is not None
 
 
-async def look_at_gateway(config: Config, token: str | None) -> GatewayFacts:
+async def inspect_gateway(config: Config, token: str | None) -> GatewayFacts:
     """Who listens where the gateway would. `token`: of its admin port."""
     server = config.server
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
-        listen, admin = _try(server.listen), _try(server.admin)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+        listen, admin = _try_bind(server.listen), _try_bind(server.admin)
         ready = await _readyz(session, server.listen) if listen == errno.EADDRINUSE else None
         stats, refused = await _stats(session, server.admin, token) if admin == errno.EADDRINUSE else (None, None)
     is_ours: Mapping[str, Any] | None = {} if stats is not None or refused is not None else None
     ports = [
-        _port("server.listen", server.listen, listen, ready),
-        _port("server.admin", server.admin, admin, is_ours),
+        _port_facts("server.listen", server.listen, listen, ready),
+        _port_facts("server.admin", server.admin, admin, is_ours),
     ]
     if server.grpc is not None:  # who listens there cannot be asked cheaply: it goes by its neighbour
-        ports.append(_port("server.grpc", server.grpc, _try(server.grpc), ready))
+        ports.append(_port_facts("server.grpc", server.grpc, _try_bind(server.grpc), ready))
     return GatewayFacts(tuple(ports), ready, stats, refused)
 
 
-def _try(address: Address) -> int | None:
+def _try_bind(address: Address) -> int | None:
     """Listens for a moment, as the gateway would -> None, or the number of the error."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -145,10 +145,10 @@ def _try(address: Address) -> int | None:
     return None
 
 
-def _port(key: str, address: Address, error: int | None, answers: Mapping[str, Any] | None) -> PortFacts:
-    taken = error == errno.EADDRINUSE
+def _port_facts(key: str, address: Address, error: int | None, answers: Mapping[str, Any] | None) -> PortFacts:
+    in_use = error == errno.EADDRINUSE
     said = None if error is None else errno.errorcode.get(error, str(error))
-    return PortFacts(key, address, said, taken, answers if taken else None)
+    return PortFacts(key, address, said, in_use, answers if in_use else None)
 
 
 async def _readyz(session: aiohttp.ClientSession, address: Address) -> Mapping[str, Any] | None:
@@ -183,12 +183,12 @@ async def _get(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFacts:
-    """`why`: what stands in the way of asking it; None: it is ready. `likely`: the base URL that is likely meant; None:
+    """`why`: what stands in the way of asking it; None: it is ready. `suggested_url`: the base URL that is likely meant; None:
     nothing speaks against this one."""
 
     address: str
     why: str | None
-    likely: str | None = None
+    suggested_url: str | None = None
 
 
 def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
@@ -200,16 +200,16 @@ def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
             "backends", f"{name}: {one.address} {one.why}", f"start it, or put backends.{name} right in config.yaml"
         )
     for one in upstreams:
-        if one.likely is not None:
-            found = f"{name}: {one.address} answers, and has no list of models (404); {one.likely} has one"
-            todo = f"put backends.{name} right in config.yaml, or what --upstream is given: {one.likely}"
+        if one.suggested_url is not None:
+            found = f"{name}: {one.address} answers, and has no list of models (404); {one.suggested_url} has one"
+            todo = f"put backends.{name} right in config.yaml, or what --upstream is given: {one.suggested_url}"
             yield warning("backends", found, todo)
-    good = [one.address for one in upstreams if one.why is None and one.likely is None]
+    good = [one.address for one in upstreams if one.why is None and one.suggested_url is None]
     if good:
         yield ok("backends", f"{name}: {', '.join(good)} answers")
 
 
-async def look_at_backends(config: Config, environ: Mapping[str, str]) -> list[Finding]:
+async def inspect_backends(config: Config, environ: Mapping[str, str]) -> list[Finding]:
     """Asks each address as the gateway's own health probe does, and where it is not ready, finds out why."""
     found: list[Finding] = []
     network = {}
@@ -222,7 +222,7 @@ async def look_at_backends(config: Config, environ: Mapping[str, str]) -> list[F
             network[name] = section
     pools = build_pools(config.model_copy(update={"backends": network}), environ, SystemClock(), Telemetry())
     try:
-        looked = [asyncio.gather(*map(_look_at_upstream, pool.lanes)) for pool in pools.values()]
+        looked = [asyncio.gather(*map(_inspect_upstream, pool.endpoints)) for pool in pools.values()]
         for name, upstreams in zip(pools, await asyncio.gather(*looked), strict=True):
             found += backend(name, upstreams)
     finally:
@@ -231,20 +231,20 @@ async def look_at_backends(config: Config, environ: Mapping[str, str]) -> list[F
     return found
 
 
-async def _look_at_upstream(lane: Upstream) -> UpstreamFacts:
-    address = lane.upstream.address
+async def _inspect_upstream(endpoint: Upstream) -> UpstreamFacts:
+    address = endpoint.upstream.address
     try:
-        async with asyncio.timeout(ANSWER_S):
-            ready = await lane.backend.ready()
+        async with asyncio.timeout(TIMEOUT_S):
+            ready = await endpoint.backend.ready()
     except TimeoutError:
         ready = False
     if not ready:
-        return UpstreamFacts(address, await why_not(address))
-    likely = await likely_base(address, ANSWER_S) if lane.upstream.provider == "openai" else None
-    return UpstreamFacts(address, None, likely)
+        return UpstreamFacts(address, await connection_failure(address))
+    suggested_url = await suggested_base_url(address, TIMEOUT_S) if endpoint.upstream.provider == "openai" else None
+    return UpstreamFacts(address, None, suggested_url)
 
 
-async def likely_base(url: str, limit_s: float) -> str | None:
+async def suggested_base_url(url: str, limit_s: float) -> str | None:
     """The base URL that is likely meant: the same with /v1, where there is a list of models and none at `url`. None:
     nothing speaks against `url`, or it cannot be told within `limit_s`."""
     if ends_in_version(urlsplit(url).path):
@@ -253,27 +253,30 @@ async def likely_base(url: str, limit_s: float) -> str | None:
     async with open_session(limit_s, 1) as session:
         try:
             async with asyncio.timeout(limit_s):
-                if await _listing(session, url) == NOT_FOUND and await _listing(session, below) in THERE:
+                if (
+                    await _models_status(session, url) == NOT_FOUND
+                    and await _models_status(session, below) in REACHABLE_STATUSES
+                ):
                     return below
         except (aiohttp.ClientError, TimeoutError, OSError):
             pass
     return None
 
 
-async def _listing(session: aiohttp.ClientSession, url: str) -> int:
+async def _models_status(session: aiohttp.ClientSession, url: str) -> int:
     """The status of the list of models."""
     async with session.get(URL(f"{url}/models", encoded=True), allow_redirects=False) as response:
         return response.status
 
 
-async def why_not(url: str) -> str:
+async def connection_failure(url: str) -> str:
     """What stands in the way of a connection to `http(s)://` or `grpc(s)://`: the rest of a sentence about it."""
     parts = urlsplit(url)
     secure = parts.scheme in ("https", "grpcs")
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
     try:
-        async with asyncio.timeout(ANSWER_S):
-            await _reach(host, port, ssl.create_default_context() if secure else None)
+        async with asyncio.timeout(TIMEOUT_S):
+            await _try_connect(host, port, ssl.create_default_context() if secure else None)
     except socket.gaierror:
         return f"cannot be found: the name {host} is not known to DNS"
     except ssl.SSLCertVerificationError as error:
@@ -283,7 +286,7 @@ async def why_not(url: str) -> str:
     except ConnectionRefusedError:
         return "refuses connections: nothing listens there"
     except TimeoutError:
-        return f"completes no connection within {ANSWER_S:g} s"
+        return f"completes no connection within {TIMEOUT_S:g} s"
     except OSError as error:
         return f"cannot be reached: {error.strerror or type(error).__name__}"
     if parts.scheme.startswith("grpc"):
@@ -291,10 +294,10 @@ async def why_not(url: str) -> str:
     return "takes connections, and answers with a server error or too late"
 
 
-async def _reach(host: str, port: int, context: ssl.SSLContext | None) -> None:
+async def _try_connect(host: str, port: int, context: ssl.SSLContext | None) -> None:
     """Raises what the last of its addresses raised, where none of them can be reached."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))[:ADDRESSES]
+    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))[:MAX_ADDRESSES]
     name = None if context is None else host
     for last, address in zip([*[False] * (len(addresses) - 1), True], addresses, strict=True):
         try:

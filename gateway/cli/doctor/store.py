@@ -17,25 +17,25 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from gateway.adapters.faiss.rebuilder import IndexPlan
 from gateway.adapters.redis.client import StoreAccess, connect
-from gateway.adapters.redis.cluster import each_server
+from gateway.adapters.redis.cluster import primary_clients
 from gateway.adapters.redis.embedded_valkey import server_program, socket_path
 from gateway.adapters.system.child_process import ChildFailed
 from gateway.cache.index_factory import build_device, milvus_version
 from gateway.cache.stores import access_of
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
-from gateway.config.fields import lite_file
+from gateway.config.fields import milvus_lite_path
 from gateway.config.store_url import StoreKind
 from gateway.errors import IndexUnavailable, StartupError
 
-ANSWER_S = 5.0
+TIMEOUT_S = 5.0
 PINGS = 5
-STARTS_S = 5.0
+START_TIMEOUT_S = 5.0
 # From this version on a server says whether a removal is on its disk (WAITAOF, docs/operations.md).
-TELLS_OF_ITS_DISK = (7, 2)
+MIN_WAITAOF_VERSION = (7, 2)
 # Removals count by the clocks of all gateways (docs/operations.md): within a second they are taken to agree.
-CLOCKS_AGREE_S = 1.0
-CLOCKS_WRONG_S = 60.0
+SKEW_WARNING_S = 1.0
+SKEW_FAULT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class StoreFacts:
     """What a server said. `where`: its URL without credentials. Empty: `information` (of INFO) or `settings` (of
     CONFIG GET) where that is denied.
 
-    `latency_s`: the median of a few PINGs. `ahead_s`: by how much its clock goes before ours."""
+    `latency_s`: the median of a few PINGs. `skew_s`: by how much its clock goes before ours."""
 
     where: str
     information: Mapping[str, str]
     settings: Mapping[str, str]
     latency_s: float
-    ahead_s: float
+    skew_s: float
 
 
 def unreachable(where: str, why: str, embedded: bool) -> Finding:
@@ -78,7 +78,7 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
     name, version = _version(said)
     found = f"{name} {version} at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms"
     yield _latency(found, facts, config.store.timeout)
-    if config.store.url != "embedded" and _parsed(version) < TELLS_OF_ITS_DISK:
+    if config.store.url != "embedded" and _parse_version(version) < MIN_WAITAOF_VERSION:
         yield warning(
             "store", f"{name} {version} cannot say what is on its disk", "use Redis 7.2 or Valkey, so that removals can"
         )
@@ -89,7 +89,7 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
     yield from _persistence(facts, config)
     yield from _memory(facts)
     if config.store.url != "embedded":
-        yield clock_finding(facts.ahead_s)
+        yield clock_finding(facts.skew_s)
 
 
 def _latency(found: str, facts: StoreFacts, timeout_s: float) -> Finding:
@@ -140,13 +140,13 @@ def _memory(facts: StoreFacts) -> Iterator[Finding]:
         yield level("store", f"its memory {state}, and with maxmemory-policy noeviction it then refuses answers", todo)
 
 
-def clock_finding(ahead_s: float) -> Finding:
-    found = f"the store's clock and this one differ by {abs(ahead_s):.2f} s"
-    if abs(ahead_s) >= CLOCKS_WRONG_S:
+def clock_finding(skew_s: float) -> Finding:
+    found = f"the store's clock and this one differ by {abs(skew_s):.2f} s"
+    if abs(skew_s) >= SKEW_FAULT_S:
         return fault(
             "clock", found, "run chrony or systemd-timesyncd on both: what expires and what is removed goes by it"
         )
-    if abs(ahead_s) >= CLOCKS_AGREE_S:
+    if abs(skew_s) >= SKEW_WARNING_S:
         return warning("clock", found, "run chrony or systemd-timesyncd on both: removals count by these clocks")
     return ok("clock", found)
 
@@ -157,7 +157,7 @@ def _version(said: Mapping[str, str]) -> tuple[str, str]:
     return "Redis", said.get("redis_version", "0")
 
 
-def _parsed(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2])) or (0,)
 
 
@@ -165,7 +165,7 @@ async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
     """Of the server that is named; of the embedded one where a gateway runs on its folder. Else that it can be run."""
     embedded = config.store.url == "embedded"
     if embedded and not gateway_runs:
-        return [await asyncio.to_thread(_bundled)]
+        return [await asyncio.to_thread(_bundled_server)]
     path = socket_path(config.data_dir.resolve() / "store") if embedded else None
     url = f"unix://{path}" if embedded else config.store.url
     where = "its socket" if embedded else config.store.target.where
@@ -174,17 +174,17 @@ async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
     except StartupError as error:
         return [fault("store", str(error), "put it right, the gateway does not start")]
     try:
-        async with asyncio.timeout(ANSWER_S):
-            facts = await _ask_all(url, where, access)
+        async with asyncio.timeout(TIMEOUT_S):
+            facts = await _probe_servers(url, where, access)
     except (RedisError, OSError, TimeoutError, ValueError) as error:
         return [unreachable(where, _why(error), embedded)]
     return [finding for one in facts for finding in store_findings(one, config)]
 
 
-def _bundled() -> Finding:
+def _bundled_server() -> Finding:
     try:
         said = subprocess.run(  # noqa: S603 - the program that comes with the package
-            [server_program(), "--version"], capture_output=True, text=True, timeout=STARTS_S, check=True
+            [server_program(), "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=True
         ).stdout
     except (OSError, ChildFailed, subprocess.SubprocessError) as error:
         todo = "pip install -r requirements.lock, or name a server in store.url"
@@ -193,17 +193,17 @@ def _bundled() -> Finding:
     return ok("store", f"the embedded Valkey {version} can be run; it starts with the gateway")
 
 
-async def _ask_all(url: str, where: str, access: StoreAccess) -> list[StoreFacts]:
+async def _probe_servers(url: str, where: str, access: StoreAccess) -> list[StoreFacts]:
     """Of a cluster each server that takes writes."""
     client: Any = connect(url, access=access)
     try:
-        async with each_server(client) as servers:
-            return [await _ask(server, f"{at} of {where}" if at else where) for at, server in servers.items()]
+        async with primary_clients(client) as servers:
+            return [await _probe(server, f"{at} of {where}" if at else where) for at, server in servers.items()]
     finally:
         await client.aclose()
 
 
-async def _ask(client: Any, where: str) -> StoreFacts:
+async def _probe(client: Any, where: str) -> StoreFacts:
     await client.ping()  # opens the connection, which is no part of the latency
     latencies = []
     for _ in range(PINGS):
@@ -214,11 +214,11 @@ async def _ask(client: Any, where: str) -> StoreFacts:
     try:
         before = time.time()
         seconds, micros = await client.time()
-        ahead_s = seconds + micros / 1e6 - (before + time.time()) / 2
+        skew_s = seconds + micros / 1e6 - (before + time.time()) / 2
         information = {str(name): str(value) for name, value in (await client.info()).items()}
     except NoPermissionError:
         return StoreFacts(where, {}, {}, latency_s, 0.0)
-    return StoreFacts(where, information, await _settings(client), latency_s, ahead_s)
+    return StoreFacts(where, information, await _settings(client), latency_s, skew_s)
 
 
 async def _settings(client: Any) -> dict[str, str]:
@@ -242,7 +242,7 @@ def _why(error: BaseException) -> str:
         cause = error.__cause__
         return "no sentinel knows such a primary" if cause is None else f"no sentinel can be asked: {_why(cause)}"
     if isinstance(error, TimeoutError | RedisTimeoutError):
-        return f"nothing within {ANSWER_S:g} s"
+        return f"nothing within {TIMEOUT_S:g} s"
     for cause in _causes(error):
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
@@ -263,13 +263,13 @@ async def index(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
             build_device(device)
         except StartupError as error:
             return [fault("index", str(error), "do what it says")]
-        return [ok("index", f"faiss finds {device}, for partitions of {IndexPlan().place_from:,} entries and more")]
+        return [ok("index", f"faiss finds {device}, for partitions of {IndexPlan().device_from:,} entries and more")]
     if config.index.adapter != "milvus" or url is None:
         return []
-    if lite_file(url) and gateway_runs:
+    if milvus_lite_path(url) and gateway_runs:
         return [ok("index", f"the gateway that runs has {url} open; one process may, so it is not looked at")]
     try:
-        version = await asyncio.to_thread(milvus_version, config, environ, ANSWER_S)
+        version = await asyncio.to_thread(milvus_version, config, environ, TIMEOUT_S)
     except StartupError as error:
         return [fault("index", str(error), "do what it says, or use index.adapter: faiss")]
     except IndexUnavailable as error:

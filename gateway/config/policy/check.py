@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.config.errors import ConfigError, ConfigInvalid, in_order
+from gateway.config.errors import ConfigError, ConfigInvalid, sort_errors
 from gateway.config.load import ConfigReader as ConfigReading
 from gateway.config.load import read_config
 from gateway.config.policy.load import LAST_FILE, policy_files, read_policy, read_texts
@@ -24,9 +24,9 @@ class CheckResult:
     warnings: tuple[ConfigError, ...]
     files: tuple[str, ...]
 
-    def warned(self, more: Iterable[ConfigError]) -> CheckResult:
+    def with_warnings(self, extra: Iterable[ConfigError]) -> CheckResult:
         """The same with more warnings."""
-        return replace(self, warnings=(*self.warnings, *more))
+        return replace(self, warnings=(*self.warnings, *extra))
 
     def as_json(self) -> dict[str, Any]:
         """The result as machines read it."""
@@ -42,7 +42,7 @@ Rehearse = Callable[[Policy, Mapping[str, str]], Iterable[ConfigError]]
 """Runs the expectations of a policy, given the adapter of each backend -> those that do not hold."""
 
 
-def _unrehearsed(*_: object) -> Iterable[ConfigError]:
+def _no_rehearsal(*_: object) -> Iterable[ConfigError]:
     return ()
 
 
@@ -50,7 +50,7 @@ def check(
     paths: Sequence[Path],
     config_path: Path,
     environ: Mapping[str, str] = os.environ,
-    rehearse: Rehearse = _unrehearsed,
+    rehearse: Rehearse = _no_rehearsal,
 ) -> CheckResult:
     """Checks each path: a configuration file, a policy file, or a folder of policy files. None: the configuration and
     its policies.
@@ -95,10 +95,10 @@ class _Checking:
         if not path.is_dir():
             # Before a default.yaml a file is only a part: the default is not its business.
             part = path.name != LAST_FILE and (path.parent / LAST_FILE).is_file()
-            self._add_files([path], ends=not part)
+            self._read_files([path], ends=not part)
             return
         try:
-            self._add_files(policy_files(path), ends=True, folder=path)
+            self._read_files(policy_files(path), ends=True, folder=path)
         except ConfigInvalid as invalid:
             self._faults += invalid.faults
             return
@@ -107,9 +107,9 @@ class _Checking:
             self._warnings.append(ConfigError(str(other), 1, (), message))
 
     def result(self) -> CheckResult:
-        return CheckResult(in_order(self._faults), in_order(self._warnings), tuple(self._files))
+        return CheckResult(sort_errors(self._faults), sort_errors(self._warnings), tuple(self._files))
 
-    def _add_files(self, paths: Sequence[Path], ends: bool, folder: Path | None = None) -> None:
+    def _read_files(self, paths: Sequence[Path], ends: bool, folder: Path | None = None) -> None:
         self._files += map(str, paths)
         texts, faults = read_texts(paths)
         reading = read_policy(texts, self._backends, ends=ends and not faults, folder=folder, adapters=self._adapters)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gateway.config.errors import ConfigError, KeyPath, show, unknown
-from gateway.config.policy.targets import names_in
+from gateway.config.errors import ConfigError, KeyPath, format_value, unknown_name
+from gateway.config.policy.targets import backend_names
 from gateway.config.yaml_loader import Source
 
 _STAR, _ONE = "*", "?"
@@ -20,34 +20,34 @@ def covers(wide: str | None, narrow: str | None) -> bool:
         return True
     if narrow is None:
         return False
-    a, b = _pieces(wide), _pieces(narrow)
+    a, b = _glob_tokens(wide), _glob_tokens(narrow)
     # row[j]: whether what is left of `a` covers b[j:]; from the end of `a` to its beginning.
     row = [False] * len(b) + [True]
-    for piece in reversed(a):
+    for token in reversed(a):
         above, row = row, [False] * (len(b) + 1)
         for j in range(len(b), -1, -1):
-            if piece == _STAR:  # takes nothing, or the next piece whatever it is
+            if token == _STAR:  # takes nothing, or the next piece whatever it is
                 row[j] = above[j] or (j < len(b) and row[j + 1])
             else:
-                row[j] = j < len(b) and above[j + 1] and _takes(piece, b[j])
+                row[j] = j < len(b) and above[j + 1] and _covers_character(token, b[j])
     return row[0]
 
 
-def _takes(piece: str, other: str) -> bool:
+def _covers_character(token: str, other: str) -> bool:
     """Of pieces that stand for one character; a star stands for any number."""
     if other == _STAR:
         return False
-    if piece in (_ONE, other):
+    if token in (_ONE, other):
         return True
-    return len(other) == 1 and other != _ONE and fnmatchcase(other, piece)
+    return len(other) == 1 and other != _ONE and fnmatchcase(other, token)
 
 
-def _pieces(glob: str) -> Sequence[str]:
+def _glob_tokens(glob: str) -> Sequence[str]:
     """`*`, `?`, `[...]` and single characters, as `fnmatch` reads them: a bracket that is not closed is a character."""
     found: list[str] = []
     i = 0
     while i < len(glob):
-        end = _closing(glob, i) if glob[i] == "[" else None
+        end = _closing_bracket(glob, i) if glob[i] == "[" else None
         if end is not None:
             found.append(glob[i : end + 1])
         else:
@@ -56,7 +56,7 @@ def _pieces(glob: str) -> Sequence[str]:
     return found
 
 
-def _closing(glob: str, start: int) -> int | None:
+def _closing_bracket(glob: str, start: int) -> int | None:
     """Where a set that begins at `start` ends: a `]` right after the beginning, or after `!`, belongs to it."""
     first = start + 2 if glob[start + 1 : start + 2] == "!" else start + 1
     end = glob.find("]", first + 1)
@@ -71,22 +71,22 @@ Rule = tuple[Source, KeyPath, dict[str, Any]]
 """One rule as it was written: its file, the path to it, its keys."""
 
 
-def contradictions(sources: Sequence[Source], backends: Collection[str], ends: bool) -> Iterator[ConfigError]:
+def rule_errors(sources: Sequence[Source], backends: Collection[str], ends: bool) -> Iterator[ConfigError]:
     """Faults between the rules of all files, in their order.
 
     `backends` is what the configuration has; when empty nothing is held against it. `ends`: the last of `sources`
     is the last file of the policy, so that its last rule must be the default.
     """
-    rules = [rule for source in sources for rule in rules_of(source)]
-    yield from _repeated_names(rules)
+    rules = [rule for source in sources for rule in read_rules(source)]
+    yield from _duplicate_names(rules)
     yield from _unreachable(rules)
     if ends and sources:
-        yield from _no_default(sources[-1])
+        yield from _missing_default(sources[-1])
     if backends:
         yield from _unknown_backends(rules, sorted(backends))
 
 
-def rules_of(source: Source) -> Iterator[Rule]:
+def read_rules(source: Source) -> Iterator[Rule]:
     """The rules of a file that are mappings at all."""
     routes = source.value.get("routes")
     for index, rule in enumerate(routes if isinstance(routes, list) else ()):
@@ -94,7 +94,7 @@ def rules_of(source: Source) -> Iterator[Rule]:
             yield source, ("routes", index), rule
 
 
-def _repeated_names(rules: Sequence[Rule]) -> Iterator[ConfigError]:
+def _duplicate_names(rules: Sequence[Rule]) -> Iterator[ConfigError]:
     first: dict[str, str] = {}
     for source, path, rule in rules:
         name = rule.get("name")
@@ -115,8 +115,8 @@ def _unreachable(rules: Sequence[Rule]) -> Iterator[ConfigError]:
             )
 
 
-def _no_default(source: Source) -> Iterator[ConfigError]:
-    rules = list(rules_of(source))
+def _missing_default(source: Source) -> Iterator[ConfigError]:
+    rules = list(read_rules(source))
     if not rules:
         return
     _, path, rule = rules[-1]
@@ -129,13 +129,13 @@ def _no_default(source: Source) -> Iterator[ConfigError]:
 def _unknown_backends(rules: Sequence[Rule], backends: Sequence[str]) -> Iterator[ConfigError]:
     for source, path, rule in rules:
         route = rule.get("route")
-        named = [(("route", *keys), name) for keys, name in names_in(route if isinstance(route, dict) else {})]
-        for keys, name in [*named, *((keys, at(rule, keys)) for keys in JUDGES)]:
+        named = [(("route", *keys), name) for keys, name in backend_names(route if isinstance(route, dict) else {})]
+        for keys, name in [*named, *((keys, value_at(rule, keys)) for keys in JUDGES)]:
             if isinstance(name, str) and name not in backends:
-                yield source.fault((*path, *keys), unknown(f"backend {show(name)}", name, backends))
+                yield source.fault((*path, *keys), unknown_name(f"backend {format_value(name)}", name, backends))
 
 
-def at(rule: Any, keys: Sequence[str]) -> Any:
+def value_at(rule: Any, keys: Sequence[str]) -> Any:
     """What is written there; None where nothing is."""
     for key in keys:
         rule = rule.get(key) if isinstance(rule, dict) else None
@@ -147,40 +147,40 @@ def at(rule: Any, keys: Sequence[str]) -> Any:
 # Works on values as they were written, of files without faults.
 MAX_COMPARED = 512  # rules: each is held against all before it
 
-_GIVE_NO_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve"})
+_ADAPTERS_WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve"})
 
 
-def doubts(sources: Sequence[Source], adapters: Mapping[str, str]) -> Iterator[ConfigError]:
+def rule_warnings(sources: Sequence[Source], adapters: Mapping[str, str]) -> Iterator[ConfigError]:
     """Warnings about the rules of all files, in their order. `adapters`: of each backend, as far as known."""
-    rules = [rule for source in sources for rule in rules_of(source)]
-    yield from _never_reached(rules[:MAX_COMPARED])
+    rules = [rule for source in sources for rule in read_rules(source)]
+    yield from _shadowed_rules(rules[:MAX_COMPARED])
     for rule in rules:
-        yield from _shared(rule)
-        yield from _without_logprobs(rule, adapters)
+        yield from _sharing_warnings(rule)
+        yield from _logprobs_warnings(rule, adapters)
 
 
-def unused(sources: Sequence[Source], backends: Collection[str], place: str) -> Iterator[ConfigError]:
+def unused_backends(sources: Sequence[Source], backends: Collection[str], place: str) -> Iterator[ConfigError]:
     """Backends of the configuration that no rule names. `sources`: all files; `place`: what the warning is of."""
     used: set[object] = set()
     for source in sources:
-        for _, _, rule in rules_of(source):
-            used |= {name for _, name in names_in(rule["route"])} | {at(rule, keys) for keys in JUDGES}
+        for _, _, rule in read_rules(source):
+            used |= {name for _, name in backend_names(rule["route"])} | {value_at(rule, keys) for keys in JUDGES}
     for name in sorted(set(backends) - used):
         yield ConfigError(
             place, 1, (), f"no rule uses the backend {name!r} of the configuration, expected one that does, or none"
         )
 
 
-def _never_reached(rules: Sequence[Rule]) -> Iterator[ConfigError]:
+def _shadowed_rules(rules: Sequence[Rule]) -> Iterator[ConfigError]:
     for place, (source, path, rule) in enumerate(rules):
         match = rule["match"]
         if not match:  # the default: that nothing stands before it which takes all is checked elsewhere
             continue
         for earlier, earlier_path, other in rules[:place]:
-            if not _covers(other["match"], match):
+            if not _match_covers(other["match"], match):
                 continue
             name, line = other["name"], earlier.locate(earlier_path)[0]
-            if _covers(match, other["match"]):
+            if _match_covers(match, other["match"]):
                 why = "which matches the same, expected another match or one of the two"
             else:
                 why = "which is wider and takes all of it, expected the narrower rule first"
@@ -190,7 +190,7 @@ def _never_reached(rules: Sequence[Rule]) -> Iterator[ConfigError]:
             break
 
 
-def _covers(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> bool:
+def _match_covers(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> bool:
     if not all(covers(wide.get(key), narrow.get(key)) for key in ("path", "model", "tenant")):
         return False
     asked = [(name.lower(), glob) for name, glob in narrow.get("headers", {}).items()]
@@ -200,7 +200,7 @@ def _covers(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> bool:
     )
 
 
-def _shared(rule: Rule) -> Iterator[ConfigError]:
+def _sharing_warnings(rule: Rule) -> Iterator[ConfigError]:
     source, path, written = rule
     cache, tenant = written.get("cache") or {}, written["match"].get("tenant")
     if cache.get("share") != "global" or (tenant is not None and not set(tenant) & set("*?[")):
@@ -213,7 +213,7 @@ def _shared(rule: Rule) -> Iterator[ConfigError]:
         yield source.fault((*path, "cache", "share"), f"{what}{alike}, {expected}")
 
 
-def _without_logprobs(rule: Rule, adapters: Mapping[str, str]) -> Iterator[ConfigError]:
+def _logprobs_warnings(rule: Rule, adapters: Mapping[str, str]) -> Iterator[ConfigError]:
     source, path, written = rule
     route = written["route"]
     cascade = route.get("cascade") or {}
@@ -221,7 +221,7 @@ def _without_logprobs(rule: Rule, adapters: Mapping[str, str]) -> Iterator[Confi
         return
     lightest = route.get("light") or (route.get("tiers") or [None])[0]
     names = [lightest] if isinstance(lightest, str) else list(lightest or ())
-    if names and all(adapters.get(name) in _GIVE_NO_LOGPROBS for name in names):
+    if names and all(adapters.get(name) in _ADAPTERS_WITHOUT_LOGPROBS for name in names):
         said = ", ".join(f"{name!r} ({adapters[name]})" for name in names)
         message = (
             f"{said} gives no log probabilities, so each of its answers is thrown away, expected otherwise: verifier"

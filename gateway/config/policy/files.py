@@ -24,7 +24,7 @@ class NotWritable(GatewayError):
     kind = "policy_not_writable"
 
 
-def checked_name(name: str) -> str:
+def validate_name(name: str) -> str:
     """Of a policy file in the folder itself. Raises `BadRequest`."""
     if _NAME.fullmatch(name) is None:
         raise BadRequest(
@@ -46,37 +46,37 @@ class PolicyFolder:
             raise ConfigInvalid(faults)
         return texts
 
-    def changed_at(self) -> float | None:
+    def modified_at(self) -> float | None:
         """When the youngest of the files was written, seconds since 1970; None where there are none."""
         try:
             return max((path.stat().st_mtime for path in policy_files(self.path)), default=None)
         except (OSError, ConfigInvalid):
             return None
 
-    def texts_of(self, files: Mapping[str, bytes]) -> list[TextOperations]:
+    def to_texts(self, files: Mapping[str, bytes]) -> list[TextOperations]:
         """The same of files that do not lie here yet."""
         return [TextOperations(str(self.path / name), content) for name, content in files.items()]
 
-    def write(self, after: Mapping[str, bytes]) -> None:
+    def write(self, files: Mapping[str, bytes]) -> None:
         """Makes the folder have these policy files, and no other ones. What is the same already is not touched.
 
         Each file is replaced as one (written beside it, synced, renamed); between two of them the machine may stop.
         Raises `NotWritable` before the first change where it can be told, and with what was done where it cannot.
         """
         before = {path.name: path for path in policy_files(self.path)} if self.path.is_dir() else {}
-        gone = sorted(before.keys() - after.keys())
-        changed = [name for name, content in after.items() if _content(self.path / name) != content]
+        gone = sorted(before.keys() - files.keys())
+        changed = [name for name, content in files.items() if _read_content(self.path / name) != content]
         for name in [*changed, *gone]:
-            self._refuse_links(self.path / name)
+            self._reject_symlink(self.path / name)
         done: list[str] = []
         try:
             for name in changed:
-                self._replace(self.path / name, after[name])
+                self._replace(self.path / name, files[name])
                 done.append(name)
             for name in gone:
                 (self.path / name).unlink()
                 done.append(name)
-            _sync(self.path)
+            _fsync_folder(self.path)
         except OSError as error:
             had = f"; {', '.join(done)} had been changed" if done else ""
             raise NotWritable(
@@ -85,29 +85,29 @@ class PolicyFolder:
             ) from None
 
     @staticmethod
-    def _refuse_links(path: Path) -> None:
+    def _reject_symlink(path: Path) -> None:
         if path.is_symlink():  # a Kubernetes volume: what lies behind the link is changed elsewhere
             raise NotWritable(f"{path} is a link: expected the change made in what it points to")
 
     @staticmethod
     def _replace(path: Path, content: bytes) -> None:
-        beside = path.with_name(f".{path.name}.new")  # hidden: nobody takes it for a policy file
+        temporary = path.with_name(f".{path.name}.new")  # hidden: nobody takes it for a policy file
         mode = path.stat().st_mode & 0o777 if path.exists() else _NEW_FILE_MODE
         try:
-            replaced(path, content, beside, mode)
+            replaced(path, content, temporary, mode)
         except OSError:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
-def _content(path: Path) -> bytes | None:
+def _read_content(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError:
         return None
 
 
-def _sync(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

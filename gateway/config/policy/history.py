@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.config.policy.load import in_turn
+from gateway.config.policy.load import file_order
 from gateway.config.policy.model import Policy
 from gateway.files import replaced
 
@@ -21,7 +21,7 @@ MAX_LINES = 5_000  # of a file: the comparison takes up to the square of it
 MAX_CHARACTERS = 2**18  # of a diff
 
 
-def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+def unified_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Name -> content, before and after -> a unified diff over all of them; empty where nothing has changed."""
     lines: list[str] = []
     length = 0
@@ -34,14 +34,14 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     return "".join(lines)
 
 
-def changed_lines(diff: str) -> tuple[int, int]:
+def count_changes(diff: str) -> tuple[int, int]:
     """Of a unified diff -> lines added, lines removed."""
     body = [line for line in diff.splitlines() if not line.startswith(("+++ ", "--- "))]
     return sum(line.startswith("+") for line in body), sum(line.startswith("-") for line in body)
 
 
 def _lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    for name in sorted({*before, *after}, key=in_turn):
+    for name in sorted({*before, *after}, key=file_order):
         old, new = before.get(name), after.get(name)
         if old == new:
             continue
@@ -90,11 +90,11 @@ class Version:
     diff: str  # unified, from the version before
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.outline(), "files": dict(self.files), "diff": self.diff}
+        return {**self.summary(), "files": dict(self.files), "diff": self.diff}
 
-    def outline(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Without contents."""
-        added, removed = changed_lines(self.diff)
+        added, removed = count_changes(self.diff)
         return {
             "version": self.version,
             "at": self.at,
@@ -117,16 +117,16 @@ class PolicyChange:
     before: Mapping[str, str]
     after: Mapping[str, str]
 
-    def half_done(self, found: Mapping[str, str]) -> bool:
+    def is_partially_applied(self, on_disk: Mapping[str, str]) -> bool:
         """Whether the files are neither what they were nor what they were to be, but some of both."""
         return (
-            found != self.before
-            and found != self.after
-            and all(found.get(name) in (self.before.get(name), self.after.get(name)) for name in self._names(found))
+            on_disk != self.before
+            and on_disk != self.after
+            and all(on_disk.get(name) in (self.before.get(name), self.after.get(name)) for name in self._names(on_disk))
         )
 
-    def _names(self, found: Mapping[str, str]) -> set[str]:
-        return {*found, *self.before, *self.after}
+    def _names(self, on_disk: Mapping[str, str]) -> set[str]:
+        return {*on_disk, *self.before, *self.after}
 
 
 class History:
@@ -138,45 +138,45 @@ class History:
     def __init__(self, folder: Path, wall: Callable[[], float]) -> None:
         self._folder = folder
         self._wall = wall
-        self._kept: list[dict[str, Any]] = []  # outlines, oldest first
+        self._versions: list[dict[str, Any]] = []  # outlines, oldest first
 
     def open(self) -> None:
         """Reads what is there."""
-        self._kept = [version.outline() for path in self._paths() if (version := _read(path)) is not None]
+        self._versions = [version.summary() for path in self._paths() if (version := _read(path)) is not None]
 
-    def outlines(self, limit: int) -> list[dict[str, Any]]:
+    def list_versions(self, limit: int) -> list[dict[str, Any]]:
         """The youngest first."""
-        return list(reversed(self._kept))[:limit]
+        return list(reversed(self._versions))[:limit]
 
     def find(self, key: str) -> Version | None:
         """By its number, or the youngest one of a hash or of at least four digits that it begins with."""
         number = int(key) if key.isascii() and key.isdigit() and len(key) <= 9 else None
-        for outline in reversed(self._kept):
-            if outline["version"] == number or (len(key) >= 4 and outline["hash"].startswith(key)):
-                return _read(self._path(outline["version"], outline["hash"]))
+        for summary in reversed(self._versions):
+            if summary["version"] == number or (len(key) >= 4 and summary["hash"].startswith(key)):
+                return _read(self._path(summary["version"], summary["hash"]))
         return None
 
-    def before_last(self) -> Version | None:
+    def previous(self) -> Version | None:
         """What was in force before the policy that is."""
-        return self.find(str(self._kept[-2]["version"])) if len(self._kept) > 1 else None
+        return self.find(str(self._versions[-2]["version"])) if len(self._versions) > 1 else None
 
     def record(self, policy: Policy, author: Author) -> None:
         """Adds the policy that has come into force, unless it is the last one already."""
         pending = self.pending()
         if pending is not None and pending.hash == policy.hash and author.via == "file":
             author = pending.author  # it had asked for this when the gateway ended
-        if not self._kept or self._kept[-1]["hash"] != policy.hash:
+        if not self._versions or self._versions[-1]["hash"] != policy.hash:
             self._add(policy, author)
-        self.settle()
+        self.clear_pending()
 
     def _add(self, policy: Policy, author: Author) -> None:
-        last = self.find(str(self._kept[-1]["version"])) if self._kept else None
+        last = self.find(str(self._versions[-1]["version"])) if self._versions else None
         files = {text.name: text.content.decode() for text in policy.texts}
         number = max((int(path.name[:6]) for path in self._paths()), default=0) + 1
-        diff = difference({} if last is None else last.files, files)
+        diff = unified_diff({} if last is None else last.files, files)
         version = Version(number, self._wall(), policy.hash, author, files, diff)
         if self._write(self._path(number, policy.hash), {**asdict(version)}):
-            self._kept.append(version.outline())
+            self._versions.append(version.summary())
             self._prune()
 
     def _prune(self) -> None:
@@ -187,11 +187,11 @@ class History:
             if place > 0 and (place >= MAX_VERSIONS or size > MAX_BYTES):
                 path.unlink(missing_ok=True)
         left = {path.name for path in self._paths()}
-        self._kept = [o for o in self._kept if self._path(o["version"], o["hash"]).name in left]
+        self._versions = [o for o in self._versions if self._path(o["version"], o["hash"]).name in left]
 
     # What is under way
 
-    def announce(self, change: PolicyChange) -> None:
+    def record_pending(self, change: PolicyChange) -> None:
         """Notes what is about to be done to the files."""
         self._write(self._folder / _PENDING, asdict(change))
 
@@ -203,7 +203,7 @@ class History:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def settle(self) -> None:
+    def clear_pending(self) -> None:
         """Nothing is under way."""
         try:
             (self._folder / _PENDING).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from gateway.config.errors import show
+from gateway.config.errors import format_value
 from gateway.config.schema_types import ScalarForm, Schema, Shorthand, any_of
 from gateway.config.units import PositiveShare, Switch
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
@@ -18,19 +18,19 @@ from gateway.limits import Cap, Limits, Pace, Per
 
 _PACE = ScalarForm(r"(\d{1,9}(?:\.\d{1,3})?)(k|M)?/(s|min|h|day)", "a rate such as 20/s, 600/min, 5k/h or 1M/day")
 
-_TIMES = {None: 1, "k": 1_000, "M": 1_000_000}
+_MULTIPLIERS = {None: 1, "k": 1_000, "M": 1_000_000}
 
 _DOLLARS = ScalarForm(r"(\d{1,9}(?:\.\d{1,6})?) ?USD", "an amount such as 20 USD or 0.5 USD")
 
-_LARGEST = 10**12
+_MAX_AMOUNT = 10**12
 
 
 def parse_pace(value: object) -> Pace:
     """`600/min`, `100k/day`; the burst is the whole amount."""
     match = _PACE.read(value)
-    amount = float(match[1]) * _TIMES[match[2]]
-    if amount != int(amount) or not 1 <= amount <= _LARGEST:
-        raise ValueError(f"expected a whole number between 1 and {_LARGEST} a period, got {show(value)}")
+    amount = float(match[1]) * _MULTIPLIERS[match[2]]
+    if amount != int(amount) or not 1 <= amount <= _MAX_AMOUNT:
+        raise ValueError(f"expected a whole number between 1 and {_MAX_AMOUNT} a period, got {format_value(value)}")
     return Pace(int(amount), match[3], int(amount))
 
 
@@ -38,7 +38,7 @@ def parse_micros(value: object) -> int:
     """Millionths of a dollar, from `20 USD`."""
     micros = round(float(_DOLLARS.read(value)[1]) * 1e6)
     if micros <= 0:
-        raise ValueError(f"expected {_DOLLARS.expected}, got {show(value)}")
+        raise ValueError(f"expected {_DOLLARS.expected}, got {format_value(value)}")
     return micros
 
 
@@ -51,10 +51,10 @@ class PaceRule(Section):
     """A rate whose burst is not the whole amount."""
 
     rate: _PaceField = Field(examples=["600/min"])
-    burst: Annotated[int, Field(ge=1, le=_LARGEST)] | None = None
+    burst: Annotated[int, Field(ge=1, le=_MAX_AMOUNT)] | None = None
 
 
-def _paces(value: object) -> object:
+def _parse_paces(value: object) -> object:
     """One rate or several, each in text or with its burst."""
     items = value if isinstance(value, list) else [value]
     return [item if isinstance(item, dict | PaceRule) else {"rate": item} for item in items]
@@ -67,7 +67,7 @@ def _one_or_more_paces(inner: Schema) -> Schema:
 
 _Paces = Annotated[
     tuple[PaceRule, ...],
-    BeforeValidator(_paces),
+    BeforeValidator(_parse_paces),
     Field(strict=False),
     NOT_EMPTY,
     Shorthand(_one_or_more_paces),
@@ -107,20 +107,20 @@ class LimitRule(Section):
             yield Problem("count_hits", "has no meaning without requests, expected e.g. requests: 600/min beside it")
 
 
-def one_or_more(value: object) -> object:
+def as_list(value: object) -> object:
     """A lone rule stands for a list of it."""
     return [value] if isinstance(value, dict | LimitRule) else value
 
 
 LimitRules = Annotated[
     tuple[LimitRule, ...],
-    BeforeValidator(one_or_more),
+    BeforeValidator(as_list),
     Field(strict=False),
     Shorthand(lambda inner: any_of(inner["items"], inner)),
 ]
 
 
-def without_tiers(limits: object) -> Iterator[Problem]:
+def tier_limit_problems(limits: object) -> Iterator[Problem]:
     """Limits that choose between models, on a route that has one. `limits` as written."""
     for rule in limits if isinstance(limits, list) else [limits]:
         if not isinstance(rule, dict):
@@ -132,17 +132,17 @@ def without_tiers(limits: object) -> Iterator[Problem]:
             yield Problem("limits", "then: light has no meaning with one backend, expected light and large in route")
 
 
-def counted_twice(limits: object) -> Iterator[Problem]:
+def duplicate_limit_problems(limits: object) -> Iterator[Problem]:
     """Limits of one kind for the same ones over the same time. `limits` as written."""
     seen: set[tuple[object, ...]] = set()
     for rule in limits if isinstance(limits, list) else [limits]:
-        for limit in _written(rule) if isinstance(rule, dict) else ():
+        for limit in _limit_keys(rule) if isinstance(rule, dict) else ():
             if limit in seen:
                 yield Problem("limits", f"{limit[1]} per {limit[0]} is limited twice over the same time, expected once")
             seen.add(limit)
 
 
-def _written(rule: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+def _limit_keys(rule: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     per = str(rule.get("per", "tenant"))
     for kind in ("requests", "tokens"):
         given = rule.get(kind)
@@ -160,27 +160,27 @@ def _written(rule: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
             yield per, f"cost {window}", str(caps.get("then", "refuse"))
 
 
-def compiled_limits(rules: tuple[LimitRule, ...]) -> tuple[Limits, ...]:
+def compile_limits(rules: tuple[LimitRule, ...]) -> tuple[Limits, ...]:
     """From what was written to what is asked."""
     return tuple(
         Limits(
             per=rule.per,
-            requests=_with_bursts(rule.requests),
-            tokens=_with_bursts(rule.tokens),
+            requests=_compile_paces(rule.requests),
+            tokens=_compile_paces(rule.tokens),
             concurrency=rule.concurrency,
             large_share=rule.large_share,
-            caps=_caps(rule.cost),
+            caps=_compile_caps(rule.cost),
             count_hits=rule.count_hits,
         )
         for rule in rules
     )
 
 
-def _with_bursts(rules: tuple[PaceRule, ...] | None) -> tuple[Pace, ...]:
+def _compile_paces(rules: tuple[PaceRule, ...] | None) -> tuple[Pace, ...]:
     return tuple(Pace(r.rate.amount, r.rate.period, r.burst or r.rate.burst) for r in rules or ())
 
 
-def _caps(rule: CostRule | None) -> tuple[Cap, ...]:
+def _compile_caps(rule: CostRule | None) -> tuple[Cap, ...]:
     if rule is None:
         return ()
     light = rule.then == "light"

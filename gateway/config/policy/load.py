@@ -10,9 +10,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gateway.config import Config
-from gateway.config.errors import ConfigError, ConfigInvalid, in_order
-from gateway.config.policy.consistency import contradictions, doubts, unused
-from gateway.config.policy.limits import compiled_limits
+from gateway.config.errors import ConfigError, ConfigInvalid, sort_errors
+from gateway.config.policy.consistency import rule_errors, rule_warnings, unused_backends
+from gateway.config.policy.limits import compile_limits
 from gateway.config.policy.model import (
     AdmissionRules,
     AuditSettings,
@@ -25,13 +25,13 @@ from gateway.config.policy.model import (
     SloSettings,
     Target,
     TextOperations,
-    pattern,
-    tier_of_parts,
+    compile_glob,
+    tier_from_parts,
 )
 from gateway.config.policy.schema import AuditRule, MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
 from gateway.config.policy.targets import Cascade, Shadow
 from gateway.config.policy.tests import Expectation, compiled_expectations
-from gateway.config.validation import complaints
+from gateway.config.validation import error_messages
 from gateway.config.yaml_loader import Source, load_yaml, read_file
 from gateway.ports import Acceptance
 from gateway.priority import Priority
@@ -42,20 +42,20 @@ from gateway.priority import Priority
 DEFAULT_THRESHOLD = 0.5
 
 
-def compiled(file: PolicyFile, source: Source) -> Iterator[Route]:
+def compile_routes(file: PolicyFile, source: Source) -> Iterator[Route]:
     """The routes of one file."""
     for index, rule in enumerate(file.routes):
-        yield _route(rule, source.file, source.locate(("routes", index))[0])
+        yield _compile_route(rule, source.file, source.locate(("routes", index))[0])
 
 
-def _route(rule: RouteRule, file: str, line: int) -> Route:
+def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
     cache = rule.cache
     return Route(
         name=rule.name,
-        target=_target(rule.route),
-        match=_match(rule.match),
+        target=_compile_target(rule.route),
+        match=_compile_match(rule.match),
         exact_ttl_s=cache.exact.ttl if cache.exact else None,
-        semantic=_semantic(cache.semantic) if cache.semantic else None,
+        semantic=_compile_semantic(cache.semantic) if cache.semantic else None,
         share=cache.share,
         jitter=cache.jitter,
         stale_while_revalidate_s=cache.stale_while_revalidate,
@@ -63,8 +63,8 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
         admission=AdmissionRules(**dict(cache.admit)),
         replay=ReplaySettings(cache.replay == "paced", cache.replay_rate, cache.fresh_ids),
         latency_budget_s=rule.route.latency_budget,
-        promise=SloSettings(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
-        limits=compiled_limits(rule.limits),
+        slo=SloSettings(rule.route.confidence, rule.route.confidence_of == "request", rule.route.late),
+        limits=compile_limits(rule.limits),
         priority=Priority[rule.route.priority.upper()],
         client_priority=rule.route.client_priority,
         record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
@@ -74,12 +74,12 @@ def _route(rule: RouteRule, file: str, line: int) -> Route:
     )
 
 
-def _target(rule: TargetRule) -> Target:
+def _compile_target(rule: TargetRule) -> Target:
     return replace(
-        _tiers(rule),
+        _compile_tiers(rule),
         large_share=rule.large_share,
         quality=rule.quality,
-        audit=_audit(rule.audit),
+        audit=_compile_audit(rule.audit),
         learn=rule.learn,
         fallback=rule.fallback,
         shadow=None if rule.shadow is None else Shadow(**dict(rule.shadow)),
@@ -87,42 +87,42 @@ def _target(rule: TargetRule) -> Target:
     )
 
 
-def _tiers(rule: TargetRule) -> Target:
+def _compile_tiers(rule: TargetRule) -> Target:
     if rule.backend is not None:
-        return Target((tier_of_parts(None, rule.backend),))
+        return Target((tier_from_parts(None, rule.backend),))
     given = rule.tiers if rule.tiers is not None else (rule.light, rule.large)
     *lower, best = [parts for parts in given if parts is not None]  # the schema has all of them, or a backend
     names = ["light", *(None for _ in lower[1:]), "large"]
-    tiers = tuple(tier_of_parts(name, parts) for name, parts in zip(names, [*lower, best], strict=True))
+    tiers = tuple(tier_from_parts(name, parts) for name, parts in zip(names, [*lower, best], strict=True))
     return Target(tiers, (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above)
 
 
-def _match(rule: MatchRule) -> RouteMatch:
-    headers = ((name.lower(), pattern(glob)) for name, glob in rule.headers.items())
+def _compile_match(rule: MatchRule) -> RouteMatch:
+    headers = ((name.lower(), compile_glob(glob)) for name, glob in rule.headers.items())
     return RouteMatch(
-        pattern(rule.path),
-        pattern(rule.model),
-        pattern(rule.tenant),
+        compile_glob(rule.path),
+        compile_glob(rule.model),
+        compile_glob(rule.tenant),
         # `*` asks for a header that is there, whatever it says.
-        tuple((name, wanted or _anything) for name, wanted in headers),
+        tuple((name, wanted or _match_any) for name, wanted in headers),
     )
 
 
-def _anything(_: str) -> bool:
+def _match_any(_: str) -> bool:
     return True
 
 
-def _semantic(rule: SemanticRule) -> Semantic:
+def _compile_semantic(rule: SemanticRule) -> Semantic:
     return Semantic(
         rule.ttl,
         Acceptance(rule.min_similarity, rule.max_wrong_hits),
-        _audit(rule.audit),
+        _compile_audit(rule.audit),
         rule.learn,
         rule.coalesce,
     )
 
 
-def _audit(rule: AuditRule | None) -> AuditSettings:
+def _compile_audit(rule: AuditRule | None) -> AuditSettings:
     return AuditSettings() if rule is None else AuditSettings(rule.share, rule.per_hour, rule.cost_per_day, rule.judge)
 
 
@@ -190,10 +190,10 @@ def policy_files(folder: Path) -> list[Path]:
         raise _folder_fault(folder, f"no policy file in it, expected at least {LAST_FILE}{hint}")
     if len(found) > MAX_FILES:
         raise _folder_fault(folder, f"{len(found)} policy files, expected at most {MAX_FILES}")
-    return sorted(found, key=lambda path: in_turn(path.name))
+    return sorted(found, key=lambda path: file_order(path.name))
 
 
-def in_turn(name: str) -> tuple[bool, str]:
+def file_order(name: str) -> tuple[bool, str]:
     """Sorts names of files into the order in which their rules are tried."""
     return name == LAST_FILE, name
 
@@ -226,22 +226,24 @@ def read_policy(
             file = PolicyFile.model_validate(source.value)
         except ValidationError as invalid:
             faults += (
-                source.fault(path, message) for path, message in complaints(invalid) if path not in source.unreadable
+                source.fault(path, message)
+                for path, message in error_messages(invalid)
+                if path not in source.unreadable
             )
         else:
-            routes += compiled(file, source)
+            routes += compile_routes(file, source)
             expectations += compiled_expectations(file.tests, source)
     unreadable = {(source.file, path) for source in sources for path in source.unreadable}
-    faults += (fault for fault in contradictions(sources, backends, ends) if (fault.file, fault.path) not in unreadable)
+    faults += (fault for fault in rule_errors(sources, backends, ends) if (fault.file, fault.path) not in unreadable)
     policy = None
     if not faults:
-        warnings += doubts(sources, adapters or {})
-        warnings += () if folder is None else unused(sources, backends, str(folder))
-        policy = Policy(tuple(routes), hash_of(texts), in_order(warnings), tuple(texts), tuple(expectations))
-    return PolicyReader(policy, in_order(faults), in_order(warnings))
+        warnings += rule_warnings(sources, adapters or {})
+        warnings += () if folder is None else unused_backends(sources, backends, str(folder))
+        policy = Policy(tuple(routes), hash_texts(texts), sort_errors(warnings), tuple(texts), tuple(expectations))
+    return PolicyReader(policy, sort_errors(faults), sort_errors(warnings))
 
 
-def hash_of(texts: Iterable[TextOperations]) -> str:
+def hash_texts(texts: Iterable[TextOperations]) -> str:
     """Of a policy: of the names and the bytes of its files, in their order."""
     digest = hashlib.sha256()
     for text in texts:

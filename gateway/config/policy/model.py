@@ -19,7 +19,7 @@ from gateway.priority import Priority
 Pattern = Callable[[str], object]
 """Truthy for a text that matches."""
 Names = tuple[str, str, str]  # path, model and tenant
-MOST_ASKED, MOST_NAMED = 1024, 512  # names that are kept, and their characters: a megabyte at most
+MAX_CACHED_MATCHES, MAX_CACHED_NAME_CHARS = 1024, 512  # names that are kept, and their characters: a megabyte at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class RouteMatch:
             and (self.tenant is None or bool(self.tenant(tenant)))
         )
 
-    def carries(self, headers: Mapping[str, str]) -> bool:
-        return all(_has(headers, name, pattern) for name, pattern in self.headers)
+    def matches_headers(self, headers: Mapping[str, str]) -> bool:
+        return all(_has_header(headers, name, compile_glob) for name, compile_glob in self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class SloSettings:
     """What a latency budget is worth."""
 
     confidence: float = 0.95  # share of the budgets that are to be kept, in (0, 1)
-    each: bool = False  # asked of each request, rather than of all that were promised
+    per_request: bool = False  # asked of each request, rather than of all that were promised
     late: Late = "soonest"  # where no backend is predicted to keep it
 
 
@@ -150,14 +150,14 @@ class Target:
         """All that may answer, each once."""
         return tuple(dict.fromkeys([*(name for tier in self.tiers for name in tier.members), *self.fallback]))
 
-    def tier_of(self, backend: str) -> str | None:
+    def tier_with_backend(self, backend: str) -> str | None:
         """None where there is nothing to choose."""
         if len(self.tiers) == 1:
             return None
         return next((tier.name for tier in self.tiers if backend in (tier.backend, *tier.members)), None)
 
 
-def tier_of_parts(name: str | None, parts: tuple[TierPart, ...]) -> Tier:
+def tier_from_parts(name: str | None, parts: tuple[TierPart, ...]) -> Tier:
     """`name` None: that of its backend."""
     main = max(parts, key=lambda part: part.share).backend
     return Tier(name or main, main, parts if len(parts) > 1 else ())
@@ -179,7 +179,7 @@ class Route:
     admission: AdmissionRules = AdmissionRules()
     replay: ReplaySettings = ReplaySettings()
     latency_budget_s: float | None = None
-    promise: SloSettings = SloSettings()
+    slo: SloSettings = SloSettings()
     limits: tuple[Limits, ...] = ()
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may ask for more than that; less they always may
@@ -216,17 +216,17 @@ class Policy:
     texts: tuple[TextOperations, ...] = ()  # what it was read from
     expectations: tuple[Expectation, ...] = ()  # what it is to do, by its own account
     # What the routes say to names that were asked for before: 64 routes are 100 us of globs, this is 0.3 us.
-    _asked: dict[Names, tuple[Route, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _match_cache: dict[Names, tuple[Route, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def match(self, path: str, model: str, tenant: str, headers: Mapping[str, str]) -> Route:
         """The first route that matches. `model` is empty where a request names none."""
         names = path, model, tenant
-        for route in self._asked.get(names) or self._ask(names):
-            if not route.match.headers or route.match.carries(headers):
+        for route in self._match_cache.get(names) or self._match_names(names):
+            if not route.match.headers or route.match.matches_headers(headers):
                 return route
         return self.routes[-1]
 
-    def _ask(self, names: Names) -> tuple[Route, ...]:
+    def _match_names(self, names: Names) -> tuple[Route, ...]:
         """The routes that match but for the headers, up to one that wants none."""
         found = []
         for route in self.routes:
@@ -234,20 +234,20 @@ class Policy:
                 found.append(route)
                 if not route.match.headers:
                     break
-        if sum(map(len, names)) <= MOST_NAMED:  # clients choose them
-            if len(self._asked) >= MOST_ASKED:
-                self._asked.clear()
-            self._asked[names] = tuple(found)
+        if sum(map(len, names)) <= MAX_CACHED_NAME_CHARS:  # clients choose them
+            if len(self._match_cache) >= MAX_CACHED_MATCHES:
+                self._match_cache.clear()
+            self._match_cache[names] = tuple(found)
         return tuple(found)
 
 
-def pattern(glob: str | None) -> Pattern | None:
+def compile_glob(glob: str | None) -> Pattern | None:
     """A glob (`*`, `?`, `[...]`, case-sensitive), compiled; None for one that matches everything."""
     if glob is None or glob == "*":
         return None
     return re.compile(translate(glob)).match if any(c in glob for c in "*?[") else glob.__eq__
 
 
-def _has(headers: Mapping[str, str], name: str, wanted: Pattern) -> bool:
+def _has_header(headers: Mapping[str, str], name: str, value_matches: Pattern) -> bool:
     # A header may come more than once and in any case: a plain lookup would miss both.
-    return any(key.lower() == name and wanted(value) for key, value in headers.items())
+    return any(key.lower() == name and value_matches(value) for key, value in headers.items())

@@ -25,7 +25,7 @@ _POLL_S = 2.0  # bounds what a missed event costs: network and bind mounts have 
 _DEBOUNCE_MS = 100  # an editor's rename-and-replace is over by then
 
 
-def _nowhere(policy: Policy, author: Author) -> None:
+def _no_history(policy: Policy, author: Author) -> None:
     """Where no history is kept."""
 
 
@@ -33,7 +33,7 @@ class PolicyHolder:
     """One reference to the policy in force. Readers take `current` once a request and see one policy throughout."""
 
     def __init__(
-        self, initial: Policy, load: Callable[[], Policy], on_reload: OnReload, record: Record = _nowhere
+        self, initial: Policy, load: Callable[[], Policy], on_reload: OnReload, record: Record = _no_history
     ) -> None:
         """`load` reads and checks everything, and raises `ConfigInvalid`; it runs in a thread."""
         self._current = initial
@@ -41,7 +41,7 @@ class PolicyHolder:
         self._on_reload = on_reload
         self._record = record
         self._faults: tuple[ConfigError, ...] = ()
-        self._turn = asyncio.Lock()  # reloads in turn: an older reading never replaces a newer one
+        self._lock = asyncio.Lock()  # reloads in turn: an older reading never replaces a newer one
 
     @property
     def current(self) -> Policy:
@@ -65,7 +65,7 @@ class PolicyHolder:
         `stage` makes and checks it, given the one in force; `write` makes the files say it. Both run in a thread, no
         reload comes between them, and while either raises the policy in force stays.
         """
-        async with self._turn:
+        async with self._lock:
             policy = await asyncio.to_thread(stage, self._current)
             if policy.hash == self._current.hash and not self._faults:
                 return False
@@ -86,8 +86,8 @@ class PolicyHolder:
         """
         seen: object = None  # nothing: what changed before the watch began is found at once
         while True:
-            watched = _identity(folder)
-            if (state := _state(folder)) != seen:
+            watched = _folder_identity(folder)
+            if (state := _folder_state(folder)) != seen:
                 seen = state
                 await self._reload(quiet=True)
             if watched is None:
@@ -103,16 +103,16 @@ class PolicyHolder:
             )
             try:
                 async for _ in changes:
-                    if (state := _state(folder)) != seen:
+                    if (state := _folder_state(folder)) != seen:
                         seen = state
                         await self._reload(quiet=True)
-                    if _identity(folder) != watched:
+                    if _folder_identity(folder) != watched:
                         break  # another folder has this name now: the events still come from the old one
             except OSError:  # gone between the look and the watch, or the system has no watches left
                 await asyncio.sleep(_POLL_S)
 
     async def _reload(self, quiet: bool) -> tuple[ConfigError, ...]:
-        async with self._turn:
+        async with self._lock:
             before, faults_before = self._current, self._faults
             try:
                 policy = await asyncio.to_thread(self._load)
@@ -130,7 +130,7 @@ class PolicyHolder:
             return ()
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+def _folder_identity(folder: Path) -> tuple[int, int] | None:
     """Which folder has this name; None: none."""
     try:
         found = folder.stat()
@@ -139,11 +139,11 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _state(folder: Path) -> object:
+def _folder_state(folder: Path) -> object:
     """Differs when a policy file has come, gone or changed. Links are followed: what they point to counts."""
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".yaml")
         stats = [(path.name, path.stat()) for path in files]
     except OSError:
-        return _identity(folder)
+        return _folder_identity(folder)
     return [(name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats]

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gateway.config.errors import show
-from gateway.config.fields import Name, Text, Version, switched
-from gateway.config.policy.limits import LimitRules, counted_twice, without_tiers
+from gateway.config.errors import format_value
+from gateway.config.fields import Name, Text, Version, optional_section
+from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
 from gateway.config.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
-from gateway.config.schema_types import OFF, SWITCH, or_written
+from gateway.config.schema_types import OFF, SWITCH, or_schemas
 from gateway.config.units import (
     SHARE,
     Duration,
@@ -48,7 +48,7 @@ def _share_or_rule(value: object) -> object:
         return value
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return {"share": parse_share(value)}
-    raise ValueError(f"expected a share such as 2%, or {{share: 2%}}, got {show(value)}")
+    raise ValueError(f"expected a share such as 2%, or {{share: 2%}}, got {format_value(value)}")
 
 
 class SemanticRule(Section):
@@ -57,7 +57,7 @@ class SemanticRule(Section):
     ttl: PositiveDuration = Field(examples=["1h"])
     max_wrong_hits: PositiveShare | None = None  # wrong semantic hits over all requests of the route
     min_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
-    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_written(SHARE)] = None
+    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_schemas(SHARE)] = None
     learn: Switch = True
     coalesce: Switch = False
 
@@ -70,7 +70,7 @@ class SemanticRule(Section):
             yield Problem("min_similarity", "max_wrong_hits sets the threshold already, expected one of the two")
 
 
-def _or_off(example: str) -> BeforeValidator:
+def _section_or_off(example: str) -> BeforeValidator:
     """YAML 1.1 reads a bare `off` as false; in quotes it stays text. Both mean off."""
 
     def check(value: object) -> object:
@@ -78,7 +78,7 @@ def _or_off(example: str) -> BeforeValidator:
             return None
         if isinstance(value, dict | Section):
             return value
-        raise ValueError(f"expected off or {{{example}}}, got {show(value)}")
+        raise ValueError(f"expected off or {{{example}}}, got {format_value(value)}")
 
     return BeforeValidator(check)
 
@@ -105,8 +105,8 @@ class AdmitRule(Section):
 class CacheRule(Section):
     """What may be served again, to whom, and how old."""
 
-    exact: Annotated[ExactRule | None, _or_off("ttl: 1h"), or_written(OFF)] = None
-    semantic: Annotated[SemanticRule | None, _or_off("ttl: 1h, max_wrong_hits: 1%"), or_written(OFF)] = None
+    exact: Annotated[ExactRule | None, _section_or_off("ttl: 1h"), or_schemas(OFF)] = None
+    semantic: Annotated[SemanticRule | None, _section_or_off("ttl: 1h, max_wrong_hits: 1%"), or_schemas(OFF)] = None
     share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] = "tenant"
     jitter: Share = 0.0
     stale_while_revalidate: Duration = 0.0
@@ -122,7 +122,7 @@ class CacheRule(Section):
             yield Problem("replay_rate", "has no meaning at full speed, expected replay: paced beside it")
 
 
-RULES = ("escalate_above", "large_share", "quality")  # by which the large model is chosen
+TIER_THRESHOLDS = ("escalate_above", "large_share", "quality")  # by which the large model is chosen
 
 
 class TargetRule(Section):
@@ -136,7 +136,7 @@ class TargetRule(Section):
     escalate_above: Steps = None
     large_share: Share | None = None
     quality: Share | None = None
-    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_written(SHARE)] = None
+    audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_schemas(SHARE)] = None
     learn: Switch = True
     latency_budget: PositiveDuration | None = None
     confidence: Annotated[float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999), WithJsonSchema(SHARE)] = 0.95
@@ -152,7 +152,7 @@ class TargetRule(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from tier_problems(given, RULES)
+        yield from tier_problems(given, TIER_THRESHOLDS)
 
 
 class RecordRule(Section):
@@ -171,7 +171,7 @@ class MatchRule(Section):
     headers: Mapping[Text, Text] = Field(default={})
 
 
-def _caches(cache: object) -> bool:
+def _enabled_caches(cache: object) -> bool:
     """Whether answers are stored. `cache` as written."""
     return isinstance(cache, dict) and any(isinstance(cache.get(kind), dict) for kind in ("exact", "semantic"))
 
@@ -184,23 +184,23 @@ class RouteRule(Section):
     cache: CacheRule = Field(default_factory=CacheRule)
     route: TargetRule = Field(examples=["{backend: main}"])
     limits: LimitRules = ()
-    record: Annotated[RecordRule | None, BeforeValidator(switched(RecordRule, "{share: 10%}")), or_written(SWITCH)] = (
-        None
-    )
+    record: Annotated[
+        RecordRule | None, BeforeValidator(optional_section(RecordRule, "{share: 10%}")), or_schemas(SWITCH)
+    ] = None
     expose_headers: Switch = True
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         target, limits = given.get("route"), given.get("limits")
         if isinstance(target, dict) and target.get("backend") is not None:
-            yield from without_tiers(limits)
+            yield from tier_limit_problems(limits)
         cache = given.get("cache")
-        if isinstance(target, dict) and target.get("audit") is not None and not _caches(cache):
+        if isinstance(target, dict) and target.get("audit") is not None and not _enabled_caches(cache):
             yield Problem("route", "audit compares answers that are stored, expected cache.exact or cache.semantic on")
         stale = isinstance(cache, dict) and cache.get("stale_if_error")
         if isinstance(target, dict) and target.get("late") == "stale" and not stale:
             yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error beside it")
-        yield from counted_twice(limits)
+        yield from duplicate_limit_problems(limits)
 
 
 class PolicyFile(Section):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from gateway.config import Config
 from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath
-from gateway.config.load import build
+from gateway.config.load import build_config
 from gateway.config.policy.load import policy_from_text
 from gateway.config.policy.model import Policy
 
@@ -34,7 +34,7 @@ def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple
 
     adapter = "anthropic" if urlsplit(url).hostname == "api.anthropic.com" else "openai"
     document = {"version": 1, "backends": {"main": {"adapter": adapter, "url": url}}}
-    reading = build(document, (), fault_at, Path(), environ or {})
+    reading = build_config(document, (), fault_at, Path(), environ or {})
     if reading.config is None:
         raise ConfigInvalid(reading.faults)
     return reading.config, policy_from_text(POLICY, "upstream", reading.config)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from gateway.config.errors import show
+from gateway.config.errors import format_value
 from gateway.config.fields import Text
 from gateway.config.schema_types import Schema, any_of
 from gateway.config.units import POSITIVE_SHARE, SHARE, PositiveShare, parse_positive_share, parse_share
@@ -62,11 +62,13 @@ def parse_parts(value: object) -> tuple[TierPart, ...]:
         return (TierPart(value, 1.0),)
     if not isinstance(value, dict) or not value:
         quotes = "; put it in quotes" if isinstance(value, bool | int | float) else ""
-        raise ValueError(f"expected a backend, or parts such as {{current: 95%, next: 5%}}, got {show(value)}{quotes}")
+        raise ValueError(
+            f"expected a backend, or parts such as {{current: 95%, next: 5%}}, got {format_value(value)}{quotes}"
+        )
     parts = []
     for name, share in value.items():
         if not isinstance(name, str) or not name:
-            raise ValueError(f"expected names of backends, got {show(name)}")
+            raise ValueError(f"expected names of backends, got {format_value(name)}")
         try:
             parts.append(TierPart(name, parse_positive_share(share)))
         except ValueError as error:
@@ -85,9 +87,9 @@ def parse_steps(value: object) -> tuple[float, ...] | None:
     steps = []
     for step in given:
         if isinstance(step, bool) or not isinstance(step, int | float):
-            raise ValueError(f"expected a number, or one a step such as [0.3, 0.7], got {show(step)}")
+            raise ValueError(f"expected a number, or one a step such as [0.3, 0.7], got {format_value(step)}")
         if not 0 <= step <= 1:  # NaN included
-            raise ValueError(f"expected {'at most 1' if step > 1 else 'at least 0'}, got {show(step)}")
+            raise ValueError(f"expected {'at most 1' if step > 1 else 'at least 0'}, got {format_value(step)}")
         steps.append(float(step))
     if not steps or any(a >= b for a, b in pairwise(steps)):
         got = ", ".join(f"{step:g}" for step in steps)
@@ -95,7 +97,7 @@ def parse_steps(value: object) -> tuple[float, ...] | None:
     return tuple(steps)
 
 
-def _if_given(value: object) -> tuple[TierPart, ...] | None:
+def _parse_optional_parts(value: object) -> tuple[TierPart, ...] | None:
     return None if value is None else parse_parts(value)
 
 
@@ -107,7 +109,7 @@ _STEP: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _STEPS = any_of(_STEP, {"type": "array", "items": _STEP, "minItems": 1}, {"type": "null"})
 TierParts = Annotated[tuple[TierPart, ...], PlainValidator(parse_parts), WithJsonSchema(_PARTS)]
 Parts = Annotated[
-    tuple[TierPart, ...] | None, PlainValidator(_if_given), WithJsonSchema(any_of(_PARTS, {"type": "null"}))
+    tuple[TierPart, ...] | None, PlainValidator(_parse_optional_parts), WithJsonSchema(any_of(_PARTS, {"type": "null"}))
 ]
 Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), WithJsonSchema(_STEPS)]
 
@@ -156,7 +158,7 @@ def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iter
     if "tiers" in has:
         for key in sorted(pair):
             yield Problem(key, "tiers names all of them already, expected either tiers or light and large")
-        yield from _steps_problems(given, has, thresholds)
+        yield from _step_count_problems(given, has, thresholds)
     elif not pair | of_tiers:
         yield Problem(None, "a backend is required, e.g. backend: main, or light: light and large: large")
     else:
@@ -169,7 +171,7 @@ def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iter
         yield Problem(other, f"{first} decides already, expected one of {', '.join(thresholds)}")
 
 
-def _steps_problems(given: Mapping[str, Any], has: set[str], thresholds: tuple[str, ...]) -> Iterator[Problem]:
+def _step_count_problems(given: Mapping[str, Any], has: set[str], thresholds: tuple[str, ...]) -> Iterator[Problem]:
     tiers = given["tiers"]
     if not isinstance(tiers, list):
         return  # said elsewhere
@@ -192,20 +194,20 @@ def _steps_problems(given: Mapping[str, Any], has: set[str], thresholds: tuple[s
         yield Problem("escalate_above" if count else None, message)
 
 
-def names_in(route: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def backend_names(route: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Every backend that a `route:`, as it was written, names -> (the path to it, its name)."""
     for key in ("backend", "light", "large"):
-        yield from _names(route.get(key), (key,))
+        yield from _backend_names_at(route.get(key), (key,))
     for key in ("tiers", "fallback"):
         listed = route.get(key)
         for place, value in enumerate(listed if isinstance(listed, list) else ()):
-            yield from _names(value, (key, place))
+            yield from _backend_names_at(value, (key, place))
     for key, field in (("shadow", "backend"), ("cascade", "judge")):
         if isinstance(section := route.get(key), dict):
-            yield from _names(section.get(field), (key, field))
+            yield from _backend_names_at(section.get(field), (key, field))
 
 
-def _names(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _backend_names_at(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):

@@ -108,7 +108,7 @@ def compiled_expectations(rules: tuple[ExpectationRule, ...], source: Source) ->
         yield Expectation(
             name=rule.name,
             path=rule.request.path,
-            body=_body(rule.request),
+            body=_request_body(rule.request),
             tenant=rule.request.tenant,
             headers=rule.request.headers,
             complexity=rule.request.complexity,
@@ -119,7 +119,7 @@ def compiled_expectations(rules: tuple[ExpectationRule, ...], source: Source) ->
         )
 
 
-def _body(rule: RequestRule) -> Mapping[str, Any]:
+def _request_body(rule: RequestRule) -> Mapping[str, Any]:
     if rule.body is not None:
         return rule.body
     question = {"messages": [{"role": "user", "content": rule.question or "What is a scope?"}]}

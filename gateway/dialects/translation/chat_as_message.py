@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic_answers import PREFIX, message_of
-from gateway.dialects.anthropic_errors import error, kind_of
+from gateway.dialects.anthropic_errors import error, kind_for_status
 from gateway.dialects.openai import CHAT
 from gateway.dialects.openai_answers import DONE, reading
-from gateway.dialects.sse import written
+from gateway.dialects.sse import encode_event
 from gateway.dialects.translation.messages_to_chat import chat_request
-from gateway.dialects.translation.reading import said_in, translating
+from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
@@ -33,7 +33,7 @@ class ChatAnswer:
     """Implements `Translated`, and its class `Translation`."""
 
     def __init__(self, call: Call, *, model: str | None, created: int) -> None:
-        with translating():
+        with bad_request_if_unreadable():
             self.outgoing = Outgoing(CHAT, orjson.dumps(chat_request(call.body, model)))
         self._events = MessageEvents(call.model)
 
@@ -41,12 +41,12 @@ class ChatAnswer:
         with reading():
             body = orjson.loads(data)
             if body.get("error") is not None:
-                raise MalformedResponse(f"the answer is an error: {said_in(200, data)}")
+                raise MalformedResponse(f"the answer is an error: {error_message(200, data)}")
             choice = body["choices"][0]
             content = list(_content(choice["message"]))
-            called = any(block["type"] == "tool_use" for block in content)
-            refused = bool(choice["message"].get("refusal"))
-            fields = {"content": content, **_ending(choice, called=called, refused=refused)}
+            has_tool_calls = any(block["type"] == "tool_use" for block in content)
+            has_refusal = bool(choice["message"].get("refusal"))
+            fields = {"content": content, **_ending(choice, has_tool_calls=has_tool_calls, has_refusal=has_refusal)}
             usage = _usage(body.get("usage") or {})
             message = message_of(_id(body.get("id")), body.get("model") or "", **fields, usage=usage)
             return orjson.dumps(message)
@@ -59,7 +59,7 @@ class ChatAnswer:
 
     def error(self, status: int, data: bytes) -> bytes:
         with reading():
-            return error(kind_of(status), said_in(status, data))
+            return error(kind_for_status(status), error_message(status, data))
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class MessageEvents:
 
     def __init__(self, model: str) -> None:
         self._model = model  # where the backend names none
-        self._begun = False
+        self._started = False
         self._index = -1  # of the block that was opened last
         self._open = ""  # the kind of the block that is open
         self._tools: dict[int, _Tool] = {}
@@ -88,33 +88,33 @@ class MessageEvents:
 
     def of(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         if chunk.get("error") is not None:
-            yield Event(error("api_error", said_in(200, orjson.dumps(chunk))), "error")
+            yield Event(error("api_error", error_message(200, orjson.dumps(chunk))), "error")
             return
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             start = message_of(_id(chunk.get("id")), chunk.get("model") or self._model, usage=_usage({}))
-            yield written({"type": "message_start", "message": start})
+            yield encode_event({"type": "message_start", "message": start})
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices") or ():
             if choice.get("index"):
                 continue  # one was asked for
-            yield from self._said(choice.get("delta") or {})
+            yield from self._text_events(choice.get("delta") or {})
             if choice.get("finish_reason") is not None:
-                self._ending = _ending(choice, called=bool(self._tools), refused=self._refused)
+                self._ending = _ending(choice, has_tool_calls=bool(self._tools), has_refusal=self._refused)
 
     def end(self) -> Iterator[Event]:
         """Raises `MalformedResponse` where there was nothing."""
-        if not self._begun:
+        if not self._started:
             raise MalformedResponse("the answer is empty")
         yield from self._close()
         for index, tool in self._tools.items():
             if index != self._first:
                 yield from self._start_tool(tool)
                 yield from self._close()
-        yield written({"type": "message_delta", "delta": self._ending, "usage": _usage(self._usage)})
-        yield written({"type": "message_stop"})
+        yield encode_event({"type": "message_delta", "delta": self._ending, "usage": _usage(self._usage)})
+        yield encode_event({"type": "message_stop"})
 
-    def _said(self, delta: Mapping[str, Any]) -> Iterator[Event]:
+    def _text_events(self, delta: Mapping[str, Any]) -> Iterator[Event]:
         if thought := next((delta[key] for key in THOUGHTS if delta.get(key)), None):
             if self._open != "thinking":
                 yield from self._start("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -125,9 +125,9 @@ class MessageEvents:
                 yield from self._start("text", {"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": text})
         for call in delta.get("tool_calls") or ():
-            yield from self._called(call)
+            yield from self._tool_call_events(call)
 
-    def _called(self, call: Mapping[str, Any]) -> Iterator[Event]:
+    def _tool_call_events(self, call: Mapping[str, Any]) -> Iterator[Event]:
         index, function = call.get("index") or 0, call.get("function") or {}
         tool = self._tools.setdefault(index, _Tool())
         tool.id, tool.name = call.get("id") or tool.id, function.get("name") or tool.name
@@ -152,15 +152,15 @@ class MessageEvents:
     def _start(self, kind: str, block: Mapping[str, Any]) -> Iterator[Event]:
         yield from self._close()
         self._open, self._index = kind, self._index + 1
-        yield written({"type": "content_block_start", "index": self._index, "content_block": block})
+        yield encode_event({"type": "content_block_start", "index": self._index, "content_block": block})
 
     def _delta(self, delta: Mapping[str, Any]) -> Event:
-        return written({"type": "content_block_delta", "index": self._index, "delta": delta})
+        return encode_event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _close(self) -> Iterator[Event]:
         if self._open:
             self._open = ""
-            yield written({"type": "content_block_stop", "index": self._index})
+            yield encode_event({"type": "content_block_stop", "index": self._index})
 
 
 def _content(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -176,11 +176,11 @@ def _content(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "tool_use", "id": call.get("id") or f"toolu_{i}", "name": function["name"], "input": arguments}
 
 
-def _ending(choice: Mapping[str, Any], *, called: bool, refused: bool) -> dict[str, Any]:
+def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: bool) -> dict[str, Any]:
     """vLLM names the sequence that it stopped at."""
     reason, sequence = choice.get("finish_reason"), choice.get("stop_reason")
-    if reason == "stop" and (called or refused):
-        reason = "content_filter" if refused else "tool_calls"
+    if reason == "stop" and (has_tool_calls or has_refusal):
+        reason = "content_filter" if has_refusal else "tool_calls"
     if reason == "stop" and isinstance(sequence, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
     return {"stop_reason": STOPS.get(reason, reason) if reason else None, "stop_sequence": None}

@@ -7,14 +7,14 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.translation.reading import parts_of_data_url
+from gateway.dialects.translation.reading import parse_data_url
 from gateway.errors import BadRequest
 
 DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit; every model of theirs takes this one
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
 SYSTEM = ("system", "developer")
 # What would be answered otherwise than was asked for. Of the rest, what Anthropic does not know is left out.
-REFUSED = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
+UNSUPPORTED_FIELDS = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
 
 
 def messages_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
@@ -40,16 +40,16 @@ def messages_request(body: Mapping[str, Any], model: str | None) -> dict[str, An
 
 
 def _check(body: Mapping[str, Any]) -> None:
-    for key in REFUSED:
+    for key in UNSUPPORTED_FIELDS:
         if body.get(key):
-            raise _unsaid(f"'{key}'", key)
+            raise _untranslatable(f"'{key}'", key)
     if (body.get("n") or 1) > 1:
-        raise _unsaid("'n' above 1", "n")
+        raise _untranslatable("'n' above 1", "n")
     if body.get("modalities") not in (None, ["text"]):
-        raise _unsaid("'modalities' other than text", "modalities")
+        raise _untranslatable("'modalities' other than text", "modalities")
 
 
-def _unsaid(what: str, param: str) -> BadRequest:
+def _untranslatable(what: str, param: str) -> BadRequest:
     return BadRequest(f"{what} cannot be said in Anthropic's protocol, which the backend speaks", param=param)
 
 
@@ -65,7 +65,7 @@ def _output(body: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "json_schema":
         config["format"] = {"type": "json_schema", "schema": body["response_format"]["json_schema"].get("schema") or {}}
     elif kind != "text":
-        raise _unsaid(f"'response_format' of the type {str(kind)[:40]!r}", "response_format")
+        raise _untranslatable(f"'response_format' of the type {str(kind)[:40]!r}", "response_format")
     return more | ({"output_config": config} if config else {})
 
 
@@ -82,7 +82,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise _unsaid(f"a tool of the type {str(tool.get('type'))[:40]!r}", "tools")
+        raise _untranslatable(f"a tool of the type {str(tool.get('type'))[:40]!r}", "tools")
     function = tool["function"]
     said = {key: function[key] for key in ("description", "strict") if function.get(key)}
     schema = function.get("parameters") or {"type": "object", "properties": {}}
@@ -96,7 +96,7 @@ def _choice(choice: Any) -> dict[str, Any]:
             return {"type": kinds[choice]}
     elif isinstance(choice, dict) and choice.get("type") == "function":
         return {"type": "tool", "name": choice["function"]["name"]}
-    raise _unsaid("this 'tool_choice'", "tool_choice")
+    raise _untranslatable("this 'tool_choice'", "tool_choice")
 
 
 def _turns(messages: list[Any]) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "input": _arguments(function.get("arguments")),
             }
     else:
-        raise _unsaid(f"a message of the role {role[:40]!r}", "messages")
+        raise _untranslatable(f"a message of the role {role[:40]!r}", "messages")
 
 
 def _arguments(text: Any) -> Any:
@@ -153,7 +153,7 @@ def _arguments(text: Any) -> Any:
 def _texts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for block in _parts(message.get("content")):
         if block["type"] != "text":
-            raise _unsaid("a system prompt that is not text", "messages")
+            raise _untranslatable("a system prompt that is not text", "messages")
         yield block
 
 
@@ -171,11 +171,11 @@ def _parts(content: Any) -> Iterator[dict[str, Any]]:
             title = {"title": part["file"]["filename"]} if part["file"].get("filename") else {}
             yield {"type": "document", "source": _source(part["file"]["file_data"]), **title}
         else:
-            raise _unsaid(f"a part of the type {str(kind)[:40]!r}", "messages")
+            raise _untranslatable(f"a part of the type {str(kind)[:40]!r}", "messages")
 
 
 def _source(url: str) -> dict[str, Any]:
     if not url.startswith("data:"):
         return {"type": "url", "url": url}
-    media_type, data = parts_of_data_url(url)
+    media_type, data = parse_data_url(url)
     return {"type": "base64", "media_type": media_type, "data": data}

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic import MESSAGES
-from gateway.dialects.anthropic_answers import tokens_of
+from gateway.dialects.anthropic_answers import count_tokens
 from gateway.dialects.openai_answers import CHAT, DONE, reading
 from gateway.dialects.translation.chat_to_messages import messages_request
-from gateway.dialects.translation.reading import said_in, translating
+from gateway.dialects.translation.reading import bad_request_if_unreadable, error_message
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
@@ -24,7 +24,7 @@ FINISHES = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-LEFT_OUT = ("redacted_thinking",)
+DROPPED_BLOCKS = ("redacted_thinking",)
 
 
 class MessageAnswer:
@@ -33,7 +33,7 @@ class MessageAnswer:
     def __init__(self, call: Call, *, model: str | None, created: int) -> None:
         if call.operation != CHAT:
             raise BadRequest(f"{call.operation} cannot be said in Anthropic's protocol, which the backend speaks")
-        with translating():
+        with bad_request_if_unreadable():
             self.outgoing = Outgoing(MESSAGES, orjson.dumps(messages_request(call.body, model)))
         self._chunks = ChatChunks(created)
         self._created = created
@@ -42,7 +42,7 @@ class MessageAnswer:
         with reading():
             body = orjson.loads(data)
             if body.get("type") == "error":
-                raise MalformedResponse(f"the answer is an error: {said_in(200, data)}")
+                raise MalformedResponse(f"the answer is an error: {error_message(200, data)}")
             head = {"id": body["id"], "object": "chat.completion", "created": self._created, "model": body["model"]}
             choice = {
                 "index": 0,
@@ -68,7 +68,7 @@ class ChatChunks:
         self._head: dict[str, Any] = {"object": "chat.completion.chunk", "created": created}
         self._usage: dict[str, Any] = {}
         self._calls: dict[int, int] = {}  # index of a block -> index of the tool call that it is
-        self._unsaid: dict[int, str] = {}  # arguments that came with the start, said where no delta says them
+        self._start_arguments: dict[int, str] = {}  # arguments that came with the start, said where no delta says them
 
     def of(self, event: Mapping[str, Any]) -> Iterator[Event]:
         kind = event.get("type")
@@ -78,11 +78,11 @@ class ChatChunks:
             self._usage |= message.get("usage") or {}
             yield self._chunk({"role": "assistant", "content": ""})
         elif kind == "content_block_start":
-            yield from self._started(event["index"], event["content_block"])
+            yield from self._block_start(event["index"], event["content_block"])
         elif kind == "content_block_delta":
-            yield from self._continued(event["index"], event["delta"])
-        elif kind == "content_block_stop" and event["index"] in self._unsaid:
-            yield self._arguments(event["index"], self._unsaid.pop(event["index"]))
+            yield from self._block_delta(event["index"], event["delta"])
+        elif kind == "content_block_stop" and event["index"] in self._start_arguments:
+            yield self._arguments(event["index"], self._start_arguments.pop(event["index"]))
         elif kind == "message_delta":
             self._usage |= {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
             if (reason := event["delta"].get("stop_reason")) is not None:
@@ -97,33 +97,33 @@ class ChatChunks:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return Event(orjson.dumps({**self._head, "choices": [choice]}))
 
-    def _started(self, index: int, block: Mapping[str, Any]) -> Iterator[Event]:
+    def _block_start(self, index: int, block: Mapping[str, Any]) -> Iterator[Event]:
         kind = block["type"]
         if kind == "tool_use":
             self._calls[index] = len(self._calls)
-            self._unsaid[index] = orjson.dumps(block.get("input") or {}).decode()
+            self._start_arguments[index] = orjson.dumps(block.get("input") or {}).decode()
             call = {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": ""}}
             yield self._chunk({"tool_calls": [{"index": self._calls[index], **call}]})
         elif kind == "text":
-            yield from self._said("content", block.get("text"))
+            yield from self._text_chunk("content", block.get("text"))
         elif kind == "thinking":
-            yield from self._said("reasoning_content", block.get("thinking"))
-        elif kind not in LEFT_OUT:
+            yield from self._text_chunk("reasoning_content", block.get("thinking"))
+        elif kind not in DROPPED_BLOCKS:
             raise MalformedResponse(
                 f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word"
             )
 
-    def _continued(self, index: int, delta: Mapping[str, Any]) -> Iterator[Event]:
+    def _block_delta(self, index: int, delta: Mapping[str, Any]) -> Iterator[Event]:
         kind = delta["type"]
         if kind == "text_delta":
-            yield from self._said("content", delta["text"])
+            yield from self._text_chunk("content", delta["text"])
         elif kind == "thinking_delta":
-            yield from self._said("reasoning_content", delta["thinking"])
+            yield from self._text_chunk("reasoning_content", delta["thinking"])
         elif kind == "input_json_delta" and index in self._calls and delta["partial_json"]:
-            self._unsaid.pop(index, None)
+            self._start_arguments.pop(index, None)
             yield self._arguments(index, delta["partial_json"])
 
-    def _said(self, field: str, text: str | None) -> Iterator[Event]:
+    def _text_chunk(self, field: str, text: str | None) -> Iterator[Event]:
         if text:
             yield self._chunk({field: text})
 
@@ -144,7 +144,7 @@ def _message(content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif kind == "tool_use":
             function = {"name": block["name"], "arguments": orjson.dumps(block.get("input") or {}).decode()}
             calls.append({"id": block["id"], "type": "function", "function": function})
-        elif kind not in LEFT_OUT:
+        elif kind not in DROPPED_BLOCKS:
             raise MalformedResponse(
                 f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word"
             )
@@ -159,7 +159,7 @@ def _finish(reason: str | None) -> str | None:
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    read, written = tokens_of(usage)
+    read, written = count_tokens(usage)
     said: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     if usage.get("cache_read_input_tokens") is not None:
         said["prompt_tokens_details"] = {"cached_tokens": usage["cache_read_input_tokens"]}
@@ -175,5 +175,5 @@ def _error(status: int, data: bytes) -> bytes:
         kind = orjson.loads(data)["error"]["type"]
     except (ValueError, TypeError, KeyError):
         kind = "upstream_error"
-    error = {"message": said_in(status, data), "type": str(kind)[:80], "param": None, "code": None}
+    error = {"message": error_message(status, data), "type": str(kind)[:80], "param": None, "code": None}
     return orjson.dumps({"error": error})

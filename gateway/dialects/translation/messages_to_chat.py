@@ -12,16 +12,16 @@ from gateway.errors import BadRequest
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}  # the others have OpenAI's names
-REFUSED = ("container", "mcp_servers", "prefill")
+UNSUPPORTED_FIELDS = ("container", "mcp_servers", "prefill")
 # Earlier thoughts are signed for the model that had them; OpenAI's protocol has no place for them.
-LEFT_OUT = ("thinking", "redacted_thinking")
+DROPPED_BLOCKS = ("thinking", "redacted_thinking")
 
 
 def chat_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
     """Raises `BadRequest` on what OpenAI's protocol cannot say."""
-    for key in REFUSED:
+    for key in UNSUPPORTED_FIELDS:
         if body.get(key):
-            raise _unsaid(f"'{key}'")
+            raise _untranslatable(f"'{key}'")
     request: dict[str, Any] = {"model": model or body["model"], "messages": list(_messages(body))}
     if body.get("max_tokens"):
         request["max_completion_tokens"] = body["max_tokens"]
@@ -38,7 +38,7 @@ def chat_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
     return request | _tools(body) | _output(body.get("output_config") or {})
 
 
-def _unsaid(what: str) -> BadRequest:
+def _untranslatable(what: str) -> BadRequest:
     return BadRequest(f"{what} cannot be said in OpenAI's protocol, which the backend speaks")
 
 
@@ -48,7 +48,7 @@ def _output(config: Mapping[str, Any]) -> dict[str, Any]:
         said["reasoning_effort"] = EFFORTS.get(effort, effort)
     if form := config.get("format"):
         if form.get("type") != "json_schema":
-            raise _unsaid(f"an 'output_config.format' of the type {str(form.get('type'))[:40]!r}")
+            raise _untranslatable(f"an 'output_config.format' of the type {str(form.get('type'))[:40]!r}")
         schema = {"name": "answer", "schema": form.get("schema") or {}, "strict": True}
         said["response_format"] = {"type": "json_schema", "json_schema": schema}
     return said
@@ -64,7 +64,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
         said["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
     elif choice:
         if choice.get("type") not in CHOICES:
-            raise _unsaid("this 'tool_choice'")
+            raise _untranslatable("this 'tool_choice'")
         said["tool_choice"] = CHOICES[choice["type"]]
     if choice.get("disable_parallel_tool_use"):
         said["parallel_tool_calls"] = False
@@ -73,7 +73,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
-        raise _unsaid(f"a tool of the type {str(tool['type'])[:40]!r}")
+        raise _untranslatable(f"a tool of the type {str(tool['type'])[:40]!r}")
     said = {key: tool[key] for key in ("description", "strict") if tool.get(key)}
     return {"type": "function", "function": {"name": tool["name"], **said, "parameters": tool["input_schema"]}}
 
@@ -90,7 +90,7 @@ def _messages(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         elif role == "system":
             yield {"role": "system", "content": _text(blocks, "a system prompt")}
         else:
-            raise _unsaid(f"a message of the role {role[:40]!r}")
+            raise _untranslatable(f"a message of the role {role[:40]!r}")
 
 
 def _blocks(content: str | list[Any]) -> list[Any]:
@@ -99,7 +99,7 @@ def _blocks(content: str | list[Any]) -> list[Any]:
 
 def _text(blocks: Sequence[Mapping[str, Any]], what: str) -> str:
     if any(block["type"] != "text" for block in blocks):
-        raise _unsaid(f"{what} that is not text")
+        raise _untranslatable(f"{what} that is not text")
     return "\n".join(block["text"] for block in blocks)
 
 
@@ -112,8 +112,8 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif block["type"] == "tool_use":
             function = {"name": block["name"], "arguments": orjson.dumps(block.get("input") or {}).decode()}
             calls.append({"id": block["id"], "type": "function", "function": function})
-        elif block["type"] not in LEFT_OUT:
-            raise _unsaid(f"a block of the type {block['type'][:40]!r}")
+        elif block["type"] not in DROPPED_BLOCKS:
+            raise _untranslatable(f"a block of the type {block['type'][:40]!r}")
     return {"role": "assistant", "content": "".join(texts) or None} | ({"tool_calls": calls} if calls else {})
 
 
@@ -148,4 +148,4 @@ def _part(block: Mapping[str, Any]) -> dict[str, Any]:
         named = {"filename": block.get("title") or "document.pdf"}
         return {"type": "file", "file": {**named, "file_data": data_url(source["media_type"], source["data"])}}
     given = f" with a source of the type {str(source['type'])[:40]!r}" if source.get("type") else ""
-    raise _unsaid(f"a block of the type {kind[:40]!r}{given}")
+    raise _untranslatable(f"a block of the type {kind[:40]!r}{given}")

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import orjson
 
-from gateway.dialects.anthropic_errors import sentence_of
+from gateway.dialects.anthropic_errors import error_sentence
 from gateway.errors import BadRequest
 
 
 # Images and documents within a URL (RFC 2397), as far as model endpoints take them: base64. Pure.
-def parts_of_data_url(url: str) -> tuple[str, str]:
+def parse_data_url(url: str) -> tuple[str, str]:
     """-> (media type, base64). Raises `BadRequest`."""
     head, comma, data = url.removeprefix("data:").partition(",")
     media_type, _, encoding = head.rpartition(";")
@@ -27,7 +27,7 @@ def data_url(media_type: str, data: str) -> str:
 
 # What goes wrong in reading a request or an error for a translation. Pure.
 @contextmanager
-def translating() -> Iterator[None]:
+def bad_request_if_unreadable() -> Iterator[None]:
     """Whatever of a request cannot be read is the request's fault: a backend of its own dialect would say so."""
     try:
         yield
@@ -36,12 +36,12 @@ def translating() -> Iterator[None]:
         raise BadRequest(f"the request cannot be read, as its backend speaks another protocol{missing}") from None
 
 
-def said_in(status: int, data: bytes) -> str:
+def error_message(status: int, data: bytes) -> str:
     """What the body of an error says, in either shape; a body in none is not passed on."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:
         body = None
     if isinstance(body, dict) and body.get("error"):
-        return sentence_of(body)
+        return error_sentence(body)
     return f"the backend answered with status {status}"

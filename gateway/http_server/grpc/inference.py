@@ -37,28 +37,28 @@ class RpcReply:
     metadata: tuple[tuple[str, str], ...]
 
 
-async def infer(message: Any, asking: RpcRequest, pipeline: Pipeline) -> RpcReply:
+async def infer(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> RpcReply:
     """A `ModelInferRequest` -> its `ModelInferResponse`. Raises `RpcError`."""
-    request = _request(message, asking, stream=False)
+    request = _request(message, rpc, stream=False)
     response = await pipeline(request)
-    metadata = asking.trailing_metadata(request, response)
+    metadata = rpc.trailing_metadata(request, response)
     if isinstance(response.body, FullBody) and response.status == 200:
         return RpcReply(_response(response.body.data, response, message.id), metadata)
-    raise await failed(response, metadata)
+    raise await rpc_error(response, metadata)
 
 
-async def infer_all(message: Any, asking: RpcRequest, pipeline: Pipeline) -> AsyncGenerator[RpcReply, None]:
+async def infer_all(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> AsyncGenerator[RpcReply, None]:
     """A `ModelInferRequest` of a stream -> its `ModelStreamInferResponse`s. Raises `RpcError`."""
-    ends = message.parameters[EMPTY_FINAL].bool_param if EMPTY_FINAL in message.parameters else False
-    request = _request(message, asking, stream=True)
+    has_final = message.parameters[EMPTY_FINAL].bool_param if EMPTY_FINAL in message.parameters else False
+    request = _request(message, rpc, stream=True)
     response = await pipeline(request)
-    metadata = asking.trailing_metadata(request, response)
+    metadata = rpc.trailing_metadata(request, response)
     if response.status != 200 or not isinstance(response.body, EventStream):
-        raise await failed(response, metadata)
+        raise await rpc_error(response, metadata)
     try:
         async for event in response.body.events:
             if event.data.startswith(b"{"):  # no packed answer does: its JSON would have 2 GB
-                raise RpcError(grpc.StatusCode.UNAVAILABLE, sentence(event.data), metadata)
+                raise RpcError(grpc.StatusCode.UNAVAILABLE, error_text(event.data), metadata)
             answer = response_of(unpack(event.data), message.id)
             answer.parameters[FINAL].bool_param = False
             yield RpcReply(pb.ModelStreamInferResponse(infer_response=answer), metadata)
@@ -66,32 +66,32 @@ async def infer_all(message: Any, asking: RpcRequest, pipeline: Pipeline) -> Asy
         raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error), metadata) from None
     finally:
         await close_body(response.body)
-    if ends:
+    if has_final:
         empty = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
         empty.parameters[FINAL].bool_param = True
         yield RpcReply(pb.ModelStreamInferResponse(infer_response=empty), metadata)
 
 
-async def failed(response: Response, metadata: tuple[tuple[str, str], ...]) -> RpcError:
+async def rpc_error(response: Response, metadata: tuple[tuple[str, str], ...]) -> RpcError:
     """An answer that is none, in gRPC's words."""
     body = response.body
     if isinstance(body, FullBody):
-        return RpcError(status_of(response.status), sentence(body.data), metadata)
+        return RpcError(status_of(response.status), error_text(body.data), metadata)
     await close_body(body)
     if response.status == 200:
         return RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, "the answer is too large to be read", metadata)
     return RpcError(status_of(response.status), f"the backend answers {response.status}", metadata)
 
 
-def sentence(body: bytes) -> str:
+def error_text(body: bytes) -> str:
     """What an error body says."""
     try:
-        said = orjson.loads(body)["error"]
+        message_text = orjson.loads(body)["error"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        said = None
-    if isinstance(said, dict):
-        said = said.get("message")
-    return said if isinstance(said, str) else body[:300].decode(errors="replace")
+        message_text = None
+    if isinstance(message_text, dict):
+        message_text = message_text.get("message")
+    return message_text if isinstance(message_text, str) else body[:300].decode(errors="replace")
 
 
 def path_of(model: str, version: str = "", verb: str = "") -> str:
@@ -102,14 +102,14 @@ def path_of(model: str, version: str = "", verb: str = "") -> str:
     return f"/v2/models/{quote(model, safe='')}{of_version}{verb}"
 
 
-def _request(message: Any, asking: RpcRequest, *, stream: bool) -> RequestContext:
+def _request(message: Any, rpc: RpcRequest, *, stream: bool) -> RequestContext:
     try:
         body, length = write_inference(inference_of(message))
     except BadRequest as error:
         raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, error.message) from None
-    framed = [] if length is None else [(JSON_LENGTH, str(length))]
+    length_header = [] if length is None else [(JSON_LENGTH, str(length))]
     path = path_of(message.model_name, message.model_version, "/infer")
-    return asking.request("POST", path, body, framed, stream=stream)
+    return rpc.request("POST", path, body, length_header, stream=stream)
 
 
 def _response(data: bytes, response: Response, identity: str) -> Any:

@@ -10,7 +10,7 @@ import orjson
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.http_server.grpc.inference import RpcError, failed, path_of
+from gateway.http_server.grpc.inference import RpcError, path_of, rpc_error
 from gateway.http_server.grpc.request_adapter import Pipeline, RpcRequest
 from gateway.messages import FullBody
 from gateway.streams import close_body
@@ -18,42 +18,42 @@ from gateway.streams import close_body
 About = Callable[[Any, RpcRequest, Pipeline], Awaitable[Any]]
 
 
-async def server_live(_: Any, asking: RpcRequest, pipeline: Pipeline) -> Any:
-    return pb.ServerLiveResponse(live=await _good("/v2/health/live", asking, pipeline))
+async def server_live(_: Any, rpc: RpcRequest, pipeline: Pipeline) -> Any:
+    return pb.ServerLiveResponse(live=await _is_ok("/v2/health/live", rpc, pipeline))
 
 
-async def server_ready(_: Any, asking: RpcRequest, pipeline: Pipeline) -> Any:
-    return pb.ServerReadyResponse(ready=await _good("/v2/health/ready", asking, pipeline))
+async def server_ready(_: Any, rpc: RpcRequest, pipeline: Pipeline) -> Any:
+    return pb.ServerReadyResponse(ready=await _is_ok("/v2/health/ready", rpc, pipeline))
 
 
-async def model_ready(message: Any, asking: RpcRequest, pipeline: Pipeline) -> Any:
+async def model_ready(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> Any:
     path = path_of(message.name, message.version, "/ready")
-    return pb.ModelReadyResponse(ready=await _good(path, asking, pipeline))
+    return pb.ModelReadyResponse(ready=await _is_ok(path, rpc, pipeline))
 
 
-async def server_metadata(_: Any, asking: RpcRequest, pipeline: Pipeline) -> Any:
-    return _filled(pb.ServerMetadataResponse(), await _asked("GET", "/v2", asking, pipeline))
+async def server_metadata(_: Any, rpc: RpcRequest, pipeline: Pipeline) -> Any:
+    return _parse_into(pb.ServerMetadataResponse(), await _fetch_json("GET", "/v2", rpc, pipeline))
 
 
-async def model_metadata(message: Any, asking: RpcRequest, pipeline: Pipeline) -> Any:
+async def model_metadata(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> Any:
     path = path_of(message.name, message.version)
-    return _filled(pb.ModelMetadataResponse(), await _asked("GET", path, asking, pipeline))
+    return _parse_into(pb.ModelMetadataResponse(), await _fetch_json("GET", path, rpc, pipeline))
 
 
-async def model_config(message: Any, asking: RpcRequest, pipeline: Pipeline) -> Any:
+async def model_config(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> Any:
     path = path_of(message.name, message.version, "/config")
-    return _filled(pb.ModelConfigResponse(), {"config": await _asked("GET", path, asking, pipeline)})
+    return _parse_into(pb.ModelConfigResponse(), {"config": await _fetch_json("GET", path, rpc, pipeline)})
 
 
-async def model_statistics(message: Any, asking: RpcRequest, pipeline: Pipeline) -> Any:
+async def model_statistics(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> Any:
     path = path_of(message.name, message.version, "/stats") if message.name else "/v2/models/stats"
-    return _filled(pb.ModelStatisticsResponse(), await _asked("GET", path, asking, pipeline))
+    return _parse_into(pb.ModelStatisticsResponse(), await _fetch_json("GET", path, rpc, pipeline))
 
 
-async def repository_index(message: Any, asking: RpcRequest, pipeline: Pipeline) -> Any:
+async def repository_index(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> Any:
     body = orjson.dumps({"ready": True}) if message.ready else b"{}"
     path = f"/v2/repository{'/' + message.repository_name if message.repository_name else ''}/index"
-    return _filled(pb.RepositoryIndexResponse(), {"models": await _asked("POST", path, asking, pipeline, body)})
+    return _parse_into(pb.RepositoryIndexResponse(), {"models": await _fetch_json("POST", path, rpc, pipeline, body)})
 
 
 ABOUT: Mapping[str, About] = {
@@ -68,26 +68,26 @@ ABOUT: Mapping[str, About] = {
 }
 
 
-async def _good(path: str, asking: RpcRequest, pipeline: Pipeline) -> bool:
-    response = await pipeline(asking.request("GET", path))
+async def _is_ok(path: str, rpc: RpcRequest, pipeline: Pipeline) -> bool:
+    response = await pipeline(rpc.request("GET", path))
     await close_body(response.body)
     if response.status in (401, 403, 429):
-        raise await failed(response, ())
+        raise await rpc_error(response, ())
     return response.status == 200
 
 
-async def _asked(method: str, path: str, asking: RpcRequest, pipeline: Pipeline, body: bytes = b"") -> Any:
-    request = asking.request(method, path, body, [("content-length", str(len(body)))] if body else ())
+async def _fetch_json(method: str, path: str, rpc: RpcRequest, pipeline: Pipeline, body: bytes = b"") -> Any:
+    request = rpc.request(method, path, body, [("content-length", str(len(body)))] if body else ())
     response = await pipeline(request)
     if response.status != 200:
-        raise await failed(response, asking.trailing_metadata(request, response))
+        raise await rpc_error(response, rpc.trailing_metadata(request, response))
     if not isinstance(response.body, FullBody):
         body = b"".join([chunk async for chunk in response.body.chunks])  # type: ignore[union-attr]
         return orjson.loads(body)
     return orjson.loads(response.body.data)
 
 
-def _filled(message: Any, value: Any) -> Any:
+def _parse_into(message: Any, value: Any) -> Any:
     try:
         return json_format.ParseDict(value, message, ignore_unknown_fields=True)
     except json_format.ParseError:

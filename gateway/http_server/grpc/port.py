@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.adapters.system.tls_reloader import ReloadingCertificate
 from gateway.config.schema import ServerConfig
 from gateway.config.units import Address
-from gateway.context import Handler, RequestContext, resolved
+from gateway.context import Handler, RequestContext, resolve_response
 from gateway.http_server.grpc.inference import RpcError, infer, infer_all
 from gateway.http_server.grpc.metadata_rpcs import ABOUT, About
 from gateway.http_server.grpc.request_adapter import RpcRequest
@@ -25,25 +25,25 @@ from gateway.inflight import Inflight
 from gateway.messages import Response
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
-from gateway.streams import with_end
+from gateway.streams import with_completion
 
 
 # TLS of the gRPC port, with the certificate of the data port.
 def credentials_of(certificate: ReloadingCertificate) -> grpc.ServerCredentials:
     """Those of the files as they are at each handshake, as far as they are usable. Raises `CertificateUnusable`."""
-    seen, wanted = certificate.stamps(), _configuration(certificate)
+    seen, configuration = certificate.modification_times(), _configuration(certificate)
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         """Asked by gRPC's own thread, once a handshake."""
         nonlocal seen
-        now = certificate.stamps()
+        now = certificate.modification_times()
         if now == seen:
             return None
         seen = now
-        return certificate.unless_unusable(lambda: _configuration(certificate))
+        return certificate.reload_or_keep(lambda: _configuration(certificate))
 
-    asks = certificate.client_ca is not None
-    return grpc.dynamic_ssl_server_credentials(wanted, fetch, require_client_authentication=asks)
+    requires_client = certificate.client_ca is not None
+    return grpc.dynamic_ssl_server_credentials(configuration, fetch, require_client_authentication=requires_client)
 
 
 def _configuration(certificate: ReloadingCertificate) -> grpc.ServerCertificateConfiguration:
@@ -135,7 +135,7 @@ class GrpcPort:
     def _unary(self, about: About) -> Any:
         async def answer(message: Any, context: Context) -> Any:
             try:
-                return await about(message, self._asking(context), self._answer)
+                return await about(message, self._rpc_request(context), self._answer)
             except RpcError as error:
                 return await _abort(context, error)
 
@@ -143,22 +143,22 @@ class GrpcPort:
 
     async def _infer(self, message: Any, context: Context) -> Any:
         try:
-            said = await infer(message, self._asking(context), self._answer)
+            reply = await infer(message, self._rpc_request(context), self._answer)
         except RpcError as error:
             return await _abort(context, error)
-        context.set_trailing_metadata(said.metadata)
-        return said.message
+        context.set_trailing_metadata(reply.metadata)
+        return reply.message
 
     async def _stream(self, messages: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
         """One after the other, in the order in which they come: requests of a sequence are in order here. What fails is
         said in the stream, and the stream goes on."""
-        asking = self._asking(context)
+        rpc = self._rpc_request(context)
         async for message in messages:
             try:
-                async with aclosing(infer_all(message, asking, self._answer)) as answers:
-                    async for said in answers:
-                        context.set_trailing_metadata(said.metadata)
-                        yield said.message
+                async with aclosing(infer_all(message, rpc, self._answer)) as answers:
+                    async for reply in answers:
+                        context.set_trailing_metadata(reply.metadata)
+                        yield reply.message
             except RpcError as error:
                 context.set_trailing_metadata(error.metadata)
                 failure = pb.ModelStreamInferResponse(error_message=error.message)
@@ -169,16 +169,16 @@ class GrpcPort:
         answer = self._handler(request)
         self._inflight.count += 1
         try:
-            response = await resolved(answer)
+            response = await resolve_response(answer)
         except BaseException:
-            self._over()
+            self._on_end()
             raise
-        return with_end(response, self._over)
+        return with_completion(response, self._on_end)
 
-    def _over(self) -> None:
+    def _on_end(self) -> None:
         self._inflight.count -= 1
 
-    def _asking(self, context: Context) -> RpcRequest:
+    def _rpc_request(self, context: Context) -> RpcRequest:
         metadata = context.invocation_metadata() or ()
         address = address_of(context.peer() or "")
         return RpcRequest(metadata, context.time_remaining(), self._clock, self._own_headers, address)

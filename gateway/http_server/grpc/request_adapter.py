@@ -11,14 +11,14 @@ from multidict import CIMultiDict
 
 from gateway.context import RequestContext
 from gateway.dialects.kserve import STREAM
-from gateway.http_server.service import HARMLESS
+from gateway.http_server.service import SAFE_ID
 from gateway.messages import Response
 from gateway.ports import Clock
 from gateway.response_headers import ResponseHeaders
 from gateway.streams import BufferedBody
 
-BUDGET = "x-latency-budget-ms"
-LONGEST_MS = 86_400_000  # of a deadline that is heeded: gRPC's "none" is one of centuries
+BUDGET_HEADER = "x-latency-budget-ms"
+MAX_DEADLINE_MS = 86_400_000  # of a deadline that is heeded: gRPC's "none" is one of centuries
 STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -33,7 +33,9 @@ STATUS = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 # Of a message rather than of its bytes on a wire; gRPC has its own.
-NOT_TOLD = frozenset({"content-type", "content-length", "inference-header-content-length", "server", "connection"})
+OMITTED_HEADERS = frozenset(
+    {"content-type", "content-length", "inference-header-content-length", "server", "connection"}
+)
 METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 
 
@@ -57,24 +59,30 @@ class RpcRequest:
             for key, value in metadata
             if isinstance(value, str) and not key.startswith((":", "grpc-")) and key not in ("te", "content-type")
         )
-        if remaining_s is not None and 1e3 * remaining_s < LONGEST_MS and BUDGET not in self._headers:
-            self._headers[BUDGET] = str(max(1, int(1e3 * remaining_s)))
+        if remaining_s is not None and 1e3 * remaining_s < MAX_DEADLINE_MS and BUDGET_HEADER not in self._headers:
+            self._headers[BUDGET_HEADER] = str(max(1, int(1e3 * remaining_s)))
         self._clock = clock
         self._own_headers = own_headers
         self._client_address = client_address
 
     def request(
-        self, method: str, path: str, body: bytes = b"", more: Iterable[tuple[str, str]] = (), *, stream: bool = False
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        extra_headers: Iterable[tuple[str, str]] = (),
+        *,
+        stream: bool = False,
     ) -> RequestContext:
         """`stream`: its client takes several answers."""
         headers = CIMultiDict(self._headers)
-        for name, value in more:
+        for name, value in extra_headers:
             headers[name] = value  # also where the client has metadata of that name
         if stream:
             headers[STREAM] = "1"
-        given = headers.get("x-request-id")
+        client_id = headers.get("x-request-id")
         return RequestContext(
-            request_id=given if given is not None and HARMLESS.fullmatch(given) else os.urandom(12).hex(),
+            request_id=client_id if client_id is not None and SAFE_ID.fullmatch(client_id) else os.urandom(12).hex(),
             method=method,
             path=path,
             query="",
@@ -89,7 +97,7 @@ class RpcRequest:
         return tuple(
             (low, value)
             for name, value in self._own_headers.all(request, response)
-            if (low := name.lower()) not in NOT_TOLD
+            if (low := name.lower()) not in OMITTED_HEADERS
             and not low.startswith("grpc-")
             and METADATA_KEY.fullmatch(low)
             and value.isascii()

@@ -109,7 +109,7 @@ class RecordedLabel(NamedTuple):
 
 Row = RecordedRequest | RecordedLabel
 
-_INNER = [
+_NESTED = [
     (RecordedRequest._fields.index(name), form)
     for name, form in (("given", RequestFacts), ("answer", RecordedAnswer), ("hit", RecordedHit))
 ]
@@ -134,22 +134,22 @@ class SegmentHeading:
 
 def encode_heading(heading: SegmentHeading) -> bytes:
     fields = [getattr(heading, name) for name in SegmentHeading.__slots__]
-    return _framed([MAGIC, VERSION, fields])
+    return _frame([MAGIC, VERSION, fields])
 
 
 def encode_batch(rows: Sequence[Row]) -> bytes:
-    return _framed([(REQUEST if isinstance(row, RecordedRequest) else LABEL, *row) for row in rows])
+    return _frame([(REQUEST if isinstance(row, RecordedRequest) else LABEL, *row) for row in rows])
 
 
 def decode_heading(payload: bytes) -> SegmentHeading:
     """Raises `SegmentInvalid`."""
-    said = _unpacked(payload)
-    if not isinstance(said, tuple) or len(said) < 2 or said[0] != MAGIC:
+    fields = _unpacked(payload)
+    if not isinstance(fields, tuple) or len(fields) < 2 or fields[0] != MAGIC:
         raise SegmentInvalid("is no segment of a traffic log")
-    if said[1] != VERSION:
-        raise SegmentInvalid(f"is of version {said[1]!r} of the traffic log, expected {VERSION}")
+    if fields[1] != VERSION:
+        raise SegmentInvalid(f"is of version {fields[1]!r} of the traffic log, expected {VERSION}")
     try:
-        heading = SegmentHeading(*said[2])
+        heading = SegmentHeading(*fields[2])
     except TypeError:
         raise SegmentInvalid("has a heading of another form") from None
     return heading
@@ -162,9 +162,9 @@ def decode_batch(payload: bytes) -> Iterator[Row]:
             if kind == LABEL:
                 yield RecordedLabel._make(values)
             else:
-                for place, form in _INNER:
-                    if values[place] is not None:
-                        values[place] = form._make(values[place])
+                for index, form in _NESTED:
+                    if values[index] is not None:
+                        values[index] = form._make(values[index])
                 if values[_CONSIDERED]:
                     values[_CONSIDERED] = tuple(map(RecordedCandidate._make, values[_CONSIDERED]))
                 yield RecordedRequest._make(values)
@@ -189,7 +189,7 @@ def frames(data: bytes) -> Iterator[bytes | None]:
         at += _FRAME.size + length
 
 
-def _framed(value: Any) -> bytes:
+def _frame(value: Any) -> bytes:
     payload: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors=_ODD)
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 

@@ -44,20 +44,20 @@ class TrafficLog:
     notes: tuple[str, ...]  # what could not be read, a sentence each
 
 
-def read_traffic(wanted: str, folder: Path, now: float, most: int = MAX_REQUESTS) -> TrafficLog:
-    """`wanted`: `last-24h` and the like, of the log in `folder`, or a path. `now`: wall clock. `most`: requests that
+def read_traffic(spec: str, folder: Path, now: float, limit: int = MAX_REQUESTS) -> TrafficLog:
+    """`spec`: `last-24h` and the like, of the log in `folder`, or a path. `now`: wall clock. `limit`: requests that
     are read, where a segment alone has not more. Raises `TrafficUnreadable`."""
-    last = _LAST.fullmatch(wanted)
-    since = 0.0 if last is None else now - _duration(last[1], wanted)
-    paths = _paths(folder if last else Path(wanted), None if last else wanted)
-    return _joined(_within(paths, since), since, wanted, most)
+    last = _LAST.fullmatch(spec)
+    since = 0.0 if last is None else now - _duration(last[1], spec)
+    paths = _paths(folder if last else Path(spec), None if last else spec)
+    return _read_segments(_recent(paths, since), since, spec, limit)
 
 
-def _duration(text: str, wanted: str) -> float:
+def _duration(text: str, spec: str) -> float:
     try:
         return parse_positive_duration(text)
     except ValueError as error:
-        raise TrafficUnreadable(f"--traffic {wanted}: {error}") from None
+        raise TrafficUnreadable(f"--traffic {spec}: {error}") from None
 
 
 def _paths(where: Path, named: str | None) -> list[Path]:
@@ -65,26 +65,26 @@ def _paths(where: Path, named: str | None) -> list[Path]:
     if named is not None and where.is_file():
         return [where]
     try:
-        found = segments_in(where)
+        segments = segments_in(where)
     except FileNotFoundError:
-        found = []
+        segments = []
     except OSError as error:
         raise TrafficUnreadable(f"{where} cannot be read ({error.strerror}): {EXPECTED}") from None
-    if not found and named is None:
+    if not segments and named is None:
         raise TrafficUnreadable(
             f"no traffic was recorded in {where}, expected routes with record: on and some requests"
         )
-    if not found:
+    if not segments:
         raise TrafficUnreadable(f"no segment of a traffic log (*{SUFFIX}) is in {where}: {EXPECTED}")
-    return found
+    return segments
 
 
-def _within(paths: list[Path], since: float) -> list[Path]:
+def _recent(paths: list[Path], since: float) -> list[Path]:
     """Without those that ended before: what was written last is when a segment ended."""
     return [path for path in paths if path.stat().st_mtime >= since]
 
 
-def _joined(paths: list[Path], since: float, wanted: str, most: int) -> TrafficLog:
+def _read_segments(paths: list[Path], since: float, spec: str, limit: int) -> TrafficLog:
     """Newest segments first, as many as there is room for."""
     headings: list[SegmentHeading] = []
     notes: list[str] = []
@@ -92,20 +92,20 @@ def _joined(paths: list[Path], since: float, wanted: str, most: int) -> TrafficL
     labels: list[RecordedLabel] = []
     for path in reversed(paths):
         rows = [row for row in _rows(path, headings, notes) if row.at >= since]
-        more = [row for row in rows if isinstance(row, RecordedRequest)]
-        if requests and len(requests) + len(more) > most:
+        new_requests = [row for row in rows if isinstance(row, RecordedRequest)]
+        if requests and len(requests) + len(new_requests) > limit:
             headings.pop()
-            notes.append(f"only the last {len(requests)} requests of {wanted} are replayed: more do not go into memory")
+            notes.append(f"only the last {len(requests)} requests of {spec} are replayed: more do not go into memory")
             break
-        requests += more
+        requests += new_requests
         labels += (row for row in rows if isinstance(row, RecordedLabel))
     if not requests:
-        said = f" ({notes[0]})" if notes else ""
-        raise TrafficUnreadable(f"no request was recorded in {wanted}{said}, expected routes with record: on")
-    if len(spaces := {(each.embedder, each.dimension) for each in headings}) > 1:
+        detail = f" ({notes[0]})" if notes else ""
+        raise TrafficUnreadable(f"no request was recorded in {spec}{detail}, expected routes with record: on")
+    if len(spaces := {(heading.embedder, heading.dimension) for heading in headings}) > 1:
         names = " and ".join(sorted(name for name, _ in spaces))
         raise TrafficUnreadable(
-            f"the traffic of {wanted} was embedded by different models, {names}: their vectors cannot be compared, "
+            f"the traffic of {spec} was embedded by different models, {names}: their vectors cannot be compared, "
             "expected a window of one model"
         )
     requests.sort(key=lambda row: row.at)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from gateway.cache.admission import roles_of
-from gateway.cache.templates import framed
+from gateway.cache.templates import is_framed
 from gateway.config.policy.model import Policy, RecordSettings
 from gateway.context import RequestContext
 from gateway.credentials import SECRET
@@ -24,7 +24,7 @@ MAX_PROMPT = 32_768  # characters; of a longer question no text is kept
 
 HITS = (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE)
 
-_DRAWN = 2**64
+_SAMPLE_SPACE = 2**64
 
 Digest = Callable[[bytes | str], bytes]
 
@@ -49,9 +49,9 @@ def header_names(policy: Policy) -> frozenset[str]:
     return frozenset(name for route in policy.routes for name, _ in route.match.headers) - SECRET
 
 
-def drawn(canonical: bytes, share: float) -> bool:
+def is_sampled(canonical: bytes, share: float) -> bool:
     """By the question, so that all its repeats are kept or none. `canonical`: its digest."""
-    return share >= 1.0 or int.from_bytes(canonical[:8], "big") < share * _DRAWN
+    return share >= 1.0 or int.from_bytes(canonical[:8], "big") < share * _SAMPLE_SPACE
 
 
 def facts_of(
@@ -67,7 +67,7 @@ def facts_of(
     """None where the question is not drawn."""
     kind = f"{call.dialect.name}\0{call.operation}\0".encode()
     canonical = digest(b"exact/" + kind + call.canonical)
-    if not drawn(canonical, rule.share):
+    if not is_sampled(canonical, rule.share):
         return None
     kept = rule.prompts and call.question is not None and len(call.question) <= MAX_PROMPT
     directives, temperature = request.directives, call.body.get("temperature")
@@ -76,7 +76,7 @@ def facts_of(
         call.model,
         call.dialect.name,
         call.operation,
-        tuple(_matched(request, headers)),
+        tuple(_matched_headers(request, headers)),
         tenants(request.tenant),
         digest(b"user/" + _bytes(call.user)) if call.user else b"",
         canonical,
@@ -166,22 +166,22 @@ def _hit(provenance: Provenance, digest: Digest) -> RecordedHit | None:
 
 
 def _considered(facts: TrafficFacts, request: RequestContext, digest: Digest) -> Iterator[RecordedCandidate]:
-    stored = [each.entry.question or "" for each in request.considered]
-    for each in request.considered:
-        opinion = each.opinion
+    stored = [candidate.entry.question or "" for candidate in request.considered]
+    for candidate in request.considered:
+        opinion = candidate.opinion
         yield RecordedCandidate(
-            digest(each.entry.fingerprint),
-            each.similarity,
-            each.entry.created,
+            digest(candidate.entry.fingerprint),
+            candidate.similarity,
+            candidate.entry.created,
             None if facts.plain else opinion.score,
             opinion.probability,
             None if opinion.veto is None else str(opinion.veto),
             None if opinion.doubt is None else str(opinion.doubt),
-            each is request.judged or not framed(facts.question or "", each.entry.question or "", stored),
+            candidate is request.judged or not is_framed(facts.question or "", candidate.entry.question or "", stored),
         )
 
 
-def _matched(request: RequestContext, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _matched_headers(request: RequestContext, names: frozenset[str]) -> Iterator[tuple[str, str]]:
     if not names:
         return
     for name, value in request.headers.items():

@@ -47,20 +47,20 @@ class Recorder:
         self._telemetry = telemetry
         self._segments = Segments(folder, bounds, clock.wall)
         self._rows: list[Row] = []
-        self._due = asyncio.Event()
+        self._flush_due = asyncio.Event()
         self._policy = ""
         self._headers: frozenset[str] = frozenset()
         self._routes: frozenset[str] = frozenset()
         self._digest: Digest | None = None
         self._tenants: Digest | None = None
         self._failing = False
-        self._standing: SegmentHeading | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._heading_at_start: SegmentHeading | None = None
+        self._write_lock = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None
 
     def apply(self, policy: Policy) -> None:
         """Another policy is in force, or another embedding model serves."""
-        self._segments.renew()
+        self._segments.mark_outdated()
         self._policy, self._headers = policy.hash, header_names(policy)
         self._routes = frozenset(route.name for route in policy.routes if route.record is not None)
         if self._routes and self._digest is None:
@@ -88,7 +88,7 @@ class Recorder:
         plain = route.semantic is not None and route.semantic.acceptance.min_similarity is not None
         return facts_of(request, request.call, route.record, self._headers, self._digest, self._tenants, plain=plain)
 
-    def over(
+    def on_end(
         self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None:
         """Its last byte has gone."""
@@ -107,19 +107,21 @@ class Recorder:
             seconds=seconds,
             digest=self._digest,
         )
-        self._keep(row)
+        self._append(row)
 
     def label(self, route: str, judged: Judgement, label: str) -> None:
         """It turned out whether a neighbour was right."""
         if route in self._routes and len(self._rows) < self._bounds.max_buffered:
-            self._keep(RecordedLabel(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
+            self._append(RecordedLabel(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
 
-    def _keep(self, row: Row) -> None:
-        if not self._rows and self._segments.full():  # what was learnt before the segment, not in the middle of it
-            self._standing = self._heading(self._headers)
+    def _append(self, row: Row) -> None:
+        if (
+            not self._rows and self._segments.needs_segment()
+        ):  # what was learnt before the segment, not in the middle of it
+            self._heading_at_start = self._heading(self._headers)
         self._rows.append(row)
         if 2 * len(self._rows) >= self._bounds.max_buffered:
-            self._due.set()
+            self._flush_due.set()
 
     # The log
 
@@ -128,23 +130,23 @@ class Recorder:
         while True:
             try:
                 async with asyncio.timeout(self._bounds.flush):
-                    await self._due.wait()
+                    await self._flush_due.wait()
             except TimeoutError:
                 pass
-            self._due.clear()
+            self._flush_due.clear()
             await self.flush()
 
     async def flush(self) -> None:
         """What was recorded so far is in its file."""
-        async with self._one_at_a_time:
+        async with self._write_lock:
             rows, self._rows = self._rows, []
             if rows:
-                heading = self._standing or self._heading(self._headers)
-                self._writing = asyncio.ensure_future(self._written(rows, heading))
+                heading = self._heading_at_start or self._heading(self._headers)
+                self._writing = asyncio.ensure_future(self._write(rows, heading))
             if self._writing is not None:  # also one that a cancelled flush has begun
                 await asyncio.shield(self._writing)
 
-    async def _written(self, rows: list[Row], heading: SegmentHeading) -> None:
+    async def _write(self, rows: list[Row], heading: SegmentHeading) -> None:
         requests = sum(not isinstance(row, RecordedLabel) for row in rows)
         try:
             await asyncio.to_thread(self._segments.append, heading, rows)

@@ -26,11 +26,11 @@ def key_in(folder: Path) -> bytes:
         pass
     prepare(folder)
     made = secrets.token_bytes(KEY_BYTES)
-    beside = folder / f".{KEY_FILE}.new"
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, OWNER_ONLY)
+    temporary = folder / f".{KEY_FILE}.new"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, OWNER_ONLY)
     with os.fdopen(descriptor, "wb") as file:
         file.write(made)
-    beside.replace(path)
+    temporary.replace(path)
     return made
 
 
@@ -54,14 +54,14 @@ class Segments:
         self._wall = wall
         self._descriptor: int | None = None
         self._size = 0
-        self._begun = 0.0
+        self._started_at = 0.0
         self._outdated = False
 
     def append(self, heading: SegmentHeading, rows: Sequence[Row]) -> int:
         """-> bytes written. `heading`: of the segment that is begun where the last one is full or old. One write a
         batch: what a process that is killed has written is whole, but for the last batch. Raises `OSError`."""
-        if self.full():
-            self._begin(heading)
+        if self.needs_segment():
+            self._start_segment(heading)
         batch = encode_batch(rows)
         self._write(batch)
         return len(batch)
@@ -71,20 +71,20 @@ class Segments:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def renew(self) -> None:
+    def mark_outdated(self) -> None:
         """The next batch begins a segment: what rows stand on has changed."""
         self._outdated = True
 
-    def full(self) -> bool:
+    def needs_segment(self) -> bool:
         """Whether the next batch begins a segment."""
         return (
             self._descriptor is None
             or self._outdated
             or self._size >= self._bounds.segment_size
-            or self._wall() - self._begun >= self._bounds.segment_age
+            or self._wall() - self._started_at >= self._bounds.segment_age
         )
 
-    def _begin(self, heading: SegmentHeading) -> None:
+    def _start_segment(self, heading: SegmentHeading) -> None:
         self.close()
         prepare(self._folder)
         self._prune()
@@ -93,7 +93,7 @@ class Segments:
             at += 1
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, OWNER_ONLY)
-        self._size, self._begun, self._outdated = 0, self._wall(), False
+        self._size, self._started_at, self._outdated = 0, self._wall(), False
         self._write(encode_heading(heading))
 
     def _write(self, content: bytes) -> None:
@@ -106,10 +106,10 @@ class Segments:
 
     def _prune(self) -> None:
         """Leaves room for the segment that is begun."""
-        found = segments_in(self._folder)
-        sizes = {path: path.stat() for path in found}
+        segments = segments_in(self._folder)
+        sizes = {path: path.stat() for path in segments}
         total = sum(stat.st_size for stat in sizes.values()) + self._bounds.segment_size
-        for path in found:
+        for path in segments:
             too_old = self._wall() - sizes[path].st_mtime > self._bounds.max_age
             if not too_old and total <= self._bounds.max_size:
                 break

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from gateway.config.errors import ConfigInvalid, unknown
-from gateway.config.validation import NOT_EMPTY, Section, complaints
+from gateway.config.errors import ConfigInvalid, unknown_name
+from gateway.config.validation import NOT_EMPTY, Section, error_messages
 from gateway.config.yaml_loader import Source, load_yaml, read_file
 
 Positive = Annotated[float, Field(gt=0, le=1e15)]
@@ -132,18 +132,18 @@ def _shipped(name: str) -> bytes:
 
 def _read(content: bytes, file: str, kind: type[File], section: str, names: tuple[str, ...]) -> File:
     source = load_yaml(content, file, None)
-    faults = [*source.faults, *_strangers(source, section, names)]
+    faults = [*source.faults, *_unknown_names(source, section, names)]
     try:
         parsed = kind.model_validate(source.value)
     except ValidationError as invalid:
-        raise ConfigInvalid([*faults, *(source.fault(path, said) for path, said in complaints(invalid))]) from None
+        raise ConfigInvalid([*faults, *(source.fault(path, said) for path, said in error_messages(invalid))]) from None
     if faults:
         raise ConfigInvalid(faults)
     return parsed
 
 
-def _strangers(source: Source, section: str, names: tuple[str, ...]) -> list[Any]:
+def _unknown_names(source: Source, section: str, names: tuple[str, ...]) -> list[Any]:
     written = source.value.get(section)
     if not isinstance(written, Mapping):
         return []
-    return [source.fault((section, name), unknown("name", name, names)) for name in written if name not in names]
+    return [source.fault((section, name), unknown_name("name", name, names)) for name in written if name not in names]

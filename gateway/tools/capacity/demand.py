@@ -38,10 +38,10 @@ class Demand:
     own_models: bool = True  # their GPUs are counted; else somebody else runs them
 
     def __post_init__(self) -> None:
-        for sentence in self._doubts():
+        for sentence in self._range_errors():
             raise Impossible(sentence)
 
-    def _doubts(self) -> Iterator[str]:
+    def _range_errors(self) -> Iterator[str]:
         for name, value, least, most in (
             ("--rps", self.rps, 0.001, 1e9),
             ("--entries", self.entries, 0.0, 1e12),
@@ -93,6 +93,6 @@ class Demand:
         return self.miss * self.stored_share
 
     @property
-    def embedded(self) -> float:
+    def embeddings(self) -> float:
         """Texts that each request has embedded, on the mean: whatever is no exact hit."""
         return self.semantic + self.miss

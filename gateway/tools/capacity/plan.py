@@ -25,23 +25,23 @@ class Service:
         return cls(sum(p * s for p, s in known), sum(p * s * s for p, s in known))
 
 
-def mean_wait_s(rate: float, service: Service, taken: float = 0.0) -> float:
+def mean_wait_s(rate: float, service: Service, reserved_share: float = 0.0) -> float:
     """Until the server begins, for Poisson arrivals: Pollaczek and Khinchine, rate E[S^2] / (2 (1 - utilisation)).
 
-    `rate`: a second. `taken`: the part of the server that other work has, in [0, 1). inf where it cannot keep up.
+    `rate`: a second. `reserved_share`: the part of the server that other work has, in [0, 1). inf where it cannot keep up.
     """
-    left = 1.0 - taken
+    left = 1.0 - reserved_share
     used = rate * service.mean_s / left if left > 0 else math.inf
     if used >= 1:
         return math.inf
     return rate * service.square / (2 * left * left * (1 - used))
 
 
-def wait_quantile_s(rate: float, service: Service, quantile: float, taken: float = 0.0) -> float:
+def wait_quantile_s(rate: float, service: Service, quantile: float, reserved_share: float = 0.0) -> float:
     """What `quantile` of the requests wait at most, with an exponential tail: P(W > t) = u exp(-t u / E[W]), which is
     exact for exponential service and errs by some per cent of a wait for others (held by bench/capacity_model.py)."""
-    wait = mean_wait_s(rate, service, taken)
-    used = rate * service.mean_s / (1 - taken) if taken < 1 else math.inf
+    wait = mean_wait_s(rate, service, reserved_share)
+    used = rate * service.mean_s / (1 - reserved_share) if reserved_share < 1 else math.inf
     if used <= 1 - quantile or wait == 0:
         return 0.0
     return wait / used * math.log(used / (1 - quantile)) if math.isfinite(wait) else math.inf
@@ -60,7 +60,9 @@ def whole(count: float) -> int:
 # From a demand and unit costs to a fleet. Pure; each part says its formula with the figures in it.
 US, MB, GB = 1e-6, 1e6, 1e9
 
-FOLLOWING = 0.5  # of a core's utilisation: where following alone would take more, the index goes out of the process
+FOLLOWER_SHARE = (
+    0.5  # of a core's utilisation: where following alone would take more, the index goes out of the process
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class FleetPlan:
 
     demand: Demand
     index: str  # faiss | milvus
-    because: str
+    index_reason: str
     parts: tuple[PlanPart, ...]
     changes: float
     loop_wait_p95_s: float
@@ -120,14 +122,14 @@ class Work:
 
     loop: Service
     threads: Service
-    loop_following: float
-    threads_following: float
+    loop_replication: float
+    threads_replication: float
 
 
 SECONDS_A_MONTH = 730 * 3600
 
 
-def work_of(demand: Demand, costs: Costs, index: str) -> Work:
+def work_per_request(demand: Demand, costs: Costs, index: str) -> Work:
     """Events of a stream are services of their own, between which others get the loop."""
     d, c = demand, costs
     loop = [
@@ -147,10 +149,10 @@ def work_of(demand: Demand, costs: Costs, index: str) -> Work:
     )
 
 
-def fleet_of(demand: Demand, costs: Costs) -> FleetPlan:
+def plan_fleet(demand: Demand, costs: Costs) -> FleetPlan:
     """Raises `Impossible`."""
-    index, because = _index(demand, costs)
-    work = work_of(demand, costs, index)
+    index, index_reason = _index(demand, costs)
+    work = work_per_request(demand, costs, index)
     gateways = _gateways(demand, costs, index, work)
     left = demand.peak / (gateways.count - demand.spare)
     changes = demand.peak * demand.inserts
@@ -165,11 +167,11 @@ def fleet_of(demand: Demand, costs: Costs) -> FleetPlan:
     return FleetPlan(
         demand=d,
         index=index,
-        because=because,
+        index_reason=index_reason,
         parts=tuple(parts),
         changes=changes,
-        loop_wait_p95_s=wait_quantile_s(left, work.loop, 0.95, work.loop_following),
-        threads_wait_p95_s=wait_quantile_s(left, work.threads, 0.95, work.threads_following),
+        loop_wait_p95_s=wait_quantile_s(left, work.loop, 0.95, work.loop_replication),
+        threads_wait_p95_s=wait_quantile_s(left, work.threads, 0.95, work.threads_replication),
         client_bits=8 * d.peak * both,
         upstream_bits=8 * d.peak * d.miss * both,
         store_bits=8 * (d.peak * read + changes * follows * costs.change_store_bytes),
@@ -200,7 +202,7 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
         return "milvus", "as asked"
     if large:
         return "milvus", f"{d.entries:g} entries are more than the {c.faiss_entries:g} that FAISS was measured with"
-    if share > FOLLOWING * d.utilisation:
+    if share > FOLLOWER_SHARE * d.utilisation:
         return (
             "milvus",
             f"{changes:,.0f} new entries a second would take {share:.0%} of a core in each gateway to follow",
@@ -209,18 +211,19 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
 
 
 def _gateways(d: Demand, c: Costs, index: str, work: Work) -> PlanPart:
-    loops = d.peak * work.loop.mean_s / (d.utilisation - work.loop_following)
-    threads = d.peak * work.threads.mean_s / (d.utilisation - work.threads_following)
+    loops = d.peak * work.loop.mean_s / (d.utilisation - work.loop_replication)
+    threads = d.peak * work.threads.mean_s / (d.utilisation - work.threads_replication)
     count = whole(max(loops, threads)) + d.spare
-    following = count * (work.loop_following + work.threads_following)
+    following = count * (work.loop_replication + work.threads_replication)
     held = d.entries * c.entry_index_bytes if index == "faiss" else 0.0
-    left = f"({d.utilisation:g} - {work.loop_following:.3f} following)" if index == "faiss" else f"{d.utilisation:g}"
+    left = f"({d.utilisation:g} - {work.loop_replication:.3f} following)" if index == "faiss" else f"{d.utilisation:g}"
     return PlanPart(
         "gateways",
         count,
         f"{d.peak:,.0f}/s x {work.loop.mean_s / US:,.0f} us of event loop / {left} = {loops:,.1f}; "
         f"x {work.threads.mean_s / US:,.0f} us of threads = {threads:,.1f}; the larger, + {d.spare} spare",
-        cores=servers(d.peak * (work.loop.mean_s + work.threads.mean_s) + following, d.utilisation) * _spared(count, d),
+        cores=servers(d.peak * (work.loop.mean_s + work.threads.mean_s) + following, d.utilisation)
+        * _with_spares(count, d),
         memory_gb=count * (c.gateway_mb * MB + held) / GB,
         used=(
             *("exact_loop_us", "semantic_loop_us", "semantic_threads_us", "miss_loop_us", "miss_threads_us"),
@@ -231,7 +234,7 @@ def _gateways(d: Demand, c: Costs, index: str, work: Work) -> PlanPart:
     )
 
 
-def _spared(count: int, d: Demand) -> float:
+def _with_spares(count: int, d: Demand) -> float:
     """Spares have cores, too, though they need none."""
     return count / (count - d.spare)
 
@@ -269,14 +272,14 @@ def answer_bytes(d: Demand, c: Costs) -> float:
 
 def _milvus(d: Demand, c: Costs) -> PlanPart:
     memory = d.entries * c.entry_milvus_bytes / (c.milvus_node_gb * GB * c.shard_fill)
-    searches = servers(d.peak * d.embedded / c.milvus_searches, d.utilisation)
+    searches = servers(d.peak * d.embeddings / c.milvus_searches, d.utilisation)
     inserts = servers(d.peak * d.inserts / c.milvus_inserts, d.utilisation)
     count = whole(max(memory, searches, inserts)) + d.spare
     return PlanPart(
         "milvus nodes",
         count,
         f"{d.entries:g} x {c.entry_milvus_bytes:g} B / ({c.milvus_node_gb:g} GB x {c.shard_fill:g}) = {memory:,.1f}; "
-        f"{d.peak * d.embedded:,.0f} searches/s / ({c.milvus_searches:g} x {d.utilisation:g}) = {searches:,.1f}; "
+        f"{d.peak * d.embeddings:,.0f} searches/s / ({c.milvus_searches:g} x {d.utilisation:g}) = {searches:,.1f}; "
         f"{d.peak * d.inserts:,.0f} inserts/s / ({c.milvus_inserts:g} x {d.utilisation:g}) = {inserts:,.1f}; "
         f"the largest, + {d.spare} spare",
         cores=count * c.milvus_node_gb / 4,  # 4 GB a core, as machines for memory are sold
@@ -287,7 +290,7 @@ def _milvus(d: Demand, c: Costs) -> PlanPart:
 
 def _gpus(d: Demand, c: Costs) -> Iterator[PlanPart]:
     asked = (
-        [("embedding GPUs", "embeddings_per_gpu", d.embedded, c.embeddings_per_gpu)] if d.embedder == "triton" else []
+        [("embedding GPUs", "embeddings_per_gpu", d.embeddings, c.embeddings_per_gpu)] if d.embedder == "triton" else []
     )
     if d.own_models:
         asked.append(("light model GPUs", "light_per_gpu", d.miss * (1 - d.large_share), c.light_per_gpu))
@@ -314,7 +317,7 @@ def _notes(d: Demand, c: Costs, index: str, changes: float, follows: int) -> Ite
         )
     if index == "milvus":
         yield "what Milvus' client costs a gateway is not in it: nobody has measured that"
-    if d.embedder == "triton" and d.embedded > 0:
+    if d.embedder == "triton" and d.embeddings > 0:
         yield "what asking Triton for a vector costs an event loop is not in it: nobody has measured that"
     if d.own_models and d.hit_rate > 0:
         each = (1 - d.large_share) / c.light_per_gpu + d.large_share / c.large_per_gpu

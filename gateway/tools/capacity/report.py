@@ -17,7 +17,7 @@ def as_json(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> di
     """Counts, formulas, and what rests on assumptions; waits in milliseconds, rates a second."""
     return {
         "demand": {**asdict(fleet.demand), "peak_rps": fleet.demand.peak},
-        "index": {"adapter": fleet.index, "because": fleet.because},
+        "index": {"adapter": fleet.index, "because": fleet.index_reason},
         "parts": [
             {
                 "name": part.name,
@@ -46,7 +46,7 @@ def as_json(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> di
         },
         "cost_per_month": {
             "currency": currency,
-            **{name: round(cost, 2) for name, _, cost in bill(fleet, prices)},
+            **{name: round(cost, 2) for name, _, cost in cost_lines(fleet, prices)},
             "total": round(total(fleet, prices), 2),
             "assumed_prices": sorted(prices.assumed),
         },
@@ -54,7 +54,7 @@ def as_json(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> di
     }
 
 
-def bill(fleet: FleetPlan, prices: Prices) -> Iterator[tuple[str, str, float]]:
+def cost_lines(fleet: FleetPlan, prices: Prices) -> Iterator[tuple[str, str, float]]:
     """(price, formula, a month)"""
     for name, count, price in (
         ("core", fleet.cores, prices.core),
@@ -66,20 +66,20 @@ def bill(fleet: FleetPlan, prices: Prices) -> Iterator[tuple[str, str, float]]:
 
 
 def total(fleet: FleetPlan, prices: Prices) -> float:
-    return sum(cost for _, _, cost in bill(fleet, prices))
+    return sum(cost for _, _, cost in cost_lines(fleet, prices))
 
 
 def as_text(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> str:
-    return "\n".join(_lines(fleet, costs, prices, currency))
+    return "\n".join(_format_lines(fleet, costs, prices, currency))
 
 
-def _lines(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> Iterator[str]:
+def _format_lines(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> Iterator[str]:
     d = fleet.demand
     yield (
         f"{d.rps:,.0f} requests a second on the mean, {d.peak:,.0f} at the peak: {d.exact:.0%} exact hits, "
         f"{d.semantic:.0%} semantic hits, {d.miss:.0%} misses; {d.entries:g} entries"
     )
-    yield f"index: {fleet.index} ({fleet.because})"
+    yield f"index: {fleet.index} ({fleet.index_reason})"
     yield ""
     yield f"{'':<18}{'count':>9}{'cores':>10}{'memory GB':>12}"
     for part in fleet.parts:
@@ -104,7 +104,7 @@ def _lines(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> Ite
     for note in fleet.notes:
         yield from wrap(note, WIDTH)
     yield ""
-    for name, formula, cost in bill(fleet, prices):
+    for name, formula, cost in cost_lines(fleet, prices):
         own = "" if name not in prices.assumed else " (assumed price)"
         if cost == 0:
             continue

@@ -48,7 +48,7 @@ def read_passages(doc_root: Path) -> list[Passage]:
     """The passages of README.md, ARCHITECTURE.md and docs/**/*.md under `doc_root`, in a stable order."""
     found = []
     for file in documentation_files(doc_root):
-        found += cut(file.read_text(encoding="utf-8"), file.relative_to(doc_root).as_posix())
+        found += split_passages(file.read_text(encoding="utf-8"), file.relative_to(doc_root).as_posix())
     return found
 
 
@@ -58,11 +58,11 @@ def documentation_files(doc_root: Path) -> list[Path]:
     return [file for file in (*top, *below) if file.is_file() and file.name not in EXCLUDED]
 
 
-def cut(markdown: str, source: str) -> list[Passage]:
+def split_passages(markdown: str, source: str) -> list[Passage]:
     """The passages of one document; neighbours of one section are joined up to `MAX_CHARACTERS`."""
     passages: list[Passage] = []
     for block in _blocks(markdown.splitlines()):
-        for units in _bounded(_units(block)):
+        for units in _merge_units(_units(block)):
             last = passages[-1] if passages else None
             if last and last.title == block.title and _length(last.units) + _length(units) <= MAX_CHARACTERS:
                 passages[-1] = Passage(last.title, source, last.units + units)
@@ -90,7 +90,7 @@ def _blocks(lines: list[str]) -> Iterator[_Block]:
             yield block
             if heading:
                 level = len(heading[1])
-                path = [(depth, text) for depth, text in path if depth < level] + [(level, plain(heading[2]))]
+                path = [(depth, text) for depth, text in path if depth < level] + [(level, plain_text(heading[2]))]
             fence = mark[1] if mark else None
             kind = "code" if mark else "list" if ITEM.match(line) else "paragraph"
             block = _Block(" > ".join(text for _, text in path), kind)
@@ -110,21 +110,21 @@ def _units(block: _Block) -> tuple[str, ...]:
                 items.append(ITEM.sub("", line, count=1).strip())
             else:
                 items[-1] += " " + line.strip()
-        return _worthwhile(items)
+        return _is_substantial(items)
     if any(line.lstrip().startswith("|") for line in block.lines):
-        return _worthwhile([" | ".join(_cells(line)) for line in block.lines])
-    return _worthwhile(SENTENCE_END.split(" ".join(line.strip() for line in block.lines)))
+        return _is_substantial([" | ".join(_cells(line)) for line in block.lines])
+    return _is_substantial(SENTENCE_END.split(" ".join(line.strip() for line in block.lines)))
 
 
-def _worthwhile(units: list[str]) -> tuple[str, ...]:
-    return tuple(text for text in map(plain, units) if len(text) >= MIN_UNIT_CHARACTERS)
+def _is_substantial(units: list[str]) -> tuple[str, ...]:
+    return tuple(text for text in map(plain_text, units) if len(text) >= MIN_UNIT_CHARACTERS)
 
 
 def _cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip().strip("|").split("|")]
 
 
-def _bounded(units: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _merge_units(units: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Groups of at most `MAX_CHARACTERS`; a unit that is longer by itself is cut."""
     group: tuple[str, ...] = ()
     for unit in (unit[:MAX_CHARACTERS] for unit in units):
@@ -140,6 +140,6 @@ def _length(units: tuple[str, ...]) -> int:
     return sum(map(len, units))
 
 
-def plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Without links, bold marks and surplus blanks; backquotes stay, they say what is literal."""
     return " ".join(EMPHASIS.sub(r"\2", LINK.sub(r"\1", text)).split())

@@ -43,7 +43,7 @@ def ensure_static_vectors(
     if not target.exists():
         started = time.monotonic()
         progress("distilling the light model's token vectors from the encoder (some 10 s, once)")
-        vectors = distil(MiniLm(model, tokenizer, threads))
+        vectors = distil_vectors(MiniLm(model, tokenizer, threads))
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=directory) as own:  # others may be making it, too
             partial = Path(own) / target.name
@@ -55,12 +55,12 @@ def ensure_static_vectors(
     return target
 
 
-def distil(encoder: MiniLm) -> NDArray[np.float16]:
+def distil_vectors(encoder: MiniLm) -> NDArray[np.float16]:
     """The vectors of the encoder's vocabulary, shape (vocabulary, 256); tokens that no text holds are zero."""
     vocabulary = encoder.tokenizer.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     used = np.array([vocabulary[token] for token in tokens if not token.startswith("[")])
-    reduced = reduce(_token_vectors(encoder, used))
+    reduced = reduce_dimensions(_token_vectors(encoder, used))
     table = np.zeros((max(vocabulary.values()) + 1, DIMENSION), np.float32)
     table[used] = reduced * weights(encoder.tokenizer, used)[:, None]
     return table.astype(np.float16)
@@ -73,7 +73,7 @@ def _token_vectors(encoder: MiniLm, ids: NDArray[np.int64]) -> NDArray[np.float3
     return np.concatenate([encoder.encode_ids([(before, int(i), after) for i in batch]) for batch in batches])
 
 
-def reduce(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def reduce_dimensions(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """The first `DIMENSION` principal components. Centring also removes what all tokens have in common."""
     centred = vectors - vectors.mean(axis=0)
     _, axes = np.linalg.eigh(np.cov(centred, rowvar=False))  # ascending

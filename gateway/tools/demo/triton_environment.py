@@ -67,7 +67,7 @@ def ensure_triton(root: Path, progress: Progress) -> TritonEnvironment:
     lock = resources.files("gateway.tools.demo").joinpath("requirements-triton.txt").read_bytes()
     digest = hashlib.sha256(lock + sys.version.encode()).hexdigest()
     stamp = root / "nearhit-lock.sha256"
-    with _alone(root):
+    with _exclusive_lock(root):
         if not (stamp.is_file() and stamp.read_text() == digest):
             progress(f"installing the Triton server into {root} (about 100 MB, once)")
             shutil.rmtree(root, ignore_errors=True)
@@ -171,7 +171,7 @@ def _site_packages(root: Path) -> Path:
 
 
 @contextmanager
-def _alone(root: Path) -> Iterator[None]:
+def _exclusive_lock(root: Path) -> Iterator[None]:
     """One process at a time: a demo and a test run may both find the environment missing."""
     root.parent.mkdir(parents=True, exist_ok=True)
     directory = os.open(root.parent, os.O_RDONLY)

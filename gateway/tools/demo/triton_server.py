@@ -58,7 +58,7 @@ class TritonServer:
         require_free(ports)
         prefix = region_prefix(run_dir)
         _remove_regions(prefix)  # of a server that was killed here before
-        command = _command(env, model_repository, _lay_out(env, run_dir), prefix, ports)
+        command = _command(env, model_repository, _prepare_run_dir(env, run_dir), prefix, ports)
         if control:
             command += ["--model-control-mode=explicit", "--load-model=*"]
         try:
@@ -130,7 +130,7 @@ def region_prefix(run_dir: Path) -> str:
     return f"nearhit_{hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:12]}_"
 
 
-def _lay_out(env: TritonEnvironment, run_dir: Path) -> Path:
+def _prepare_run_dir(env: TritonEnvironment, run_dir: Path) -> Path:
     """The backend directory: the wheel keeps the python backend and its stubs apart, the server wants them
     in one place. And a directory with nothing but libpython, so that no other library of its home is preferred."""
     backends = run_dir.absolute() / "backends"

@@ -54,7 +54,7 @@ def read_data(path: Path) -> Data:
     skipped = 0
     try:
         for number, value in _csv(path) if path.suffix == ".csv" else _jsonl(path):
-            row = value if isinstance(value, str) else row_of(value)
+            row = value if isinstance(value, str) else parse_row(value)
             if row is None:
                 skipped += 1
             elif isinstance(row, str):
@@ -83,10 +83,10 @@ def check_classes(data: Data, path: Path) -> None:
         )
 
 
-def row_of(value: Mapping[str, Any]) -> TrainingRow | str | None:
+def parse_row(value: Mapping[str, Any]) -> TrainingRow | str | None:
     """A row, what is wrong with it, or None for an entry of an export that has no text to learn from."""
     if isinstance(turns := value.get("messages"), list):
-        value = _of_turns(turns)
+        value = _from_turns(turns)
     exported = "fingerprint" in value
     text, label = (_first(value, keys) for keys in (TEXT_KEYS, LABEL_KEYS))
     if exported and (text is None or label is None):
@@ -104,7 +104,7 @@ def row_of(value: Mapping[str, Any]) -> TrainingRow | str | None:
     return TrainingRow(text.strip(), label.strip(), odds)
 
 
-def parts(
+def split_data(
     data: Data, path: Path, held_out: Path | None, hold_out: float, seed: int
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """(to learn from, held out): of `held_out`, or of the data itself. Raises `DataInvalid`."""
@@ -127,11 +127,11 @@ def split(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[Tr
     """(to learn from, held out). By the text's digest: the same texts lie on one side, in every run."""
     sides: tuple[list[TrainingRow], list[TrainingRow]] = ([], [])
     for row in rows:
-        sides[drawn(row.text, seed) < share].append(row)
+        sides[hash_fraction(row.text, seed) < share].append(row)
     return sides
 
 
-def drawn(text: str, seed: int) -> float:
+def hash_fraction(text: str, seed: int) -> float:
     """A number in [0, 1) that is the text's own."""
     digest = hashlib.sha256(f"{seed} {' '.join(text.casefold().split())}".encode()).digest()
     return int.from_bytes(digest[:7], "big") / (1 << 56)
@@ -165,7 +165,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
             yield number, value if isinstance(value, dict) else "expected a JSON object"
 
 
-def _of_turns(turns: list[Any]) -> Mapping[str, Any]:
+def _from_turns(turns: list[Any]) -> Mapping[str, Any]:
     """The last turn of the user and of the assistant: what `nearhit cache export --format chat` writes."""
     said = {turn.get("role"): turn.get("content") for turn in turns if isinstance(turn, dict)}
     return {"text": said.get("user"), "label": said.get("assistant")}

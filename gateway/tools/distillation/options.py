@@ -58,7 +58,7 @@ class OutputDir:
 class DistillOptions:
     """A classifier."""
 
-    place: OutputDir
+    output: OutputDir
     large: bool  # train a teacher first, and publish it as NAME-large
     agreement: float  # that the student is to have with its teacher where it is sure; 0: it always answers
     width: int

@@ -25,15 +25,15 @@ ENVIRON = {
 }
 
 
-def trained(
-    place: OutputDir, python: Path, job: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], transformer: Path | None
+def run_trainer(
+    output: OutputDir, python: Path, job: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], transformer: Path | None
 ) -> dict[str, Any]:
     """What the trainer says of its work; its graphs are then in `place.work`. `job`, `rows`: JSON. Raises
     `FetchFailed`."""
-    place.work.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write(place.work / "rows.jsonl", b"\n".join(map(orjson.dumps, rows)))
-    _write(place.work / "job.json", orjson.dumps({**job, "threads": THREADS}))
-    given = [Path(__file__).parent, place.work, "quiet" if place.quiet else "shown", transformer or ""]
+    output.work.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write(output.work / "rows.jsonl", b"\n".join(map(orjson.dumps, rows)))
+    _write(output.work / "job.json", orjson.dumps({**job, "threads": THREADS}))
+    given = [Path(__file__).parent, output.work, "quiet" if output.quiet else "shown", transformer or ""]
     done = subprocess.run(  # noqa: S603 - our own words and paths
         [python_of(python.parents[1]), "-I", "-c", TRAINER, *map(str, given)],
         stdin=subprocess.DEVNULL, env={**os.environ, **ENVIRON}, check=False,
@@ -46,7 +46,7 @@ def trained(
         raise FetchFailed(
             f"the student could not be trained: the trainer ended with {done.returncode}, and said why above"
         )
-    said: dict[str, Any] = json.loads((place.work / "trained.json").read_text())
+    said: dict[str, Any] = json.loads((output.work / "trained.json").read_text())
     return said
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.cache.threshold.wrong_hits import wilson
+from gateway.cache.threshold.wrong_hits import wilson_interval
 from gateway.tools.distillation.served.classifier import Classifier
 
-TIMED = 200  # texts
+TIMED_REQUESTS = 200  # texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,20 @@ class Share:
         return f"{self.share:.1%} ({self.low:.1%} to {self.high:.1%}, {self.count} of {self.of})"
 
 
-def share_of(found: Sequence[bool] | NDArray[np.bool_]) -> Share:
+def share_with_interval(found: Sequence[bool] | NDArray[np.bool_]) -> Share:
     count, of = int(np.sum(found)), len(found)
     rate = count / of if of else 0.0
-    low, high = wilson(rate, of)
+    low, high = wilson_interval(rate, of)
     return Share(count, of, round(rate, 4), round(low, 4), round(high, 4))
 
 
-def threshold(confidence: NDArray[np.float32], agrees: NDArray[np.bool_], wanted: float) -> float:
-    """The lowest confidence above which at least `wanted` of the answers agree; just below 1 where none do; 0: all."""
-    if not len(agrees) or agrees.mean() >= wanted:
+def threshold(confidence: NDArray[np.float32], agrees: NDArray[np.bool_], target: float) -> float:
+    """The lowest confidence above which at least `target` of the answers agree; just below 1 where none do; 0: all."""
+    if not len(agrees) or agrees.mean() >= target:
         return 0.0
     order = np.argsort(-confidence, kind="stable")
     shares = np.cumsum(agrees[order]) / np.arange(1, len(order) + 1)
-    kept = np.flatnonzero(shares >= wanted)
+    kept = np.flatnonzero(shares >= target)
     if not len(kept):
         return math.nextafter(1.0, 0.0)
     last = int(kept[-1])  # below the last that stays, so that it is answered itself
@@ -56,9 +56,9 @@ def threshold(confidence: NDArray[np.float32], agrees: NDArray[np.bool_], wanted
 def latency_ms(classifier: Classifier, texts: Sequence[str]) -> float:
     """Of the CPU, on one thread: the median of one text after the other. A busy machine's clock says nothing of it."""
     took = []
-    for text in texts[:TIMED]:
+    for text in texts[:TIMED_REQUESTS]:
         started = time.thread_time()
-        classifier.say(text)
+        classifier.classify_text(text)
         took.append(1e3 * (time.thread_time() - started))
     return round(statistics.median(took), 3) if took else 0.0
 
@@ -76,23 +76,23 @@ class Compared:
     teacher_accuracy: Share
 
 
-def compared(
+def compare(
     confidence: NDArray[np.float32],
-    said: NDArray[np.int64],
-    taught: NDArray[np.int64],
+    predictions: NDArray[np.int64],
+    teacher_labels: NDArray[np.int64],
     labels: NDArray[np.int64],
     accept_above: float,
 ) -> Compared:
-    """`said`, `taught`, `labels`: numbers of labels, of the student, of the teacher, of the file."""
+    """`predictions`, `teacher_labels`, `labels`: numbers of labels, of the student, of the teacher, of the file."""
     sure = confidence > accept_above
     return Compared(
         over=len(labels),
-        agreement=share_of(said == taught),
-        accuracy=share_of(said == labels),
-        answered=share_of(sure),
-        agreement_answered=share_of((said == taught)[sure]),
-        accuracy_answered=share_of((said == labels)[sure]),
-        teacher_accuracy=share_of(taught == labels),
+        agreement=share_with_interval(predictions == teacher_labels),
+        accuracy=share_with_interval(predictions == labels),
+        answered=share_with_interval(sure),
+        agreement_answered=share_with_interval((predictions == teacher_labels)[sure]),
+        accuracy_answered=share_with_interval((predictions == labels)[sure]),
+        teacher_accuracy=share_with_interval(teacher_labels == labels),
     )
 
 

@@ -30,19 +30,21 @@ def make_environment(path: Path) -> Path:
     brings pip along, makes the environment. Raises `FetchFailed`.
     """
     try:
-        _remake(path, [sys.executable, "-m", "venv", path])
+        _create_environment(path, [sys.executable, "-m", "venv", path])
     except FetchFailed as first:
         with tempfile.TemporaryDirectory(prefix="nearhit-virtualenv-") as scratch:
             step = "virtualenv could not be installed either"
             try:
                 run_step(step, [sys.executable, *PIP, "install", "-q", "--target", scratch, "virtualenv"])
-                _remake(path, [sys.executable, "-m", "virtualenv", "-q", "--no-periodic-update", path], scratch)
+                _create_environment(
+                    path, [sys.executable, "-m", "virtualenv", "-q", "--no-periodic-update", path], scratch
+                )
             except FetchFailed as second:
                 raise FetchFailed(f"{first}; {second}") from None
     return python_of(path)
 
 
-def _remake(path: Path, command: Sequence[str | Path], pythonpath: str | None = None) -> None:
+def _create_environment(path: Path, command: Sequence[str | Path], pythonpath: str | None = None) -> None:
     shutil.rmtree(path, ignore_errors=True)
     environ = {} if pythonpath is None else {"PYTHONPATH": pythonpath}
     try:

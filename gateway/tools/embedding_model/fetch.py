@@ -59,20 +59,20 @@ def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> 
     Blocks for about a minute. Raises `FetchFailed`, one sentence; what was there before is then as it was.
     """
     target = model_dir / MODEL
-    if _verified(target, progress):
+    if _verify(target, progress):
         return target
     try:
-        with _alone(model_dir), tempfile.TemporaryDirectory(prefix=".fetch-", dir=model_dir) as scratch:
-            if not _verified(target, lambda _: None):  # another process may have made it while this one waited
+        with _exclusive_lock(model_dir), tempfile.TemporaryDirectory(prefix=".fetch-", dir=model_dir) as scratch:
+            if not _verify(target, lambda _: None):  # another process may have made it while this one waited
                 built = _build(Path(scratch), keep_env, progress)
-                _put(built, target, Path(scratch) / "replaced")
+                _install_model(built, target, Path(scratch) / "replaced")
     except OSError as error:
         raise FetchFailed(f"the embedding model could not be written to {model_dir}: {error}") from error
     progress(f"the embedding model {MODEL} is in {target}")
     return target
 
 
-def _verified(target: Path, progress: Progress) -> bool:
+def _verify(target: Path, progress: Progress) -> bool:
     try:
         if load_manifest(target).about.get("graph") == GRAPH:
             return True
@@ -194,7 +194,7 @@ def _manifest(built: Path) -> dict[str, Any]:
     }
 
 
-def _put(built: Path, target: Path, replaced: Path) -> None:
+def _install_model(built: Path, target: Path, replaced: Path) -> None:
     """Renames only: a reader finds the old model, for an instant none, or the new one; never half of one."""
     if target.exists():
         target.replace(replaced)
@@ -202,7 +202,7 @@ def _put(built: Path, target: Path, replaced: Path) -> None:
 
 
 @contextmanager
-def _alone(model_dir: Path) -> Iterator[None]:
+def _exclusive_lock(model_dir: Path) -> Iterator[None]:
     """One process at a time: a `make setup` and a test run may both find the model missing."""
     model_dir.mkdir(parents=True, exist_ok=True)
     directory = os.open(model_dir, os.O_RDONLY)

@@ -8,18 +8,26 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.cache.admission import UseCounts, judged, unasked
+from gateway.cache.admission import UseCounts, admit_response, refuse_request
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Admission, Choice, Inspection, Price, TierDecision
 from gateway.routing.budget import budget_of
 from gateway.routing.latency_promises import Confidence
-from gateway.routing.selection import EMBEDDINGS, AdapterTraits, Decision, Signals, resolved, select, thresholds_of
+from gateway.routing.selection import (
+    EMBEDDINGS,
+    AdapterTraits,
+    Decision,
+    Signals,
+    resolve_splits,
+    select,
+    thresholds_of,
+)
 from gateway.routing.tier_controller import TierController
 from gateway.steps.traffic_log.format import RecordedAnswer, RecordedRequest
 from gateway.tools.simulation.cache_model import Key
 from gateway.tools.simulation.dataset import TrafficDay
-from gateway.tools.simulation.latency_model import CALLED, LatencyModel
+from gateway.tools.simulation.latency_model import CALL_VERDICTS, LatencyModel
 from gateway.upstream.latency import CallFeatures, LatencyBook
 
 UNBOUNDED = Remaining()
@@ -61,51 +69,51 @@ class BackendModel:
         self._largest = largest
         self._frequency = UseCounts()
         self._books: dict[str, LatencyBook] = {}
-        self._sure = {r.name: Confidence(r.promise.confidence, adapts=not r.promise.each) for r in policy.routes}
+        self._confidences = {r.name: Confidence(r.slo.confidence, adapts=not r.slo.per_request) for r in policy.routes}
         budgets = any(row.given.budget_s is not None for row in day.requests)
         self.predicts = budgets or any(route.latency_budget_s is not None for route in policy.routes)
-        self._divided = {r.name for r in policy.routes if any(tier.parts for tier in r.target.tiers)}
+        self._split_routes = {r.name for r in policy.routes if any(tier.parts for tier in r.target.tiers)}
         self._unbounded: dict[tuple[tuple[str, ...], int], Decision] = {}  # those that hang on the tier alone
         self.unknown: dict[str, int] = {}
 
     def answer(self, at: int, row: RecordedRequest, route: Route) -> CallResult:
         """`at`: the request's number."""
         target = route.target
-        if route.name in self._divided:
-            target = resolved(target, row.given.canonical, _even)
+        if route.name in self._split_routes:
+            target = resolve_splits(target, row.given.canonical, _midpoint_rng)
         remaining = self._remaining(row, route)
         decision = self._decision(row, route, target, remaining)
-        if decision.late and route.promise.late == "refuse":
-            return CallResult(None, None, OUT_OF_TIME, self._latencies.own_s, 0.0, asked=False)
+        if decision.late and route.slo.late == "refuse":
+            return CallResult(None, None, OUT_OF_TIME, self._latencies.overhead_s, 0.0, asked=False)
         backend = decision.backends[0]
         answered = self._day.answered.get(row.given.canonical)
-        seconds = self._latencies.of_call(at, row, backend, answered)
+        seconds = self._latencies.call_seconds(at, row, backend, answered)
         if seconds is None:
-            self._miss("latency", backend)
+            self._count_unknown("latency", backend)
         elif decision.promised and remaining.total_s is not None:
-            self._sure[route.name].told(kept=seconds <= remaining.total_s)
+            self._confidences[route.name].record(kept=seconds <= remaining.total_s)
         self._observe(row)
         tier = None if decision.tier is None else _tier_of(target, backend)
         return CallResult(backend, tier, str(decision.reason), seconds, self._dollars(row, backend, answered))
 
-    def admitted(self, row: RecordedRequest, route: Route, key: Key) -> bool:
+    def is_admitted(self, row: RecordedRequest, route: Route, key: Key) -> bool:
         """Whether its answer is stored."""
         given, rules = row.given, route.admission
-        if row.status != 200 or unasked(rules, given.temperature, given.roles) is not None:
+        if row.status != 200 or refuse_request(rules, given.temperature, given.roles) is not None:
             return False
-        if rules.after > 1 and not given.no_cache and self._often(key) < rules.after:
+        if rules.after > 1 and not given.no_cache and self._ask_count(key) < rules.after:
             return False
         answer = self._answer(row)
         if answer is None:
             if row.hit is not None or row.verdict != "miss":  # it was stored once, or never asked whether
                 return True
-            self._miss("admission", "")
+            self._count_unknown("admission", "")
             return False
         inspection = Inspection(Admission(answer.admission), answer.input_tokens, answer.output_tokens)
         largest = min(self._largest, rules.max_size or self._largest)
-        return judged(rules, inspection, answer.dollars, answer.size, largest) is Admission.STORED
+        return admit_response(rules, inspection, answer.dollars, answer.size, largest) is Admission.STORED
 
-    def _often(self, key: Key) -> int:
+    def _ask_count(self, key: Key) -> int:
         """The sketch reads 64 hex digits."""
         owner, route, canonical = key
         return self._frequency.add(hashlib.sha256(f"{owner}\0{route}\0".encode() + canonical).hexdigest())
@@ -114,20 +122,20 @@ class BackendModel:
 
     def _decision(self, row: RecordedRequest, route: Route, target: Target, remaining: Remaining) -> Decision:
         if row.given.operation == EMBEDDINGS:
-            return select(target, self._traits, Signals(EMBEDDINGS), route.promise.late)
+            return select(target, self._traits, Signals(EMBEDDINGS), route.slo.late)
         if len(target.tiers) == 1:
-            return self._decided(row, route, target, remaining, None, 0.0)
+            return self._decide(row, route, target, remaining, None, 0.0)
         score = row.complexity if row.complexity is not None else self._day.complexities.get(row.given.canonical)
         if score is None:
-            return self._as_recorded(row, target)
+            return self._recorded_decision(row, target)
         escalation = self._escalations[route.name]
         wish = escalation.wish(target, score, row.at)
-        decision = self._decided(row, route, target, remaining, wish, score)
+        decision = self._decide(row, route, target, remaining, wish, score)
         if target.large_share is not None or target.quality is not None:  # no other rule asks what came of it
             escalation.count(wish, score, row.at, large=decision.tier != target.tiers[0].name)
         return decision
 
-    def _decided(
+    def _decide(
         self,
         row: RecordedRequest,
         route: Route,
@@ -137,8 +145,8 @@ class BackendModel:
         score: float,
     ) -> Decision:
         """Where nothing is due, all requests for one tier are decided alike: once is enough."""
-        late, signals = route.promise.late, Signals(row.given.operation, False, score, wish, remaining)
-        if remaining.bounded:
+        late, signals = route.slo.late, Signals(row.given.operation, False, score, wish, remaining)
+        if remaining.has_budget:
             signals = replace(signals, predictions=self._predictions(row, route, target))
             return select(target, self._traits, signals, late)
         key = target.backends, bisect_left(thresholds_of(target, wish), score)
@@ -147,21 +155,21 @@ class BackendModel:
             known = self._unbounded[key] = select(target, self._traits, signals, late)
         return known
 
-    def _as_recorded(self, row: RecordedRequest, target: Target) -> Decision:
+    def _recorded_decision(self, row: RecordedRequest, target: Target) -> Decision:
         """How hard it is was never judged: whoever answered it answers it again."""
-        self._miss("complexity", "")
+        self._count_unknown("complexity", "")
         backend = row.backend if row.backend in target.backends else target.tiers[-1].backend
-        return Decision((backend,), target.tier_of(backend), Choice.COMPLEX)
+        return Decision((backend,), target.tier_with_backend(backend), Choice.COMPLEX)
 
     def _remaining(self, row: RecordedRequest, route: Route) -> Remaining:
         if row.given.patient or (row.given.budget_s is None and route.latency_budget_s is None):
             return UNBOUNDED
         said = {} if row.given.budget_s is None else {"x-latency-budget-ms": repr(1e3 * row.given.budget_s)}
         total = budget_of(said, route.latency_budget_s).total_s
-        return UNBOUNDED if total is None else Remaining(total - self._latencies.own_s)
+        return UNBOUNDED if total is None else Remaining(total - self._latencies.overhead_s)
 
     def _predictions(self, row: RecordedRequest, route: Route, target: Target) -> dict[str, Prediction | None]:
-        asked, required = _asked(row), self._sure[route.name].required
+        asked, required = _call_features(row), self._confidences[route.name].required
         books = {name: self._books.get(name) for name in target.backends}
         return {
             name: None if book is None else book.predict(asked, load=0, now=row.at, confidence=required)
@@ -170,13 +178,13 @@ class BackendModel:
 
     def _observe(self, row: RecordedRequest) -> None:
         """What was really asked of a backend is what predictions are made of."""
-        if not self.predicts or row.verdict not in CALLED or row.backend is None or row.status != 200:
+        if not self.predicts or row.verdict not in CALL_VERDICTS or row.backend is None or row.status != 200:
             return
         book = self._books.setdefault(row.backend, LatencyBook())
         answer = row.answer
         seconds = row.seconds if answer is None else answer.seconds
         tokens = 0 if answer is None else answer.output_tokens
-        asked = _asked(row)
+        asked = _call_features(row)
         book.observe(asked, load=0, ttft_s=seconds, total_s=seconds, output_tokens=tokens, now=row.at)
 
     # What it costs
@@ -192,7 +200,7 @@ class BackendModel:
             return price.of(answer.input_tokens, answer.output_tokens)
         if row.hit is not None and row.verdict == "exact":
             return price.of(row.hit.tokens - row.hit.output_tokens, row.hit.output_tokens)
-        self._miss("tokens", backend)
+        self._count_unknown("tokens", backend)
         return None
 
     def _answer(self, row: RecordedRequest) -> RecordedAnswer | None:
@@ -202,20 +210,20 @@ class BackendModel:
         earlier = self._day.answered.get(row.given.canonical)
         return None if earlier is None else earlier.answer
 
-    def _miss(self, what: str, of: str) -> None:
+    def _count_unknown(self, what: str, of: str) -> None:
         key = f"{what} {of}".strip()
         self.unknown[key] = self.unknown.get(key, 0) + 1
 
 
-def _asked(row: RecordedRequest) -> CallFeatures:
+def _call_features(row: RecordedRequest) -> CallFeatures:
     return CallFeatures(False, float(row.given.input_tokens), row.given.max_tokens, row.route)
 
 
-def _even() -> float:
+def _midpoint_rng() -> float:
     return 0.5  # never drawn: every request has a key
 
 
 def _tier_of(target: Target, backend: str) -> str | None:
     """As `Target.tier_of`, which gathers all members, for the one that is meant most often."""
     first = target.tiers[0]
-    return first.name if backend == first.backend else target.tier_of(backend)
+    return first.name if backend == first.backend else target.tier_with_backend(backend)

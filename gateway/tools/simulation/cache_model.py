@@ -32,7 +32,7 @@ class CacheModel:
     """Both caches of one replay. `began`: when the first request came, wall clock."""
 
     def __init__(self, began: float) -> None:
-        self._began = began
+        self._started_at = began
         self.exact: dict[Key, StoredAnswer] = {}
         self.scopes: dict[Key, dict[Node, StoredAnswer]] = {}
         self.flights: dict[Key, float] = {}  # until when an identical request finds one in flight
@@ -43,33 +43,35 @@ class CacheModel:
         if node is not None:
             self.scopes.setdefault(scope, {})[node] = stored
 
-    def known_before(self, key: Key, scope: Key, node: Node | None, row: RecordedRequest, longest_s: float) -> None:
+    def add_prior_hit(self, key: Key, scope: Key, node: Node | None, row: RecordedRequest, longest_s: float) -> None:
         """Of a request that was a hit on what was stored before the traffic began."""
         hit = row.hit
         if hit is None or key in self.exact or row.verdict == "semantic":
             return
         created = row.at - hit.age_s
-        if created >= self._began:  # it was stored in the traffic, and here it was not
+        if created >= self._started_at:  # it was stored in the traffic, and here it was not
             return
-        self.put(key, scope, node, _before(row.given.canonical, created, hit.entry, longest_s, row))
+        self.put(key, scope, node, _prior_answer(row.given.canonical, created, hit.entry, longest_s, row))
 
-    def neighbours_before(self, scope: Key, row: RecordedRequest, nodes: dict[bytes, Node], longest_s: float) -> None:
+    def add_prior_neighbours(
+        self, scope: Key, row: RecordedRequest, nodes: dict[bytes, Node], longest_s: float
+    ) -> None:
         """The same of stored answers that were judged for it."""
         for each in row.considered:
             node = nodes[each.entry]
             if node < 0:
                 within = self.scopes.setdefault(scope, {})
                 if node not in within:
-                    within[node] = _before(each.entry, each.created, each.entry, longest_s, row)
+                    within[node] = _prior_answer(each.entry, each.created, each.entry, longest_s, row)
 
 
-def keys_of(route: Route, given: RequestFacts) -> tuple[Key, Key]:
+def cache_keys(route: Route, given: RequestFacts) -> tuple[Key, Key]:
     """Of the request, and of its scope."""
     owner = owner_of(route.share, given.tenant.hex(), given.user.hex() or None)
     return (owner, route.name, given.canonical), (owner, route.name, given.context)
 
 
-def _before(name: bytes, created: float, digest: bytes, longest_s: float, row: RecordedRequest) -> StoredAnswer:
+def _prior_answer(name: bytes, created: float, digest: bytes, longest_s: float, row: RecordedRequest) -> StoredAnswer:
     hit = row.hit if row.hit is not None and row.hit.entry == digest else None
     return StoredAnswer(
         (name.hex() + "0" * 8)[:64],

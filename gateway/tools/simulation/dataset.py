@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 
 Nearest = list[tuple[int, float]]  # (question, similarity), best first
 
-MOST = 32  # of one question: lookups take the best four of those whose answers are there
+MAX_NEIGHBOURS = 32  # of one question: lookups take the best four of those whose answers are there
 
 BLOCK = 1024  # questions compared at once
 
@@ -30,7 +30,7 @@ BLOCK = 1024  # questions compared at once
 EXACT_UP_TO, PROBES = 6_000, 12
 
 
-def nearest(vectors: Floats, contexts: Sequence[int], floor: float) -> list[Nearest]:
+def nearest_neighbours(vectors: Floats, contexts: Sequence[int], floor: float) -> list[Nearest]:
     """Of each row those of its context that are as similar as `floor`, but for itself. `vectors`: of unit length."""
     found: list[Nearest] = [[] for _ in contexts]
     by_context: dict[int, list[int]] = {}
@@ -38,13 +38,13 @@ def nearest(vectors: Floats, contexts: Sequence[int], floor: float) -> list[Near
         by_context.setdefault(context, []).append(row)
     for rows in by_context.values():
         if len(rows) > 1:
-            _within(vectors[rows], np.array(rows), floor, found)
+            _add_neighbours(vectors[rows], np.array(rows), floor, found)
     return found
 
 
-def _within(vectors: Floats, rows: NDArray[np.int_], floor: float, found: list[Nearest]) -> None:
+def _add_neighbours(vectors: Floats, rows: NDArray[np.int_], floor: float, found: list[Nearest]) -> None:
     index = _index(vectors)
-    most = min(MOST + 1, len(rows))
+    most = min(MAX_NEIGHBOURS + 1, len(rows))
     for start in range(0, len(rows), BLOCK):
         similarities, places = index.search(vectors[start : start + BLOCK], most)
         np.clip(similarities, 0.0, 1.0, out=similarities)
@@ -90,7 +90,7 @@ class TrafficDay:
     answered: dict[bytes, RecordedRequest] = field(default_factory=dict)  # likewise: a request that a backend answered
 
 
-def day_of(traffic: TrafficLog, floor: float) -> TrafficDay:
+def build_day(traffic: TrafficLog, floor: float) -> TrafficDay:
     """`floor`: the similarity from which any of the policies would read a neighbour."""
     places: dict[bytes, Node] = {}
     contexts: list[int] = []
@@ -116,9 +116,9 @@ def day_of(traffic: TrafficLog, floor: float) -> TrafficDay:
         _learn(day, row, node)
     stacked = np.stack(vectors) if vectors else np.zeros((0, max(1, traffic.heading.dimension)), np.float32)
     stacked /= np.maximum(np.linalg.norm(stacked, axis=1, keepdims=True), 1e-6)
-    for node, near in enumerate(nearest(stacked, contexts, floor)):
+    for node, near in enumerate(nearest_neighbours(stacked, contexts, floor)):
         day.candidates[node] = [(node, 1.0), *near]
-    _outsiders(day)
+    _add_prior_questions(day)
     return day
 
 
@@ -131,7 +131,7 @@ def _learn(day: TrafficDay, row: RecordedRequest, node: Node | None) -> None:
         day.nodes[row.entry] = node
 
 
-def _outsiders(day: TrafficDay) -> None:
+def _add_prior_questions(day: TrafficDay) -> None:
     """Opinions, and answers that were stored before anything was recorded: met again, they are known by what was made
     of them then."""
     extra: dict[Node, dict[Node, float]] = defaultdict(dict)
@@ -143,11 +143,11 @@ def _outsiders(day: TrafficDay) -> None:
             if other < 0:
                 extra[node][other] = each.similarity
             if each.score is not None and each.settled:
-                day.opinions[node, other] = opinion_of(each, each.score)
+                day.opinions[node, other] = parse_opinion(each, each.score)
     for node, others in extra.items():
         day.candidates[node] = sorted([*day.candidates[node], *others.items()], key=lambda pair: -pair[1])
 
 
-def opinion_of(each: RecordedCandidate, score: float) -> Opinion:
+def parse_opinion(each: RecordedCandidate, score: float) -> Opinion:
     veto = None if each.veto is None else Refusal(each.veto)
     return Opinion(score, each.probability, veto, None if each.doubt is None else Refusal(each.doubt))

@@ -11,7 +11,7 @@ from gateway.steps.traffic_log.format import RecordedRequest
 
 # Spreads the requests over what is known, the same way each time (Knuth, The Art of Computer Programming, section 6.4).
 _MULTIPLIER, _SPAN = 2654435761, 2**32
-CALLED = ("miss", "bypass")
+CALL_VERDICTS = ("miss", "bypass")
 SAMPLE = 20_000  # requests whose steps are looked at: their median is all that is asked for
 STEPS = ("exact", "embed", "search", "verify")
 
@@ -30,7 +30,7 @@ class LatencyModel:
                     steps[step].append(taken)
             if row.status != 200:
                 continue
-            if row.verdict in CALLED:
+            if row.verdict in CALL_VERDICTS:
                 if row.backend is not None:
                     pools[f"backend {row.backend}"].append(row.seconds)
                 if at % every == 0:
@@ -39,33 +39,35 @@ class LatencyModel:
                 pools[row.verdict].append(row.seconds)
         self._pools = {name: np.sort(np.array(pool)).tolist() for name, pool in pools.items()}
         self._steps = {step: float(np.median(steps[step])) for step in STEPS if step in steps}
-        self.own_s = float(np.median(own)) if own else 0.0  # of a miss, before its backend is asked
+        self.overhead_s = float(np.median(own)) if own else 0.0  # of a miss, before its backend is asked
 
     def backends(self) -> frozenset[str]:
         """Those of which any answer is known."""
         return frozenset(name.removeprefix("backend ") for name in self._pools if name.startswith("backend "))
 
-    def of_hit(self, at: int, row: RecordedRequest, verdict: str) -> float | None:
+    def hit_seconds(self, at: int, row: RecordedRequest, verdict: str) -> float | None:
         """`at`: the request's number; None: no hit of this kind was recorded, and not its steps either."""
         if row.verdict == verdict:
             return row.seconds
-        drawn = self._drawn(verdict, at)
+        drawn = self._sample_pool(verdict, at)
         if drawn is not None:
             return drawn
         needed = STEPS if verdict == "semantic" else STEPS[:1]
         known = [self._steps[step] for step in needed if step in self._steps]
         return sum(known) if known else None
 
-    def of_call(self, at: int, row: RecordedRequest, backend: str, answered: RecordedRequest | None) -> float | None:
+    def call_seconds(
+        self, at: int, row: RecordedRequest, backend: str, answered: RecordedRequest | None
+    ) -> float | None:
         """`answered`: an earlier answer to the same request."""
-        if row.verdict in CALLED and row.backend == backend:
+        if row.verdict in CALL_VERDICTS and row.backend == backend:
             return row.seconds
         if answered is not None and answered.backend == backend and answered.answer is not None:
-            return self.own_s + answered.answer.seconds
+            return self.overhead_s + answered.answer.seconds
         if row.hit is not None and row.backend == backend and row.verdict == "exact" and row.hit.seconds > 0:
-            return self.own_s + row.hit.seconds
-        return self._drawn(f"backend {backend}", at)
+            return self.overhead_s + row.hit.seconds
+        return self._sample_pool(f"backend {backend}", at)
 
-    def _drawn(self, pool: str, at: int) -> float | None:
+    def _sample_pool(self, pool: str, at: int) -> float | None:
         taken = self._pools.get(pool)
         return None if not taken else taken[(at * _MULTIPLIER % _SPAN) * len(taken) // _SPAN]

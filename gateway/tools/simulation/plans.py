@@ -16,7 +16,7 @@ from gateway.steps.traffic_log.format import SegmentHeading
 
 # So many lookups of a route have their threshold looked at as often as in the gateway, every 10 lookups; then it has
 # settled, and would be most of a replay.
-SETTLING, REFRESH_EVERY = 500, 100
+SETTLING_LOOKUPS, REFRESH_EVERY = 500, 100
 STEP = 20  # requests
 
 
@@ -32,23 +32,23 @@ class RoutePlan:
     control: RouteControl
     requests: int = 0
     lookups: int = 0
-    told: int = 0  # requests that the control knows of
+    advanced_to: int = 0  # requests that the control knows of
 
     def looked(self) -> None:
         """One more. Time goes by in steps: what is remembered fades over a thousand requests and more."""
-        if self.requests - self.told >= STEP:
-            self.told = self.requests
+        if self.requests - self.advanced_to >= STEP:
+            self.advanced_to = self.requests
             self.control.advance(self.requests)
         self.lookups += 1
-        if self.lookups == SETTLING:
+        if self.lookups == SETTLING_LOOKUPS:
             self.control.refresh_every = REFRESH_EVERY
 
     @property
-    def caching(self) -> bool:
+    def is_caching(self) -> bool:
         return self.exact is not None or self.semantic is not None
 
 
-def plan_of(route: Route, heading: SegmentHeading, prior: PriorBands) -> RoutePlan:
+def build_plan(route: Route, heading: SegmentHeading, prior: PriorBands) -> RoutePlan:
     rule = route.semantic
     control = RouteControl(prior, f"{heading.embedder} {heading.verifier}")
     kept = heading.controls.get(route.name)
@@ -62,7 +62,7 @@ def plan_of(route: Route, heading: SegmentHeading, prior: PriorBands) -> RoutePl
     return RoutePlan(route, exact_lifetime(route), rule, within, longest_lifetime_s(route), control)
 
 
-def escalation_of(route: Route, heading: SegmentHeading) -> TierController:
+def build_escalation(route: Route, heading: SegmentHeading) -> TierController:
     escalation = TierController(heading.basis)
     kept = heading.escalations.get(route.name)
     if kept is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from gateway.cache.freshness import FAILED, bypass_of, freshness_of, shares_flight
+from gateway.cache.freshness import STALE_IF_ERROR_STATUSES, bypass_of, can_share_flight, freshness_of
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
@@ -18,10 +18,10 @@ from gateway.messages import Bypass, CacheDirectives, Price, RequestFacts
 from gateway.ports import PriorBands
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.tools.simulation.backend_model import BackendModel, CallResult
-from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer, keys_of
+from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer, cache_keys
 from gateway.tools.simulation.dataset import Node, TrafficDay
 from gateway.tools.simulation.latency_model import LatencyModel
-from gateway.tools.simulation.plans import RoutePlan, escalation_of, plan_of
+from gateway.tools.simulation.plans import RoutePlan, build_escalation, build_plan
 from gateway.tools.simulation.semantic_model import NO_VECTOR, Ask, LookupResult, SemanticModel
 
 
@@ -60,13 +60,13 @@ class TrafficReplay:
         self._day = day
         self._latencies = latencies
         self._setting = setting
-        self._shelf = CacheModel(day.requests[0].at)
-        self.plans = {route.name: plan_of(route, day.heading, setting.prior) for route in policy.routes}
-        escalations = {r.name: escalation_of(r, day.heading) for r in policy.routes if len(r.target.tiers) > 1}
+        self._cache = CacheModel(day.requests[0].at)
+        self.plans = {route.name: build_plan(route, day.heading, setting.prior) for route in policy.routes}
+        escalations = {r.name: build_escalation(r, day.heading) for r in policy.routes if len(r.target.tiers) > 1}
         self.calls = BackendModel(
             policy, day, latencies, setting.prices, escalations, setting.largest, setting.adapters
         )
-        self._lookup = SemanticModel(day, self._shelf, setting.ask)
+        self._lookup = SemanticModel(day, self._cache, setting.ask)
         self._routes: dict[tuple[object, ...], RoutePlan] = {}
 
     def run(self) -> list[ReplayOutcome]:
@@ -78,7 +78,7 @@ class TrafficReplay:
                 told += 1
             plan = self._plan_of(row.given)
             plan.requests += 1
-            outcomes.append(self._one(at, row, node, plan))
+            outcomes.append(self._replay_request(at, row, node, plan))
         return outcomes
 
     def _learn(self, told: int) -> None:
@@ -97,59 +97,63 @@ class TrafficReplay:
             plan = self._routes[key] = self.plans[route.name]
         return plan
 
-    def _one(self, at: int, row: RecordedRequest, node: Node | None, plan: RoutePlan) -> ReplayOutcome:
+    def _replay_request(self, at: int, row: RecordedRequest, node: Node | None, plan: RoutePlan) -> ReplayOutcome:
         given = row.given
         if given.inputs:
-            return _as_it_was(row, plan)
+            return _recorded_outcome(row, plan)
         directives = _directives(
             given.no_store, given.no_cache, given.only_if_cached, given.max_age_s, given.min_fresh_s
         )
-        key, scope = keys_of(plan.route, given)
-        bypass = Bypass.POLICY if not plan.caching else bypass_of(_bypass(given.uncached), directives)
+        key, scope = cache_keys(plan.route, given)
+        bypass = Bypass.POLICY if not plan.is_caching else bypass_of(_bypass(given.uncached), directives)
         if bypass is not None:
             stores = bypass is Bypass.NO_CACHE
-            return self._missed(at, row, node, plan, key, scope, bypass=bypass, stores=stores)
-        self._shelf.known_before(key, scope, node, row, plan.longest_s)
-        found = self._exactly(at, row, plan, key, directives)
+            return self._miss_outcome(at, row, node, plan, key, scope, bypass=bypass, stores=stores)
+        self._cache.add_prior_hit(key, scope, node, row, plan.longest_s)
+        found = self._exact_hit(at, row, plan, key, directives)
         if isinstance(found, ReplayOutcome):
             return found
         if found is not None and found[1]:  # stale, and served while a new answer comes
-            self._missed(at, row, node, plan, key, scope)
+            self._miss_outcome(at, row, node, plan, key, scope)
             return self._hit(at, row, plan, "stale", found[0])
-        if shares_flight(directives) and (ready := self._shelf.flights.get(key, 0.0)) > row.at:
-            waited = ready - row.at + self._latencies.own_s
+        if can_share_flight(directives) and (ready := self._cache.flights.get(key, 0.0)) > row.at:
+            waited = ready - row.at + self._latencies.overhead_s
             return ReplayOutcome(
                 plan.route.name, "coalesced", None, None, None, waited, 0.0, 0.0, None, None, False, True
             )
-        looked = self._looked(row, node, plan, scope, directives)
+        looked = self._semantic_lookup(row, node, plan, scope, directives)
         if looked is not None and looked.stored is not None:
             return self._hit(at, row, plan, "semantic", looked.stored, looked)
-        if found is not None and row.status in FAILED:  # stale, and better than an error
+        if found is not None and row.status in STALE_IF_ERROR_STATUSES:  # stale, and better than an error
             return self._hit(at, row, plan, "stale", found[0])
         if directives.only_if_cached:
-            seconds = self._latencies.own_s
+            seconds = self._latencies.overhead_s
             name = plan.route.name
             return ReplayOutcome(name, "miss", "only-if-cached", None, None, seconds, 0.0, 0.0, None, None, False, True)
-        return self._missed(at, row, node, plan, key, scope, looked=looked)
+        return self._miss_outcome(at, row, node, plan, key, scope, looked=looked)
 
-    def _exactly(
+    def _exact_hit(
         self, at: int, row: RecordedRequest, plan: RoutePlan, key: Key, directives: CacheDirectives
     ) -> ReplayOutcome | tuple[StoredAnswer, bool] | None:
         """A hit; or what is no longer fresh, and whether it is served all the same."""
-        stored = self._shelf.exact.get(key)
+        stored = self._cache.exact.get(key)
         if plan.exact is None or stored is None or stored.ready > row.at:
             return None
         freshness = freshness_of(stored, plan.exact, directives, row.at)
         if freshness.fresh:
             return self._hit(at, row, plan, "exact", stored)
-        return (stored, freshness.revalidate) if freshness.revalidate or freshness.on_error else None
+        return (
+            (stored, freshness.stale_while_revalidate)
+            if freshness.stale_while_revalidate or freshness.stale_if_error
+            else None
+        )
 
-    def _looked(
+    def _semantic_lookup(
         self, row: RecordedRequest, node: Node | None, plan: RoutePlan, scope: Key, directives: CacheDirectives
     ) -> LookupResult | None:
         if plan.semantic is None or node is None:
             return None
-        self._shelf.neighbours_before(scope, row, self._day.nodes, plan.longest_s)
+        self._cache.add_prior_neighbours(scope, row, self._day.nodes, plan.longest_s)
         plan.looked()
         return self._lookup.of(row, node, scope, plan.semantic, plan.within, plan.control, directives)
 
@@ -168,7 +172,7 @@ class TrafficReplay:
             None,
             None,
             None,
-            self._latencies.of_hit(at, row, verdict),
+            self._latencies.hit_seconds(at, row, verdict),
             0.0,
             stored.dollars,
             None if looked is None else looked.similarity,
@@ -177,7 +181,7 @@ class TrafficReplay:
             True,
         )
 
-    def _missed(
+    def _miss_outcome(
         self,
         at: int,
         row: RecordedRequest,
@@ -192,7 +196,7 @@ class TrafficReplay:
     ) -> ReplayOutcome:
         called = self.calls.answer(at, row, plan.route)
         if called.asked:
-            self._landing(row, node, plan, key, scope, called, stores=stores, shared=bypass is None)
+            self._store_answer(row, node, plan, key, scope, called, stores=stores, shared=bypass is None)
         reason = str(bypass) if bypass is not None else (looked and looked.refusal) or called.reason
         return ReplayOutcome(
             plan.route.name,
@@ -209,18 +213,18 @@ class TrafficReplay:
             True,
         )
 
-    def _landing(
+    def _store_answer(
         self, row: RecordedRequest, node: Node | None, plan: RoutePlan, key: Key, scope: Key, called: CallResult, *,
         stores: bool, shared: bool,
     ) -> None:  # fmt: skip
         """Its answer, on its way to those who ask the same and to the caches."""
         ready = row.at + (called.seconds or 0.0)
-        if shared and plan.caching:
-            self._shelf.flights[key] = ready
-        if not stores or not plan.caching or not self.calls.admitted(row, plan.route, key):
+        if shared and plan.is_caching:
+            self._cache.flights[key] = ready
+        if not stores or not plan.is_caching or not self.calls.is_admitted(row, plan.route, key):
             return
         findable = node if plan.semantic is not None and row.readable else None
-        self._shelf.put(
+        self._cache.put(
             key,
             scope,
             findable,
@@ -237,7 +241,7 @@ class TrafficReplay:
         )
 
 
-def _as_it_was(row: RecordedRequest, plan: RoutePlan) -> ReplayOutcome:
+def _recorded_outcome(row: RecordedRequest, plan: RoutePlan) -> ReplayOutcome:
     """What cannot be replayed."""
     answer, hit = row.answer, row.hit
     return ReplayOutcome(

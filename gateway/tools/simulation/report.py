@@ -11,17 +11,17 @@ MAX_ROUTES = 20
 Shown = Callable[[float | None], str]
 
 
-def as_text(said: Mapping[str, Any]) -> str:
-    """`said`: as `Simulation.as_json` has it."""
-    traffic = said["traffic"]
+def as_text(report: Mapping[str, Any]) -> str:
+    """`report`: as `Simulation.as_json` has it."""
+    traffic = report["traffic"]
     begun, ended = (time.strftime("%Y-%m-%d %H:%M", time.localtime(traffic[key])) for key in ("from", "to"))
     lines = [
         f"{traffic['requests']} requests, {begun} to {ended}, replayed in {traffic['seconds']:.1f} s",
         "",
-        *_table(said["present"], said["new"], said["recorded"]),
-        *_routes(said),
+        *_table(report["present"], report["new"], report["recorded"]),
+        *_routes(report),
         "",
-        *_changes(said["changed"], traffic["requests"]),
+        *_changes(report["changed"], traffic["requests"]),
     ]
     if traffic["notes"]:
         lines += ["", "Not known, or not replayed:", *(f"  - {note}" for note in traffic["notes"])]
@@ -42,19 +42,23 @@ def _table(present: Mapping[str, Any], new: Mapping[str, Any], recorded: Mapping
         yield f"{'wrong hits, expected':<22}{_wrong(present):>14}{_wrong(new):>14}"
         yield f"{'  95 % interval':<22}{_interval(present):>14}{_interval(new):>14}"
     yield _row(
-        "cost", present["cost_dollars"], new["cost_dollars"], _dollars, alike=_alike(present, new, "unknown_cost")
+        "cost",
+        present["cost_dollars"],
+        new["cost_dollars"],
+        _dollars,
+        comparable=_is_comparable(present, new, "unknown_cost"),
     )
     yield _row("saved by hits", present["saved_dollars"], new["saved_dollars"], _dollars)
-    timed = _alike(present, new, "unknown_latency")
+    timed = _is_comparable(present, new, "unknown_latency")
     for name in ("p50", "p95", "p99"):
         known = recorded["p95_ms"] if name == "p95" else None
-        yield _row(name, present[f"{name}_ms"], new[f"{name}_ms"], _milliseconds, known, alike=timed)
+        yield _row(name, present[f"{name}_ms"], new[f"{name}_ms"], _milliseconds, known, comparable=timed)
     if present["large_share"] is not None or new["large_share"] is not None:
         yield _row("large model's share", present["large_share"], new["large_share"], _percent)
 
 
-def _routes(said: Mapping[str, Any]) -> Iterator[str]:
-    old, new = said["present"]["routes"], said["new"]["routes"]
+def _routes(report: Mapping[str, Any]) -> Iterator[str]:
+    old, new = report["present"]["routes"], report["new"]["routes"]
     names = list(dict.fromkeys([*old, *new]))
     if len(names) < 2:
         return
@@ -79,18 +83,18 @@ def _changes(changed: Mapping[str, Any], requests: int) -> Iterator[str]:
     for each in changed["examples"]:
         asked = each["prompt"] if each["prompt"] is not None else f"question {each['question']}"
         at = time.strftime("%H:%M:%S", time.localtime(each["at"]))
-        yield f"  {at} {each['id'][:36]} {each['route']}: {_became(each['present'])} -> {_became(each['new'])}"
+        yield f"  {at} {each['id'][:36]} {each['route']}: {_outcome_text(each['present'])} -> {_outcome_text(each['new'])}"
         yield f"    {' '.join(asked.split())[:110]}"
 
 
-def _became(what: Mapping[str, Any]) -> str:
+def _outcome_text(what: Mapping[str, Any]) -> str:
     similarity = "" if what["similarity"] is None else f" at {what['similarity']:.3f}"
     backend = "" if what["backend"] is None else f" to {what['backend']}"
     reason = "" if what["reason"] is None else f" ({what['reason']}{similarity})"
     return f"{what['verdict']}{backend}{reason or similarity}"
 
 
-def _alike(present: Mapping[str, Any], new: Mapping[str, Any], unknown: str) -> bool:
+def _is_comparable(present: Mapping[str, Any], new: Mapping[str, Any], unknown: str) -> bool:
     """Whether a figure is of the same requests on both sides, so that a difference says something."""
     return not present[unknown] and not new[unknown]
 
@@ -102,9 +106,9 @@ def _row(
     shown: Shown,
     recorded: float | None = None,
     *,
-    alike: bool = True,
+    comparable: bool = True,
 ) -> str:
-    change = "" if old is None or new is None else _signed(new - old, shown) if alike else "?"
+    change = "" if old is None or new is None else _signed(new - old, shown) if comparable else "?"
     return f"{name:<22}{shown(old):>14}{shown(new):>14}{change:>12}{'' if recorded is None else shown(recorded):>12}"
 
 

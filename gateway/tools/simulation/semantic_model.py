@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gateway.cache.freshness import freshness_of
-from gateway.cache.judgement import MAX_CANDIDATES, best, hold
+from gateway.cache.judgement import MAX_CANDIDATES, best_index, evaluate
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.policy.model import Semantic
 from gateway.messages import CacheDirectives, Lifetime, Refusal
@@ -38,9 +38,9 @@ NOTHING = LookupResult(None, None, None, None, False)
 class SemanticModel:
     """`ask` None: who was never judged is not judged now."""
 
-    def __init__(self, day: TrafficDay, shelf: CacheModel, ask: Ask | None) -> None:
+    def __init__(self, day: TrafficDay, cache: CacheModel, ask: Ask | None) -> None:
         self._day = day
-        self._shelf = shelf
+        self._cache = cache
         self._ask = ask
 
     def of(
@@ -53,7 +53,7 @@ class SemanticModel:
         control: RouteControl,
         directives: CacheDirectives,
     ) -> LookupResult:
-        within = self._shelf.scopes.get(scope)
+        within = self._cache.scopes.get(scope)
         if not within:
             return NOTHING
         plain = rule.acceptance.min_similarity
@@ -86,10 +86,10 @@ class SemanticModel:
         entries = len(within)
         threshold, by = control.threshold(rule.acceptance, entries), control if plain is None else None
         judgements = [
-            Evaluated(similarity, opinion, threshold, *hold(similarity, opinion, threshold, by, row.shift))
+            Evaluated(similarity, opinion, threshold, *evaluate(similarity, opinion, threshold, by, row.shift))
             for _, similarity, opinion in found
         ]
-        at = best(judgements)
+        at = best_index(judgements)
         return self._chosen(found[at][0], judgements[at], control, entries, plain=plain is not None, unjudged=unjudged)
 
     @staticmethod

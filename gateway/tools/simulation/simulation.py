@@ -16,7 +16,7 @@ from gateway.config.policy.model import Policy, Route
 from gateway.messages import Verdict
 from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.steps.traffic_log.reader import TrafficLog
-from gateway.tools.simulation.dataset import TrafficDay, day_of
+from gateway.tools.simulation.dataset import TrafficDay, build_day
 from gateway.tools.simulation.latency_model import LatencyModel
 from gateway.tools.simulation.plans import RoutePlan, semantic_floor
 from gateway.tools.simulation.replay import ReplayOutcome, ReplaySetting, TrafficReplay
@@ -97,32 +97,32 @@ class Side:
         return count / self.requests if self.requests else 0.0
 
 
-def side_of(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> Side:
+def summarise(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> Side:
     """`plans`: of the routes that these came by."""
     seconds = [each.seconds for each in outcomes if each.seconds is not None]
     return Side(
         len(outcomes),
         Counter(each.verdict for each in outcomes),
         sum(each.unjudged for each in outcomes),
-        _wrong_of(outcomes, plans),
+        _wrong_hits(outcomes, plans),
         sum(each.dollars for each in outcomes if each.dollars is not None),
         sum(each.saved for each in outcomes),
-        quantiles_of(seconds),
+        quantiles(seconds),
         Counter(each.tier for each in outcomes if each.tier is not None),
         len(outcomes) - len(seconds),
         sum(each.dollars is None for each in outcomes),
     )
 
 
-def by_route(outcomes: Sequence[ReplayOutcome], plans: Mapping[str, RoutePlan]) -> dict[str, Side]:
+def summarise_routes(outcomes: Sequence[ReplayOutcome], plans: Mapping[str, RoutePlan]) -> dict[str, Side]:
     """Of the routes that any request came by."""
     apart: dict[str, list[ReplayOutcome]] = {}
     for each in outcomes:
         apart.setdefault(each.route, []).append(each)
-    return {route: side_of(its, [plans[route]]) for route, its in sorted(apart.items())}
+    return {route: summarise(its, [plans[route]]) for route, its in sorted(apart.items())}
 
 
-def quantiles_of(seconds: Sequence[float]) -> dict[str, float | None]:
+def quantiles(seconds: Sequence[float]) -> dict[str, float | None]:
     if not seconds:
         return dict.fromkeys(QUANTILES)
     found = np.quantile(np.array(seconds), list(QUANTILES.values()))
@@ -132,13 +132,13 @@ def quantiles_of(seconds: Sequence[float]) -> dict[str, float | None]:
 def recorded_side(requests: Sequence[RecordedRequest]) -> dict[str, float | None]:
     """What really came of the requests: what the replay under the policy in force is to be held against."""
     hits = sum(row.verdict in HITS for row in requests)
-    p95 = quantiles_of([row.seconds for row in requests])["p95_ms"]
+    p95 = quantiles([row.seconds for row in requests])["p95_ms"]
     return {"hit_rate": hits / len(requests), "p95_ms": None if p95 is None else 1e3 * p95}
 
 
-def _wrong_of(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> WrongHitForecast | None:
+def _wrong_hits(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> WrongHitForecast | None:
     """By what each route has learnt by the end. None: no route promises anything, so that nothing is known."""
-    promising = {plan.route.name: plan for plan in plans if _promises(plan)}
+    promising = {plan.route.name: plan for plan in plans if _has_error_target(plan)}
     if not promising:
         return None
     served = {name: [0.0] * BANDS for name in promising}
@@ -154,7 +154,7 @@ def _wrong_of(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> 
     return WrongHitForecast(mean, max(0.0, mean - spread), min(hits, mean + spread), requests)
 
 
-def _promises(plan: RoutePlan) -> bool:
+def _has_error_target(plan: RoutePlan) -> bool:
     return plan.semantic is not None and plan.semantic.acceptance.max_wrong_hits is not None
 
 
@@ -178,29 +178,29 @@ ALWAYS = (
 )
 
 
-def notes_of(
+def build_notes(
     day: TrafficDay, present: Policy, new: Policy, replays: Sequence[TrafficReplay], setting: ReplaySetting
 ) -> Iterator[str]:
     """`replays`: of both, done."""
     routes = [*present.routes, *new.routes]
     yield from (said for said, applies in NOT_REPLAYED if any(map(applies, routes)))
-    yield from _of_policies(day, present)
-    yield from _of_names(day, routes, setting)
-    yield from _unknown(replays)
+    yield from _policy_notes(day, present)
+    yield from _name_notes(day, routes, setting)
+    yield from _unknown_notes(replays)
     parts = sum(row.given.inputs for row in day.requests)
     if parts:
         yield f"{parts} calls of several inputs are taken over as they were"
     yield ALWAYS
 
 
-def _of_policies(day: TrafficDay, present: Policy) -> Iterator[str]:
+def _policy_notes(day: TrafficDay, present: Policy) -> Iterator[str]:
     others = Counter(row.policy for row in day.requests if row.policy != present.hash)
     if others:
         names = ", ".join(sorted(others))
         yield f"{others.total()} requests came under other policies ({names}): what really happened mixes them"
 
 
-def _of_names(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting) -> Iterator[str]:
+def _name_notes(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting) -> Iterator[str]:
     if any(route.match.tenant is not None for route in routes):
         unknown = sum(row.given.tenant not in setting.tenants for row in day.requests)
         if unknown:
@@ -213,7 +213,7 @@ def _of_names(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting) 
         yield f"the headers {', '.join(sorted(missing))} were not recorded: rules for them match nothing"
 
 
-def _unknown(replays: Sequence[TrafficReplay]) -> Iterator[str]:
+def _unknown_notes(replays: Sequence[TrafficReplay]) -> Iterator[str]:
     unknown: dict[str, int] = {}
     for replay in replays:
         for what, count in replay.calls.unknown.items():
@@ -280,7 +280,7 @@ class Simulation:
             "present": self.present.as_json(),
             "new": self.new.as_json(),
             "recorded": recorded_side(self.requests),
-            "changed": {"requests": len(changed), "examples": [self._example(at) for at in _spread(changed)]},
+            "changed": {"requests": len(changed), "examples": [self._example(at) for at in _sample_evenly(changed)]},
         }
 
     def _example(self, at: int) -> dict[str, Any]:
@@ -289,8 +289,8 @@ class Simulation:
             "id": row.id,
             "at": row.at,
             "route": self.new.outcomes[at].route,
-            "present": _shown(self.present.outcomes[at]),
-            "new": _shown(self.new.outcomes[at]),
+            "present": _outcome_json(self.present.outcomes[at]),
+            "new": _outcome_json(self.new.outcomes[at]),
             "question": (row.given.question or row.given.canonical)[:ID_BYTES].hex(),
             "prompt": row.prompt,
         }
@@ -299,21 +299,21 @@ class Simulation:
 def simulate(traffic: TrafficLog, present: Policy, new: Policy, setting: ReplaySetting) -> Simulation:
     """Puts the traffic through both."""
     started = time.perf_counter()
-    day = day_of(traffic, semantic_floor([present, new], traffic.heading.floor))
+    day = build_day(traffic, semantic_floor([present, new], traffic.heading.floor))
     latencies = LatencyModel(day.requests)
     replays = [(policy, TrafficReplay(policy, day, latencies, setting)) for policy in (present, new)]
-    halves = [_half(policy, replay, replay.run()) for policy, replay in replays]
-    notes = (*traffic.notes, *notes_of(day, present, new, [each for _, each in replays], setting))
+    halves = [_forecast(policy, replay, replay.run()) for policy, replay in replays]
+    notes = (*traffic.notes, *build_notes(day, present, new, [each for _, each in replays], setting))
     return Simulation(day.requests, halves[0], halves[1], notes, time.perf_counter() - started)
 
 
-def _half(policy: Policy, replay: TrafficReplay, outcomes: Sequence[ReplayOutcome]) -> HalfForecast:
+def _forecast(policy: Policy, replay: TrafficReplay, outcomes: Sequence[ReplayOutcome]) -> HalfForecast:
     return HalfForecast(
-        policy.hash, side_of(outcomes, replay.plans.values()), by_route(outcomes, replay.plans), outcomes
+        policy.hash, summarise(outcomes, replay.plans.values()), summarise_routes(outcomes, replay.plans), outcomes
     )
 
 
-def _shown(outcome: ReplayOutcome) -> dict[str, Any]:
+def _outcome_json(outcome: ReplayOutcome) -> dict[str, Any]:
     return {
         "verdict": outcome.verdict,
         "reason": outcome.reason,
@@ -322,7 +322,7 @@ def _shown(outcome: ReplayOutcome) -> dict[str, Any]:
     }
 
 
-def _spread(changed: Sequence[int]) -> Sequence[int]:
+def _sample_evenly(changed: Sequence[int]) -> Sequence[int]:
     """Some of them, from the beginning to the end."""
     step = max(1, len(changed) // EXAMPLES)
     return changed[::step][:EXAMPLES]

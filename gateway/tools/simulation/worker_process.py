@@ -12,7 +12,7 @@ from pathlib import Path
 import msgpack
 import orjson
 
-from gateway.cache.templates import framed
+from gateway.cache.templates import is_framed
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.config import Config
@@ -53,7 +53,7 @@ class SimulationJob:
         return content
 
 
-def job_of(
+def build_job(
     config: Config, present: Policy, new: Policy, wanted: str, now: float, embedder: str | None
 ) -> SimulationJob:
     return SimulationJob(
@@ -71,30 +71,30 @@ def job_of(
     )
 
 
-def unpacked(content: bytes) -> SimulationJob:
+def unpack_job(content: bytes) -> SimulationJob:
     return SimulationJob(**msgpack.unpackb(content, use_list=False))
 
 
-def done(job: SimulationJob) -> Simulation:
+def run_job(job: SimulationJob) -> Simulation:
     """For a process of its own: meanwhile nothing is collected, which of millions of small values, none of them in a
     cycle, would take as long as all else. Raises `TrafficUnreadable` or `ConfigInvalid`."""
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _done(job)
+        return _simulate(job)
     finally:
         if collects:
             gc.enable()
 
 
-def _done(job: SimulationJob) -> Simulation:
+def _simulate(job: SimulationJob) -> Simulation:
     present, new = _policy(job, job.present), _policy(job, job.new)
     traffic = read_traffic(job.wanted, Path(job.folder), job.now)
-    _same_model(job, traffic)
+    _require_same_embedder(job, traffic)
     verifier: Verifier = ThresholdVerifier() if job.verifier == "checks" else LearnedVerifier(load_weights())
 
     def ask(asked: str, stored: str, similarity: float) -> Opinion | None:
-        if framed(asked, stored, [stored]):  # what varies would have to be embedded
+        if is_framed(asked, stored, [stored]):  # what varies would have to be embedded
             return None
         return verifier.opinions(asked, [StoredCandidate(stored, similarity)])[0]
 
@@ -116,7 +116,7 @@ def _policy(job: SimulationJob, texts: Texts) -> Policy:
     return reading.policy
 
 
-def _same_model(job: SimulationJob, traffic: TrafficLog) -> None:
+def _require_same_embedder(job: SimulationJob, traffic: TrafficLog) -> None:
     recorded = traffic.heading.embedder
     if job.embedder is not None and job.embedder != recorded:
         raise TrafficUnreadable(
@@ -138,14 +138,14 @@ def _names(job: SimulationJob) -> dict[bytes, str]:
 
 def main() -> int:
     """Reads a job, writes what came of it as JSON: `gateway.admin.simulation_runner` runs it so."""
-    sys.stdout.buffer.write(answer_to(unpacked(sys.stdin.buffer.read())))
+    sys.stdout.buffer.write(job_response(unpack_job(sys.stdin.buffer.read())))
     return 0
 
 
-def answer_to(job: SimulationJob) -> bytes:
+def job_response(job: SimulationJob) -> bytes:
     """JSON, a refusal with `error`."""
     try:
-        return orjson.dumps(done(job).as_json())
+        return orjson.dumps(run_job(job).as_json())
     except TrafficUnreadable as error:
         return orjson.dumps({"ok": False, "error": error.message})
 

@@ -28,31 +28,31 @@ class Client:
         self.origin = origin
         self.pool = ConnectionPool(Connector(origin, connect_s, tls), max_connections=max_connections, idle_s=idle_s)
 
-    async def ask(
+    async def send(
         self,
         head: bytes,
         body: bytes | AsyncIterator[bytes] = b"",
         *,
         length: int | None = None,
-        headless: bool = False,
+        is_head_request: bool = False,
         repeatable: bool,
-        due: float,
+        deadline: float,
     ) -> HttpResponse:
         """The answer, once its head is here. `head`: see `heads.request_head`; `length`: of a body that streams, as its
-        head says it; None: in chunks. `headless`: the answer has no body (HEAD). `due`: time of the event loop for all
+        head says it; None: in chunks. `is_head_request`: the answer has no body (HEAD). `deadline`: time of the event loop for all
         of it. `repeatable`: where a kept connection ends before a byte of the answer, the request is sent once more,
         over a new one; a body that streams is never.
 
         Raises `ExchangeFailed`, and what `body` raises."""
-        connection = self.pool.idle() or await self.pool.connected(due)
+        connection = self.pool.pop_idle() or await self.pool.acquire(deadline)
         while True:
-            repeatable = repeatable and connection.served > 0 and isinstance(body, bytes)
-            answer = connection.send(head, body, length=length, headless=headless)
+            repeatable = repeatable and connection.exchange_count > 0 and isinstance(body, bytes)
+            answer = connection.send(head, body, length=length, is_head_request=is_head_request)
             try:
                 while not answer.status:
                     if answer.error is not None:
                         raise answer.error
-                    await connection.wait(due)
+                    await connection.wait(deadline)
                 return answer
             except Disconnected:
                 if not repeatable:
@@ -60,7 +60,7 @@ class Client:
             except BaseException:
                 answer.close()
                 raise
-            repeatable, connection = False, await self.pool.connected(due)
+            repeatable, connection = False, await self.pool.acquire(deadline)
 
     async def close(self) -> None:
         await self.pool.close()

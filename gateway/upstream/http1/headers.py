@@ -32,12 +32,12 @@ class Origin:
 # Heads of requests as bytes, and what is read of the heads of answers. Pure.
 
 # A token and a target (RFC 9112 section 3): nothing that would end the line early.
-START = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\U0010ffff]+")
+REQUEST_LINE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\U0010ffff]+")
 
 # RFC 9110 section 8.6: to these a request without a body says no length.
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
-NOT_ALLOWED = "a request's method, target or headers have signs in them that HTTP/1.1 does not allow"
+FORBIDDEN_CHARACTERS = "a request's method, target or headers have signs in them that HTTP/1.1 does not allow"
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
@@ -45,7 +45,7 @@ MAX_NAMES = 1024  # that are remembered; more come only from a server that inven
 
 
 def request_head(method: str, target: str, authority: str, headers: Iterable[tuple[str, str]], framing: bytes) -> bytes:
-    """All of a head. `framing`: as `framing_of` has it. Raises `ValueError` where a part would end its line early."""
+    """All of a head. `framing`: as `framing_lines` has it. Raises `ValueError` where a part would end its line early."""
     return b"%b%b\r\n" % (request_opening(method, target, authority, headers), framing)
 
 
@@ -53,8 +53,8 @@ def request_opening(method: str, target: str, authority: str, headers: Iterable[
     """The lines of a head up to those that say how the body is delimited. `target`: path and query, still
     percent-encoded; `headers` without Host and framing. Raises `ValueError`."""
     start = f"{method} {target}"
-    if START.fullmatch(start) is None:
-        raise ValueError(NOT_ALLOWED)
+    if REQUEST_LINE.fullmatch(start) is None:
+        raise ValueError(FORBIDDEN_CHARACTERS)
     opening = f"{start} HTTP/1.1\r\nHost: {authority}\r\n".encode("utf-8", "surrogateescape")
     return opening + header_lines(headers)
 
@@ -65,11 +65,11 @@ def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     text = "".join(lines)
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
-        raise ValueError(NOT_ALLOWED)
+        raise ValueError(FORBIDDEN_CHARACTERS)
     return text.encode("utf-8", "surrogateescape")
 
 
-def framing_of(method: str, length: int | None) -> bytes:
+def framing_lines(method: str, length: int | None) -> bytes:
     """The lines that say how the body is delimited, each with its CRLF. `length` in bytes; None: it comes in chunks."""
     if length is None:
         return CHUNKED
@@ -77,23 +77,23 @@ def framing_of(method: str, length: int | None) -> bytes:
 
 
 # What of an answer's head matters to its framing and to the life of its connection, or is asked for by name.
-NOTED = frozenset(
+MAPPED_HEADERS = frozenset(
     {"connection", "content-encoding", "content-length", "content-type", "keep-alive", "transfer-encoding"}
 )
 
 
 class HeaderNames(dict[bytes, tuple[str, str | None]]):
-    """Names of headers as they come -> (the name as text, the same in small letters if it is `NOTED`). Remembered:
+    """Names of headers as they come -> (the name as text, the same in small letters if it is `MAPPED_HEADERS`). Remembered:
     servers say the same few with every answer."""
 
     def __missing__(self, name: bytes) -> tuple[str, str | None]:
         text = name.decode("ascii", "replace")  # llhttp lets only tokens pass
         low = text.lower()
-        said = text, (low if low in NOTED else None)
+        entry = text, (low if low in MAPPED_HEADERS else None)
         if len(self) >= MAX_NAMES:
             self.clear()
-        self[name] = said
-        return said
+        self[name] = entry
+        return entry
 
 
 def check_coding(transfer_encoding: str) -> None:
@@ -103,12 +103,12 @@ def check_coding(transfer_encoding: str) -> None:
         raise MalformedAnswer("Transfer-Encoding: expected chunked alone")
 
 
-def kept_s(keep_alive: str | None, longest_s: float) -> float:
+def keep_alive_s(keep_alive: str | None, max_idle_s: float) -> float:
     """For how long a connection may lie idle, by the server's `Keep-Alive: timeout=5` and our own bound: a second less
     than it says, so that a request does not meet its end. 0: it is not to be kept."""
     for part in (keep_alive or "").split(","):
         name, _, value = part.partition("=")
         value = value.strip().strip('"')
         if name.strip().lower() == "timeout" and value.isascii() and value.isdigit():
-            return max(0.0, min(longest_s, int(value[:9]) - 1.0))
-    return longest_s
+            return max(0.0, min(max_idle_s, int(value[:9]) - 1.0))
+    return max_idle_s

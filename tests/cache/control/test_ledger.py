@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache.threshold.ledger import BANDS, LEAST_AUDITED, LOWEST, MOST_AUDITED, WIDTH, ThresholdLedger, band_of
+from gateway.cache.threshold.ledger import (
+    BANDS,
+    LOWEST,
+    MAX_AUDIT_WEIGHT,
+    MIN_AUDIT_WEIGHT,
+    WIDTH,
+    ThresholdLedger,
+    band_of,
+)
 
 HIGHEST = LOWEST + BANDS * WIDTH
 CENTRES = [LOWEST + WIDTH * (band + 0.5) for band in range(BANDS)]
@@ -20,7 +28,7 @@ def traffic(ledger: ThresholdLedger, random: np.random.Generator, requests: int,
     for _ in range(requests):
         ledger.advance(1)
         score = float(random.uniform(0.5, 1.2))
-        ledger.meet(score)
+        ledger.observe(score)
         ledger.label(score, float(score < wrong_below))
 
 
@@ -48,7 +56,7 @@ def test_more_neighbours_raise_it_without_any_label() -> None:
         for i in range(3000):
             ledger.advance(1)
             if i % every == 0:
-                ledger.meet(CENTRES[(i // every) % BANDS])
+                ledger.observe(CENTRES[(i // every) % BANDS])
         return ledger.threshold(0.05)
 
     assert met(every=1) > met(every=3) > met(every=10)
@@ -80,7 +88,7 @@ def test_what_is_expected_above_the_threshold_keeps_the_promise() -> None:
     for _ in range(6000):
         ledger.advance(1)
         score, wrong = request()
-        ledger.meet(score)
+        ledger.observe(score)
         ledger.label(score, float(wrong))
     threshold = ledger.threshold(0.05)
     broken = 0
@@ -96,12 +104,12 @@ def test_audits_ask_most_where_least_is_known_and_keep_the_mean() -> None:
     for _ in range(500):
         ledger.advance(1)
         score = float(random.choice([0.95, 1.05]))
-        ledger.meet(score)
+        ledger.observe(score)
         if score > 1:
             ledger.label(score, 0.0)
     weights = ledger.audit_weights(0.94)
     assert weights[band_of(0.95)] > weights[band_of(1.05)]
-    assert all(LEAST_AUDITED <= weight <= MOST_AUDITED for weight in weights)
+    assert all(MIN_AUDIT_WEIGHT <= weight <= MAX_AUDIT_WEIGHT for weight in weights)
     rates = (ledger.met + 1e-9)[band_of(0.94) :]
     mean = float((rates * np.array(weights)[band_of(0.94) :]).sum() / rates.sum())
     assert 0.8 < mean < 1.25
@@ -115,12 +123,12 @@ def test_a_cache_that_suddenly_holds_more_is_dared_less() -> None:
     ledger = ThresholdLedger(PRIOR)
     for _ in range(100):
         ledger.advance(1)
-        ledger.meet(0.9, entries=1000)
+        ledger.observe(0.9, entries=1000)
     assert ledger.growth(1000) == pytest.approx(1.0)
     assert ledger.growth(3500) == pytest.approx(2.0, rel=0.01)  # what was measured
     assert ledger.growth(100) == ledger.growth(0) == 1.0
     assert ledger.threshold(0.05, ledger.growth(10_000)) > ledger.threshold(0.05)
     for _ in range(5000):
         ledger.advance(1)
-        ledger.meet(0.9, entries=10_000)
+        ledger.observe(0.9, entries=10_000)
     assert ledger.growth(10_000) < 1.01  # met and labelled at this size: nothing is left to be guessed

@@ -33,7 +33,7 @@ def taught(labels: int = 400) -> RouteControl:
 
 def test_a_plain_threshold_is_what_it_says() -> None:
     control = taught()
-    assert control.threshold(Acceptance(min_similarity=0.93)) == 0.93 == control.in_force
+    assert control.threshold(Acceptance(min_similarity=0.93)) == 0.93 == control.current_threshold
 
 
 def test_labels_lower_the_threshold_and_move_scores_near_them() -> None:

@@ -56,7 +56,7 @@ def test_complaints_are_known_to_be_wrong() -> None:
     for _ in range(50):
         counts.hit()
     for _ in range(10):
-        counts.complained()
+        counts.record_complaint()
     assert counts.estimate().of_served_low == pytest.approx(0.2, rel=0.01)
 
 

@@ -36,21 +36,21 @@ class Classifier:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(about["max_position_embeddings"])
-        self._logits = logits or _of_graph(folder / "model.onnx")
+        self._logits = logits or _load_graph(folder / "model.onnx")
 
-    def say(self, text: str) -> Classified:
+    def classify_text(self, text: str) -> Classified:
         """The likeliest label, or `UNSURE` where its probability is not above `accept_above`."""
         ids = self._tokenizer.encode(text).ids
-        odds = self._odds(ids)
+        odds = self._probabilities(ids)
         best = int(odds.argmax())
         sure = float(odds[best]) > self.accept_above
         return Classified(self.labels[best] if sure else UNSURE, float(odds[best]), len(ids))
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """(texts, labels), a pass each, as when it serves: int8 scales are taken over a pass."""
-        return np.stack([self._odds(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts))])
+        return np.stack([self._probabilities(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts))])
 
-    def _odds(self, ids: Sequence[int]) -> NDArray[np.float32]:
+    def _probabilities(self, ids: Sequence[int]) -> NDArray[np.float32]:
         row = np.array([ids], np.int64)
         logits = self._logits(row, np.ones_like(row))
         raised = np.exp(logits - logits.max())
@@ -58,7 +58,7 @@ class Classifier:
         return odds
 
 
-def _of_graph(file: Path) -> Logits:
+def _load_graph(file: Path) -> Logits:
     """On one thread: several models share a machine, and a text takes a fraction of a millisecond."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1

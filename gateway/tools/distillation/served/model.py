@@ -20,9 +20,9 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         folder = Path(args["model_repository"]) / args["model_version"]
         graph = json.loads((folder / "config.json").read_text()).get("graph")
-        self._classifier = Classifier(folder, None if graph is None else _asked(graph))
+        self._classifier = Classifier(folder, None if graph is None else _remote_graph(graph))
         if graph is None:  # the other model may not be there yet
-            self._classifier.say("warm up")
+            self._classifier.classify_text("warm up")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
@@ -31,7 +31,7 @@ class TritonPythonModel:
         given = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)
         if len(given) != 1:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("expected one text in text_input"))
-        said = self._classifier.say(given[0].decode(errors="replace"))
+        said = self._classifier.classify_text(given[0].decode(errors="replace"))
         return pb_utils.InferenceResponse(
             [
                 pb_utils.Tensor("text_output", np.array([said.text.encode()], np.object_)),
@@ -42,7 +42,7 @@ class TritonPythonModel:
         )
 
 
-def _asked(graph: str) -> Any:
+def _remote_graph(graph: str) -> Any:
     """Logits from another model of this server, which batches them on a GPU. What it fails with Triton tells whoever
     asked."""
 
