@@ -19,7 +19,7 @@ MAX_INPUTS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _BatchMember:
     request: RequestContext
     answer: asyncio.Future[Response]
 
@@ -32,13 +32,13 @@ class MissBatch:
         self._batch = batch
         self._order = {fingerprint: position for position, fingerprint in enumerate(expected)}
         self._expected = set(self._order)
-        self._waiting: list[_Member] = []
+        self._waiting: list[_BatchMember] = []
         self._forward: Handler | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def join(self, request: RequestContext, forward: Handler) -> Response:
         """The answer for this input. Raises what the call raised."""
-        member = _Member(request, asyncio.get_running_loop().create_future())
+        member = _BatchMember(request, asyncio.get_running_loop().create_future())
         self._forward = forward
         self._waiting.append(member)
         self.mark_resolved(request.fingerprint)
@@ -68,7 +68,7 @@ class MissBatch:
 class _Flight:
     """One call for several inputs; cancelled when none of them is wanted any more."""
 
-    def __init__(self, batch: InputSplit, members: Sequence[_Member], forward: Handler | None) -> None:
+    def __init__(self, batch: InputSplit, members: Sequence[_BatchMember], forward: Handler | None) -> None:
         assert forward is not None  # whoever waits has brought it
         self._batch = batch
         self._members = members

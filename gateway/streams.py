@@ -195,7 +195,7 @@ class StreamObserver(Generic[T]):
     on_close: Callable[[], None] | None = None
 
 
-class Source(Protocol[T_co]):
+class EventSource(Protocol[T_co]):
     """Where a stream comes from. It may have an `aclose()`. `drained`: what `take` has just returned was all that there is,
     so that nothing more comes of it before it is waited for, or tells."""
 
@@ -219,12 +219,12 @@ class Source(Protocol[T_co]):
 class ObservedStream(AsyncIterator[T], Generic[T]):
     """Whoever holds it takes batches to the end and then calls `end`, or reads it item by item, or closes it."""
 
-    def __init__(self, source: Source[T], *taps: StreamObserver[T]) -> None:
+    def __init__(self, source: EventSource[T], *taps: StreamObserver[T]) -> None:
         self._source = source
         self._taps = list(taps)  # those that have not been closed, from the source on
         self._batch_hooks = [tap.on_items for tap in taps if tap.on_items is not None]
         self._done = False  # the source has no more
-        self.drained = False  # see `Source`
+        self.drained = False  # see `EventSource`
         self._read: Iterator[T] = iter(())  # of a batch that is read item by item
 
     @property
@@ -232,7 +232,7 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
         return self._source.tells
 
     def tell(self, wake: Callable[[], None] | None) -> None:
-        """See `Source`."""
+        """See `EventSource`."""
         self._source.tell(wake)
 
     def tap(self, tap: StreamObserver[T]) -> None:
@@ -242,7 +242,7 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
             self._batch_hooks.append(tap.on_items)
 
     def take(self) -> Sequence[T] | None:
-        """As `Source` has it."""
+        """As `EventSource` has it."""
         while not self._done:
             try:
                 items = self._source.take()
@@ -383,7 +383,7 @@ def with_completion(response: Response, on_end: Callable[[], None]) -> Response:
     return replace(response, body=ByteStream(with_observer(body.chunks, StreamObserver(on_close=on_end))))
 
 
-async def wait_ready(source: Source[Any]) -> None:
+async def wait_ready(source: EventSource[Any]) -> None:
     """`wait` of a source that tells."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     source.tell(lambda: None if waiter.done() else waiter.set_result(None))

@@ -25,7 +25,7 @@ _LINE_BREAK = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class YamlSource:
     """A file as it was read. `faults` are those that left the rest readable."""
 
     file: str
@@ -54,11 +54,11 @@ class Source:
         return value
 
 
-def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> Source:
+def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> YamlSource:
     """Reads one document whose top level is a mapping.
 
     `${VAR}` in text is replaced from `environ`; None forbids it. Raises `ConfigInvalid` for what leaves nothing to
-    read on: syntax, encoding, bounds. Any other fault is in `Source.faults`.
+    read on: syntax, encoding, bounds. Any other fault is in `YamlSource.faults`.
     """
     if len(content) > MAX_BYTES:
         raise _fatal_error(file, 1, f"larger than {MAX_BYTES} bytes, expected a smaller file")
@@ -89,7 +89,7 @@ def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> S
         # PyYAML lets some of Python's own errors out: an escape beyond Unicode, a version of 5,000 digits.
         raise _fatal_error(file, loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
     faults, unreadable = tuple(expansion.faults), frozenset(expansion.unreadable)
-    return Source(file, value, expansion.marks, faults, expansion.substituted, unreadable)
+    return YamlSource(file, value, expansion.marks, faults, expansion.substituted, unreadable)
 
 
 def read_file(path: Path, expected: str) -> bytes:

@@ -12,7 +12,7 @@ from gateway.errors import UpstreamStreamError
 from gateway.http_server.connections import closing_response
 from gateway.http_server.request_body import HttpBody, read_buffered
 from gateway.http_server.response_writer import body_nowait
-from gateway.http_server.service import Service
+from gateway.http_server.service import RequestService
 from gateway.http_server.websocket import relay
 from gateway.http_server.wire import Prebuilt, prebuilt
 from gateway.messages import Body, ByteStream, EventStream, FullBody, Response, Tunnel
@@ -23,7 +23,7 @@ Sendable = web.StreamResponse | Prebuilt
 
 
 class AiohttpEdge:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: RequestService) -> None:
         self._service = service
 
     async def __call__(self, http: web.BaseRequest) -> Sendable:

@@ -22,7 +22,7 @@ from gateway.dialects.openai import OpenAI
 from gateway.errors import UpstreamStreamError
 from gateway.http_server.heads import MAX_HEAD, RequestHead, RequestHeads
 from gateway.http_server.response_writer import OutputBuffer, encode_answer, stream
-from gateway.http_server.service import Service
+from gateway.http_server.service import RequestService
 from gateway.http_server.wire import CLOSES, encode_response
 from gateway.messages import FullBody, Response
 from gateway.streams import BufferedBody
@@ -98,7 +98,7 @@ def closing_response(status: int, message: str) -> web.Response:
 class ServerConnections(web.Server):
     """`handler` answers what aiohttp reads."""
 
-    def __init__(self, handler: Any, service: Service, config: ServerConfig, **options: Any) -> None:
+    def __init__(self, handler: Any, service: RequestService, config: ServerConfig, **options: Any) -> None:
         super().__init__(
             handler,
             request_factory=self._on_first_head,

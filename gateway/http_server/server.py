@@ -14,7 +14,7 @@ from gateway.config.schema import ServerConfig
 from gateway.context import Handler
 from gateway.http_server.aiohttp_edge import AiohttpEdge
 from gateway.http_server.connections import ServerConnections
-from gateway.http_server.service import Health, Service
+from gateway.http_server.service import Health, RequestService
 from gateway.inflight import Inflight
 from gateway.ports import Clock
 
@@ -40,7 +40,7 @@ class HttpServer:
         listen_socket: socket.socket | None = None,
     ) -> None:
         self._config = config
-        self._service = Service(config, clock, handler, inflight, health)
+        self._service = RequestService(config, clock, handler, inflight, health)
         self._listen_socket = listen_socket
         self._connections: ServerConnections | None = None
         self._runner: web.ServerRunner | None = None

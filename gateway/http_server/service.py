@@ -51,7 +51,7 @@ LOG = logging.getLogger("nearhit")
 Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
-class Service:
+class RequestService:
     """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
     requests that wait, over all ports."""
 

@@ -73,7 +73,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class CostEstimate:
     """What a call is taken to cost before it is made."""
 
     tokens: int = 0
@@ -108,7 +108,7 @@ def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str
 
 
 def limit_requests(
-    route: str, limits: Sequence[Limits], whose: Mapping[Per, str], estimate: Estimate, member: str
+    route: str, limits: Sequence[Limits], whose: Mapping[Per, str], estimate: CostEstimate, member: str
 ) -> list[LimitRequest]:
     """All that a call demands before it is sent to a backend."""
     return [asked for rule in limits for asked in _limit_requests(route, rule, whose[rule.per], estimate, member)]
@@ -124,7 +124,7 @@ def _requests(route: str, rule: Limits, subject: str) -> Iterator[LimitRequest]:
         yield _paced(route, rule.per, subject, "requests", pace, 1)
 
 
-def _limit_requests(route: str, rule: Limits, subject: str, estimate: Estimate, member: str) -> Iterator[LimitRequest]:
+def _limit_requests(route: str, rule: Limits, subject: str, estimate: CostEstimate, member: str) -> Iterator[LimitRequest]:
     where = f"{route}:{rule.per}:{subject}:"
     if not rule.count_hits:
         yield from _requests(route, rule, subject)
@@ -220,7 +220,7 @@ def with_headers(headers: Headers, more: Headers) -> Headers:
     return (*((name, value) for name, value in headers if name.lower() not in names), *more)
 
 
-def returns_of(asked: Sequence[LimitRequest], taken: TakeResult, real: Estimate) -> list[Return]:
+def returns_of(asked: Sequence[LimitRequest], taken: TakeResult, real: CostEstimate) -> list[Return]:
     """What is to be put right now that it is known what was used; the shares of large ones have their own time."""
     found = []
     for a in asked:

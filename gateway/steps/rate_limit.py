@@ -15,7 +15,7 @@ from gateway.observability.telemetry import Telemetry
 from gateway.routing.limit_evaluation import (
     ALL_ROUTES,
     BYTES_A_TOKEN,
-    Estimate,
+    CostEstimate,
     LimitRequest,
     Typical,
     input_tokens,
@@ -105,10 +105,10 @@ class RateLimit:
             response = await resolve_response(self._inner(request))
         except (BudgetExceeded, ServeStale):
             self._quotas.refund(grant, returns_without_call(requested_limits, grant.taken))
-            account.close(Estimate())
+            account.close(CostEstimate())
             raise
         except Exception:
-            account.close(Estimate())
+            account.close(CostEstimate())
             raise
         except BaseException:  # the client has left: what the backend has read by then is paid for
             account.close(self._cost(None, input_tokens(request.call) if request.call else 0, 0))
@@ -133,24 +133,24 @@ class RateLimit:
             *limit_requests(ALL_ROUTES, own, key, estimate, member),
         ]
 
-    def _estimate(self, call: Call | None) -> Estimate:
+    def _estimate(self, call: Call | None) -> CostEstimate:
         """By the dearest model that may answer."""
         if call is None:
-            return Estimate()
+            return CostEstimate()
         input_count, output_count = input_tokens(call), self._typical.output_tokens(call)
         dollars = max(price.of(input_count, output_count) for price in self._dearest)
-        return Estimate(input_count + output_count, round(dollars * MICROS))
+        return CostEstimate(input_count + output_count, round(dollars * MICROS))
 
-    def _cost(self, backend: str | None, input_count: int, output_count: int) -> Estimate:
+    def _cost(self, backend: str | None, input_count: int, output_count: int) -> CostEstimate:
         price = self._prices.get(backend or self._largest.backend, Price())
-        return Estimate(input_count + output_count, round(price.of(input_count, output_count) * MICROS))
+        return CostEstimate(input_count + output_count, round(price.of(input_count, output_count) * MICROS))
 
     def _forward_counted(self, call: Call | None, response: Response, account: _Account) -> Response:
         """Closes the account when the answer is over."""
         body, backend = response.body, response.provenance.backend
         account.beside = self._sum_costs(response.provenance.beside)
         if call is None or response.status != 200 or not isinstance(body, FullBody | EventStream):
-            return with_completion(response, lambda: account.close(Estimate()))
+            return with_completion(response, lambda: account.close(CostEstimate()))
         if isinstance(body, FullBody):
             account.close(
                 self._actual_cost(call, backend, [body.data], len(body.data) // BYTES_A_TOKEN, streamed=False)
@@ -172,13 +172,13 @@ class RateLimit:
 
         return replace(response, body=EventStream(with_observer(body.events, StreamObserver(saw, on_close=on_end))))
 
-    def _sum_costs(self, usages: Sequence[Usage]) -> Estimate:
+    def _sum_costs(self, usages: Sequence[Usage]) -> CostEstimate:
         costs = [self._cost(usage.backend, usage.input_tokens, usage.output_tokens) for usage in usages]
-        return Estimate(sum(cost.tokens for cost in costs), sum(cost.micros for cost in costs))
+        return CostEstimate(sum(cost.tokens for cost in costs), sum(cost.micros for cost in costs))
 
     def _actual_cost(
         self, call: Call, backend: str | None, payload: Sequence[bytes], token_estimate: int, *, streamed: bool
-    ) -> Estimate:
+    ) -> CostEstimate:
         """`token_estimate`: about how many tokens there are, where the answer does not tell; models send one an event."""
         inspection = call.dialect.inspect(call, payload, streamed)
         input_count, output_count = inspection.input_tokens, inspection.output_tokens
@@ -202,14 +202,14 @@ class _Account:
         self._grant = grant
         self._open = True
         self.demands = [a.demand for a in requested_limits]
-        self.beside = Estimate()  # of calls that were made for the answer and are not the answer
+        self.beside = CostEstimate()  # of calls that were made for the answer and are not the answer
 
-    def close(self, actual: Estimate) -> None:
+    def close(self, actual: CostEstimate) -> None:
         if not self._open:
             return
         self._open = False
         step, route = self._step, self._step._route.name
-        actual = Estimate(actual.tokens + self.beside.tokens, actual.micros + self.beside.micros)
+        actual = CostEstimate(actual.tokens + self.beside.tokens, actual.micros + self.beside.micros)
         step._quotas.settle(self._grant, self.demands, returns_of(self._requested_limits, self._grant.taken, actual))
         step._telemetry.limits_tokens.add(route, amount=actual.tokens)
         step._telemetry.limits_cost.add(route, amount=actual.micros / MICROS)

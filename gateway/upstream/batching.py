@@ -30,7 +30,7 @@ DEADLINE_WAITS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _QueuedCall:
     request: RequestContext
     call: Call
     rows: int
@@ -41,7 +41,7 @@ class _Forming:
     """A batch that still takes members."""
 
     def __init__(self) -> None:
-        self.members: list[_Member] = []
+        self.members: list[_QueuedCall] = []
         self.timer: asyncio.TimerHandle | None = None
 
     @property
@@ -101,12 +101,12 @@ class Batching:
         form = b"\0".join((request.path.encode(), b"" if self._shared else request.tenant.encode(), batch_key(call)))
         if (self._failures.peek(form) or 0) >= MAX_FAILED_BATCHES:
             return await self._inner.send(request)
-        member = _Member(request, call, rows, asyncio.get_running_loop().create_future())
+        member = _QueuedCall(request, call, rows, asyncio.get_running_loop().create_future())
         self._enqueue(form, member)
         answer: Response = await member.answer
         return answer
 
-    def _enqueue(self, form: bytes, member: _Member) -> None:
+    def _enqueue(self, form: bytes, member: _QueuedCall) -> None:
         batch = self._open_batches.get(form)
         if batch is not None and batch.rows + member.rows > self._rule.max_size:
             self._dispatch(form)
@@ -140,7 +140,7 @@ class Batching:
         for member in members:
             member.answer.add_done_callback(on_done)
 
-    async def _run_batch(self, form: bytes, members: Sequence[_Member]) -> None:
+    async def _run_batch(self, form: bytes, members: Sequence[_QueuedCall]) -> None:
         try:
             answers = await self._send_batch(form, members) if len(members) > 1 else None
         except asyncio.CancelledError:  # nobody wants it, or the gateway ends
@@ -159,7 +159,7 @@ class Batching:
             if not member.answer.done():
                 member.answer.set_result(answer)
 
-    async def _send_batch(self, form: bytes, members: Sequence[_Member]) -> list[Response] | None:
+    async def _send_batch(self, form: bytes, members: Sequence[_QueuedCall]) -> list[Response] | None:
         """None where they are to be asked one by one."""
         response = await self._inner.send(_request(members))
         if not isinstance(response.body, FullBody):
@@ -182,7 +182,7 @@ class Batching:
         if count >= MAX_FAILED_BATCHES:
             LOG.warning("batched no more", extra={"fields": {"backend": self.name, "reason": reason}})
 
-    async def _send_single(self, member: _Member) -> None:
+    async def _send_single(self, member: _QueuedCall) -> None:
         """Until its client leaves."""
         task = asyncio.ensure_future(self._inner.send(member.request))
         member.answer.add_done_callback(lambda answer: task.cancel() if answer.cancelled() else None)
@@ -200,7 +200,7 @@ class Batching:
                 member.answer.set_result(answer)
 
 
-def _request(members: Sequence[_Member]) -> RequestContext:
+def _request(members: Sequence[_QueuedCall]) -> RequestContext:
     """The first one's, until the last one is due."""
     request = members[0].request.with_call(merge_calls([member.call for member in members]))
     request.deadline = _latest(member.request.deadline for member in members)

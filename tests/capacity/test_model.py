@@ -9,7 +9,7 @@ import pytest
 
 from bench.capacity_model import Job, Kind, Simulation, Station, by_formula, kinds_of, quantile, simulated
 from gateway.tools.capacity.costs import load_costs
-from gateway.tools.capacity.plan import Service, mean_wait_s, wait_quantile_s
+from gateway.tools.capacity.plan import ServiceTime, mean_wait_s, wait_quantile_s
 
 
 @pytest.mark.parametrize("load", [0.4, 0.7])
@@ -29,7 +29,7 @@ def test_the_formula_of_waits_is_what_a_simulated_queue_shows(load: float, sprea
         jobs.append(Job(at, iter([(station, services[-1])])))
     Simulation(cores=1).run(jobs)
     waits = [job.took - service for job, service in zip(jobs, services, strict=True)]
-    service = Service(1.0, square)
+    service = ServiceTime(1.0, square)
     assert sum(waits) / len(waits) == pytest.approx(mean_wait_s(load, service), rel=0.15)
     assert quantile(waits, 0.95) == pytest.approx(wait_quantile_s(load, service, 0.95), rel=0.25)
 

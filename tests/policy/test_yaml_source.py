@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.errors import ConfigInvalid
-from gateway.config.yaml_loader import MAX_BYTES, Source, load_yaml
+from gateway.config.yaml_loader import MAX_BYTES, YamlSource, load_yaml
 
 
-def read(text: str | bytes, environ: dict[str, str] | None = None) -> Source:
+def read(text: str | bytes, environ: dict[str, str] | None = None) -> YamlSource:
     return load_yaml(text if isinstance(text, bytes) else text.encode(), "file.yaml", environ)
 
 

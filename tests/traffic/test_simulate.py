@@ -266,7 +266,7 @@ async def test_a_segment_that_cannot_be_read_is_named(
 WRITER = """
 import sys
 from pathlib import Path
-from gateway.config.schema import Traffic
+from gateway.config.schema import TrafficConfig
 from gateway.steps.traffic_log.reader import read_traffic
 from gateway.steps.traffic_log.segments import Segments
 traffic = read_traffic(sys.argv[1], Path("."), 0.0)

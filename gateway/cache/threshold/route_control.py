@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 
 from gateway.cache.threshold.ledger import BANDS, ThresholdLedger, ThresholdState, TrafficCounts, band_of
-from gateway.cache.threshold.wrong_hits import Estimate, Label, WrongHits
+from gateway.cache.threshold.wrong_hits import WrongHitEstimate, Label, WrongHits
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands
@@ -299,7 +299,7 @@ class RouteControl:
         elif kind == "reset":
             self._reset()
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> WrongHitEstimate:
         return self._advanced_wrong_hits().estimate()
 
     def _advanced_wrong_hits(self) -> WrongHits:

@@ -100,7 +100,7 @@ class Label(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class WrongHitEstimate:
     """Shares in [0, 1] with their 95 % interval; NaN without any audit."""
 
     of_all: float  # wrong hits over all requests
@@ -162,15 +162,15 @@ class WrongHits:
     def record_complaint(self) -> None:
         self.complaints += 1
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> WrongHitEstimate:
         served = min(1.0, self.served / self.requests) if self.requests > 0 else 0.0
         lower_bound = min(1.0, self.complaints / self.served) if self.served > 0 else 0.0
         whole, squares = self.weights + self.undecided, self.squares + self.undecided_squares
         if whole <= 0:
             high = served if self.requests > 0 else 1.0
-            return Estimate(math.nan, lower_bound * served, high, math.nan, lower_bound, 1.0)
+            return WrongHitEstimate(math.nan, lower_bound * served, high, math.nan, lower_bound, 1.0)
         trials = whole * whole / squares
         low = max(lower_bound, wilson_interval(self.wrong / whole, trials)[0])
         high = max(low, wilson_interval((self.wrong + self.undecided) / whole, trials)[1])
         rate = self.wrong / self.weights if self.weights > 0 else math.nan
-        return Estimate(rate * served, low * served, high * served, rate, low, high)
+        return WrongHitEstimate(rate * served, low * served, high * served, rate, low, high)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.config.errors import ConfigError, KeyPath, format_value, unknown_name
 from gateway.config.policy.targets import backend_names
-from gateway.config.yaml_loader import Source
+from gateway.config.yaml_loader import YamlSource
 
 _STAR, _ONE = "*", "?"
 
@@ -67,11 +67,11 @@ def _closing_bracket(glob: str, start: int) -> int | None:
 # faults are found together with all others.
 JUDGES = (("cache", "semantic", "audit", "judge"), ("route", "audit", "judge"))
 
-Rule = tuple[Source, KeyPath, dict[str, Any]]
+Rule = tuple[YamlSource, KeyPath, dict[str, Any]]
 """One rule as it was written: its file, the path to it, its keys."""
 
 
-def rule_errors(sources: Sequence[Source], backends: Collection[str], ends: bool) -> Iterator[ConfigError]:
+def rule_errors(sources: Sequence[YamlSource], backends: Collection[str], ends: bool) -> Iterator[ConfigError]:
     """Faults between the rules of all files, in their order.
 
     `backends` is what the configuration has; when empty nothing is held against it. `ends`: the last of `sources`
@@ -86,7 +86,7 @@ def rule_errors(sources: Sequence[Source], backends: Collection[str], ends: bool
         yield from _unknown_backends(rules, sorted(backends))
 
 
-def read_rules(source: Source) -> Iterator[Rule]:
+def read_rules(source: YamlSource) -> Iterator[Rule]:
     """The rules of a file that are mappings at all."""
     routes = source.value.get("routes")
     for index, rule in enumerate(routes if isinstance(routes, list) else ()):
@@ -115,7 +115,7 @@ def _unreachable(rules: Sequence[Rule]) -> Iterator[ConfigError]:
             )
 
 
-def _missing_default(source: Source) -> Iterator[ConfigError]:
+def _missing_default(source: YamlSource) -> Iterator[ConfigError]:
     rules = list(read_rules(source))
     if not rules:
         return
@@ -150,7 +150,7 @@ MAX_COMPARED = 512  # rules: each is held against all before it
 _ADAPTERS_WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve"})
 
 
-def rule_warnings(sources: Sequence[Source], adapters: Mapping[str, str]) -> Iterator[ConfigError]:
+def rule_warnings(sources: Sequence[YamlSource], adapters: Mapping[str, str]) -> Iterator[ConfigError]:
     """Warnings about the rules of all files, in their order. `adapters`: of each backend, as far as known."""
     rules = [rule for source in sources for rule in read_rules(source)]
     yield from _shadowed_rules(rules[:MAX_COMPARED])
@@ -159,7 +159,7 @@ def rule_warnings(sources: Sequence[Source], adapters: Mapping[str, str]) -> Ite
         yield from _logprobs_warnings(rule, adapters)
 
 
-def unused_backends(sources: Sequence[Source], backends: Collection[str], place: str) -> Iterator[ConfigError]:
+def unused_backends(sources: Sequence[YamlSource], backends: Collection[str], place: str) -> Iterator[ConfigError]:
     """Backends of the configuration that no rule names. `sources`: all files; `place`: what the warning is of."""
     used: set[object] = set()
     for source in sources:

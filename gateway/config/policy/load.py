@@ -32,7 +32,7 @@ from gateway.config.policy.schema import AuditRule, MatchRule, PolicyFile, Route
 from gateway.config.policy.targets import Cascade, Shadow
 from gateway.config.policy.tests import Expectation, compiled_expectations
 from gateway.config.validation import error_messages
-from gateway.config.yaml_loader import Source, load_yaml, read_file
+from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
 from gateway.ports import Acceptance
 from gateway.priority import Priority
 
@@ -42,7 +42,7 @@ from gateway.priority import Priority
 DEFAULT_THRESHOLD = 0.5
 
 
-def compile_routes(file: PolicyFile, source: Source) -> Iterator[Route]:
+def compile_routes(file: PolicyFile, source: YamlSource) -> Iterator[Route]:
     """The routes of one file."""
     for index, rule in enumerate(file.routes):
         yield _compile_route(rule, source.file, source.locate(("routes", index))[0])
@@ -210,7 +210,7 @@ def read_policy(
     `folder`: these are all of it. `adapters`: of each backend; where they are not known, no warning hangs on them."""
     faults: list[ConfigError] = []
     warnings: list[ConfigError] = []
-    sources: list[Source] = []
+    sources: list[YamlSource] = []
     routes: list[Route] = []
     expectations: list[Expectation] = []
     for text in texts:

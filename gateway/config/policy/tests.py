@@ -14,7 +14,7 @@ from pydantic import Field, WithJsonSchema
 from gateway.config.errors import ConfigError, KeyPath
 from gateway.config.fields import Text
 from gateway.config.validation import Problem, Section, one_of
-from gateway.config.yaml_loader import Source
+from gateway.config.yaml_loader import YamlSource
 from gateway.messages import Bypass
 
 MAX_EXPECTATIONS = 200  # of a file
@@ -99,7 +99,7 @@ class Expectation:
         return ConfigError(self.file, self.lines[key], path, f"{self.name!r}: {message}")
 
 
-def compiled_expectations(rules: tuple[ExpectationRule, ...], source: Source) -> Iterator[Expectation]:
+def compiled_expectations(rules: tuple[ExpectationRule, ...], source: YamlSource) -> Iterator[Expectation]:
     """Those of one file."""
     for index, rule in enumerate(rules):
         at: KeyPath = ("tests", index)

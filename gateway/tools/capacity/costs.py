@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from gateway.config.errors import ConfigInvalid, unknown_name
 from gateway.config.validation import NOT_EMPTY, Section, error_messages
-from gateway.config.yaml_loader import Source, load_yaml, read_file
+from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
 
 Positive = Annotated[float, Field(gt=0, le=1e15)]
 NotNegative = Annotated[float, Field(ge=0, le=1e15)]
@@ -142,7 +142,7 @@ def _read(content: bytes, file: str, kind: type[File], section: str, names: tupl
     return parsed
 
 
-def _unknown_names(source: Source, section: str, names: tuple[str, ...]) -> list[Any]:
+def _unknown_names(source: YamlSource, section: str, names: tuple[str, ...]) -> list[Any]:
     written = source.value.get(section)
     if not isinstance(written, Mapping):
         return []

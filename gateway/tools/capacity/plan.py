@@ -12,20 +12,20 @@ from gateway.tools.capacity.demand import Demand, Impossible
 
 # Waiting for one server with one queue: a gateway's event loop, or the thread of its embedding model.
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceTime:
     """What requests take of a server, on the mean of all: `mean_s`, and `square`, the mean of its square in s^2."""
 
     mean_s: float
     square: float
 
     @classmethod
-    def of(cls, kinds: Iterable[tuple[float, float]]) -> Service:
+    def of(cls, kinds: Iterable[tuple[float, float]]) -> ServiceTime:
         """Kinds of request as (share, seconds); each kind takes the same always. What is left of 1 takes nothing."""
         known = list(kinds)
         return cls(sum(p * s for p, s in known), sum(p * s * s for p, s in known))
 
 
-def mean_wait_s(rate: float, service: Service, reserved_share: float = 0.0) -> float:
+def mean_wait_s(rate: float, service: ServiceTime, reserved_share: float = 0.0) -> float:
     """Until the server begins, for Poisson arrivals: Pollaczek and Khinchine, rate E[S^2] / (2 (1 - utilisation)).
 
     `rate`: a second. `reserved_share`: the part of the server that other work has, in [0, 1). inf where it cannot keep up.
@@ -37,7 +37,7 @@ def mean_wait_s(rate: float, service: Service, reserved_share: float = 0.0) -> f
     return rate * service.square / (2 * left * left * (1 - used))
 
 
-def wait_quantile_s(rate: float, service: Service, quantile: float, reserved_share: float = 0.0) -> float:
+def wait_quantile_s(rate: float, service: ServiceTime, quantile: float, reserved_share: float = 0.0) -> float:
     """What `quantile` of the requests wait at most, with an exponential tail: P(W > t) = u exp(-t u / E[W]), which is
     exact for exponential service and errs by some per cent of a wait for others (held by bench/capacity_model.py)."""
     wait = mean_wait_s(rate, service, reserved_share)
@@ -120,8 +120,8 @@ class Work:
     """Of gateways: what each request asks of an event loop and of the threads beside it, and the part of a core of each
     that following the others takes, in every gateway alike."""
 
-    loop: Service
-    threads: Service
+    loop: ServiceTime
+    threads: ServiceTime
     loop_replication: float
     threads_replication: float
 
@@ -145,7 +145,7 @@ def work_per_request(demand: Demand, costs: Costs, index: str) -> Work:
     ]
     changes = d.peak * d.inserts if index == "faiss" else 0.0
     return Work(
-        Service.of(loop), Service.of(threads), changes * c.change_loop_us * US, changes * c.change_threads_us * US
+        ServiceTime.of(loop), ServiceTime.of(threads), changes * c.change_loop_us * US, changes * c.change_threads_us * US
     )
 
 

@@ -261,12 +261,12 @@ class ResponseParser:
         fields = self._fields
         if fields is None:
             return  # a trailer, which ends here
-        text, header_map = self._names[name]
+        field, listed = self._names[name]
         said = value.decode("utf-8", "surrogateescape").rstrip(" \t")
-        fields.append((text, said))
-        if header_map is not None:
-            self._header_map[header_map] = (
-                f"{self._header_map[header_map]}, {said}" if header_map in self._header_map else said
+        fields.append((field, said))
+        if listed is not None:
+            self._header_map[listed] = (
+                f"{self._header_map[listed]}, {said}" if listed in self._header_map else said
             )
 
     def on_headers_complete(self) -> None:

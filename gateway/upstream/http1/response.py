@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 
-class BodySource(Protocol):
+class ResponseConnection(Protocol):
     """The connection that a response comes over."""
 
     reading_paused: bool  # nothing is read from the socket until `taken` is called
@@ -26,7 +26,7 @@ class HttpResponse:
 
     __slots__ = ("_connection", "chunks", "error", "header_map", "headers", "memo", "status", "unread", "whole")
 
-    def __init__(self, connection: BodySource | None) -> None:
+    def __init__(self, connection: ResponseConnection | None) -> None:
         self._connection = connection  # None: over, or not begun
         self.header_map: dict[str, str] = {}  # see `heads.NOTED`
         self.status = 0  # no final head has come yet
