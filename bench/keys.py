@@ -21,7 +21,7 @@ from bench.asked import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, run
 from bench.protocols import QUESTION
-from gateway.api_keys import digest_of
+from gateway.config.api_keys import digest_of
 from tests.fixtures.stores import outside_server
 
 STATIC = "sk-of-the-configuration"

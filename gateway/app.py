@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway import operations
-from gateway.access import Access
+from gateway import bootstrap as operations
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import LimitsHandler, shown
 from gateway.admin.explain_pair import ExplainHandler
@@ -24,6 +23,7 @@ from gateway.admin.policy_manager import PolicyManager
 from gateway.admin.policy_sync import sync_policy
 from gateway.admin.server import AdminPort
 from gateway.admin.stats import Gauges, Stats, set_policy_gauges, set_size_gauges
+from gateway.bootstrap import Access, Dashboard, Observed, build_jobs, observer_of
 from gateway.cache.model_factory import build_embedder
 from gateway.cache.stores import Stores, open_stores
 from gateway.circuit_breaker import BreakerState
@@ -32,18 +32,15 @@ from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy
 from gateway.context import Handler
 from gateway.fleet_metrics import figures_of
+from gateway.http_server.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.http_server.server import HttpServer
-from gateway.inflight import Inflight
-from gateway.job_service import build_jobs
-from gateway.listening import DataDirLock, certificates_of, grpc_port_of, listening
 from gateway.observability.access_log import AccessLog
-from gateway.observer_factory import observer_of
-from gateway.operations import Dashboard, Observed
-from gateway.parts import Parts, build_parts
 from gateway.pipeline import Deployment, route_table, shared_pipeline
 from gateway.ports import Clock
-from gateway.route_steps import RouteSteps, SharedSteps
+from gateway.steps.assembly import RouteSteps, SharedSteps
+from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
+from gateway.steps.parts import Parts, build_parts
 from gateway.tasks import restart_on_failure, run_in
 from gateway.worker import WorkerEnvironment, admin_socket, data_socket
 

@@ -57,7 +57,7 @@ OnWritten = Callable[["RequestContext", Response, Any, bytes, bytes], None]
 
 
 class InputBatch(Protocol):
-    """Collects the inputs of one request that no cache has: `gateway.input_batch`."""
+    """Collects the inputs of one request that no cache has: `gateway.upstream.input_batch`."""
 
     async def join(self, request: RequestContext, forward: Handler) -> Response:
         """The response for this input. Raises what the call to the backend raised."""

@@ -12,7 +12,7 @@ from gateway.config import Config
 from gateway.config.policy.model import Policy, Route
 from gateway.context import Handler, RequestContext
 from gateway.messages import Response
-from gateway.route_steps import RouteSteps, SharedSteps
+from gateway.steps.assembly import RouteSteps, SharedSteps
 from gateway.steps.parse_and_route import RouteTable
 
 B = TypeVar("B")

@@ -14,7 +14,7 @@ from tests.fixtures.processes import write_config
 ASKED = """
 import logging, resource, sys
 from pathlib import Path
-from gateway.listening import allow_files
+from gateway.http_server.listening import allow_files
 from gateway.config.load import load_config
 logging.basicConfig(stream=sys.stdout, format="%(message)s %(fields)s")
 config = load_config(Path(sys.argv[1]), {})

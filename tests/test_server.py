@@ -17,7 +17,7 @@ from aiohttp import web
 
 from gateway.errors import StartupError
 from gateway.messages import Bypass, Provenance, Verdict
-from gateway.response_headers import cache_status
+from gateway.observability.response_headers import cache_status
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, stream

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from gateway import parts as space_factory
 from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedder
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.redis.keyspace import ONE_SERVER
@@ -29,6 +28,7 @@ from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector
 from gateway.ports import Embedder
+from gateway.steps import parts as space_factory
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, recovered
 from tests.fixtures.gateways import gateway_of as gateway_with

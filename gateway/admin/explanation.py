@@ -20,13 +20,13 @@ from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
 from gateway.messages import Call, Embedding
-from gateway.parts import Parts
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock
-from gateway.route_steps import backend_choice_of
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
+from gateway.steps.assembly import backend_choice_of
 from gateway.steps.parse_and_route import apply_route
+from gateway.steps.parts import Parts
 from gateway.streams import BufferedBody
 
 

@@ -12,8 +12,7 @@ from aiohttp import web
 
 from gateway.admin.responses import json_response
 from gateway.errors import StoreUnavailable
-from gateway.job_records import JobState, job_json
-from gateway.job_store import JobStore
+from gateway.job_store import JobState, JobStore, job_json
 
 STATES = ("active", "dead", "finished")
 DEFAULT_LIMIT, MAX_LIMIT = 50, 1000

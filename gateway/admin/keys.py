@@ -14,7 +14,7 @@ from pydantic import Field
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.middleware import actor_of
 from gateway.admin.responses import json_errors, json_response, parse_object, parse_section, read_body
-from gateway.api_keys import (
+from gateway.config.api_keys import (
     ApiKey,
     KeyChange,
     KeySecret,

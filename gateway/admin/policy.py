@@ -24,7 +24,7 @@ from gateway.config.policy.model import Policy
 from gateway.errors import BadRequest, GatewayError, PayloadTooLarge
 from gateway.observability.metrics import LATENCY_BUCKETS
 from gateway.observability.telemetry import Telemetry
-from gateway.parts import Parts
+from gateway.steps.parts import Parts
 
 # Latency budgets that no backend has kept since the gateway started: only one that runs can know.
 MIN_ANSWERS = 20  # of each backend: fewer may all have been slow by chance

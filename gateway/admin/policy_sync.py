@@ -16,8 +16,8 @@ from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.history import Author
 from gateway.config.policy.model import Policy
 from gateway.errors import GatewayError, StoreUnavailable
-from gateway.fleet import Fleet
 from gateway.ports import Lineage, Published
+from gateway.steps.fleet import Fleet
 from gateway.tasks import run_in
 
 LOG = logging.getLogger("nearhit")

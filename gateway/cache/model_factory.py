@@ -11,13 +11,13 @@ from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import MAX_BATCH, OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.system.clock import SystemClock
+from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import WEIGHTS, CrossEncoder, LearnedVerifier, TwoStageVerifier, load_weights
 from gateway.config import VerifierConfig
 from gateway.config.schema import CrossEncoderConfig, EmbeddingModel
 from gateway.errors import StartupError
 from gateway.ports import TextEncoder, Verifier
-from gateway.weight_files import WeightsCorrupt
 
 
 def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextEncoder:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
+from gateway.adapters.system.weight_files import WeightFiles, WeightsCorrupt
 from gateway.cache import lexical
 from gateway.cache.features import LONGEST, NAMES, QuestionReading, features, kept, read, word_features
 from gateway.cache.forest import Forest, from_arrays
@@ -20,7 +21,6 @@ from gateway.cache.threshold.ledger import BANDS
 from gateway.errors import ModelUnavailable
 from gateway.messages import Refusal
 from gateway.ports import Opinion, PriorBands, StoredCandidate
-from gateway.weight_files import WeightFiles, WeightsCorrupt
 
 FLOOR = 0.6
 

@@ -21,7 +21,7 @@ from gateway.cli.signals import wait_for_signal
 from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartupError
-from gateway.listening import allow_files
+from gateway.http_server.listening import allow_files
 from gateway.observability import json_logging
 from gateway.tools.demo.build import start_demo_models
 

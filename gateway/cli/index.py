@@ -22,7 +22,7 @@ from gateway.config import Config
 from gateway.config.fields import milvus_lite_path
 from gateway.config.load import load_config
 from gateway.errors import StartupError, StoreUnavailable
-from gateway.listening import DataDirLock
+from gateway.http_server.listening import DataDirLock
 from gateway.ports import ResponseStore, VectorIndex
 
 MAX_STALLED_ATTEMPTS = 5  # in a row without any progress

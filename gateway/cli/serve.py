@@ -23,7 +23,7 @@ from gateway.cli.workers import run_supervisor
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.policy.single_backend import upstream_config
-from gateway.listening import allow_files
+from gateway.http_server.listening import allow_files
 from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
 from gateway.tasks import cancelled, start_task

@@ -33,7 +33,7 @@ from gateway.config.load import load_config
 from gateway.config.units import Address
 from gateway.errors import StartupError
 from gateway.fleet_metrics import OwnMetrics, compact, figures_folder
-from gateway.listening import DataDirLock, listening
+from gateway.http_server.listening import DataDirLock, listening
 from gateway.observability.aggregation import pack_metrics
 from gateway.observability.telemetry import Telemetry
 from gateway.tasks import Backoff, spawn

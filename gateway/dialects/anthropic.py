@@ -14,8 +14,8 @@ import orjson
 
 from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
+from gateway.dialects.conversation import Conversational, divided, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
-from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
 

@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 
 from gateway.dialects.anthropic_errors import error_sentence
+from gateway.dialects.conversation import split_pieces
 from gateway.dialects.openai_answers import reading
 from gateway.dialects.sse import encode_event, with_event_name
-from gateway.dialects.turns import split_pieces
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 

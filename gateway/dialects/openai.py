@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 
 from gateway.dialects import openai_answers as answers
+from gateway.dialects.conversation import Conversational, divided, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, read_object
 from gateway.dialects.openai_answers import reading
-from gateway.dialects.turns import Conversational, divided, transcript
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.dialects.turns import split_pieces
+from gateway.dialects.conversation import split_pieces
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 

@@ -24,7 +24,7 @@ from gateway.http_server.wire import (
     stream_headers,
 )
 from gateway.messages import Body, ByteStream, Event, EventStream, FullBody, Response, Tunnel
-from gateway.response_headers import ResponseHeaders
+from gateway.observability.response_headers import ResponseHeaders
 from gateway.streams import BufferedStream, as_observed, close_body, drain, pump
 
 

@@ -15,8 +15,8 @@ from gateway.context import Handler
 from gateway.http_server.aiohttp_edge import AiohttpEdge
 from gateway.http_server.connections import ServerConnections
 from gateway.http_server.service import Health, RequestService
-from gateway.inflight import Inflight
 from gateway.ports import Clock
+from gateway.steps.error_boundary import Inflight
 
 HTTP_LOG = logging.getLogger("nearhit.http")
 # In a hand-over: how long clients that keep a connection may take to ask once more. Those that are busy ask sooner.

@@ -15,10 +15,10 @@ from gateway.config.schema import ServerConfig
 from gateway.context import Handler, HeadMemo, RequestContext, resolve_response
 from gateway.http_server.compression import compress_response
 from gateway.http_server.cors import CrossOrigin
-from gateway.inflight import Inflight
 from gateway.messages import FullBody, Response
+from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import BodySource, Clock
-from gateway.response_headers import ResponseHeaders
+from gateway.steps.error_boundary import Inflight
 
 # The id of a request: the client's, where it is harmless in a log and a header; our own otherwise.
 SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -17,8 +17,7 @@ from gateway.config.schema import JobsConfig
 from gateway.context import RequestContext
 from gateway.dialects.json_body import parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, StoreUnavailable, TooManyJobs
-from gateway.job_records import BatchFile, JobBatch
-from gateway.job_store import BatchStore
+from gateway.job_store import BatchFile, BatchStore, JobBatch
 from gateway.jobs.batches import WINDOWS, batch_json, endpoint_of, file_json, metadata_of
 from gateway.jobs.endpoint import RETRY_AFTER_S, CredentialPolicy, key_header
 from gateway.jobs.submission import stored_headers

@@ -13,8 +13,19 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import BatchError, BatchFile, BatchLine, Job, JobBatch, JobState, Unsealable
-from gateway.job_store import Admittance, BatchStore, Bounds, JobStore
+from gateway.job_store import (
+    Admittance,
+    BatchError,
+    BatchFile,
+    BatchLine,
+    BatchStore,
+    Bounds,
+    Job,
+    JobBatch,
+    JobState,
+    JobStore,
+    Unsealable,
+)
 from gateway.jobs.batches import BatchReader, file_id, key_of, output_of
 from gateway.ports import Clock
 from gateway.priority import Priority

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.job_records import BatchError, BatchFile, BatchLine, JobBatch, JobState, JobStatus, result_json
+from gateway.job_store import BatchError, BatchFile, BatchLine, JobBatch, JobState, JobStatus, result_json
 from gateway.jobs.submission import OWN, TARGET
 
 MAX_FAULTS = 100

@@ -9,7 +9,7 @@ import hashlib
 import msgpack
 from cryptography.fernet import Fernet, InvalidToken
 
-from gateway.job_records import ODD, Headers, Unsealable
+from gateway.job_store import ODD, Headers, Unsealable
 
 
 class Sealer:

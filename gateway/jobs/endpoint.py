@@ -23,8 +23,7 @@ from gateway.errors import (
     StoreUnavailable,
     TooManyJobs,
 )
-from gateway.job_records import Job, JobState, JobStatus, job_json
-from gateway.job_store import Admittance, Bounds, JobStore
+from gateway.job_store import Admittance, Bounds, Job, JobState, JobStatus, JobStore, job_json
 from gateway.jobs.notifications import JobNotifications
 from gateway.jobs.submission import PATH, JobRequest, parse_description, parse_preferred, stored_headers, wants_async
 from gateway.jobs.workers import JobWorkers

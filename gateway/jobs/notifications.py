@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from gateway.job_records import JobStatus
+from gateway.job_store import JobStatus
 
 MAX_FOLLOWERS = 1_000
 POLL_EVERY_S = 1.0

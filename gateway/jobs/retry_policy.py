@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from gateway.job_records import Headers, JobResult, JobStatus
-from gateway.job_store import Conclusion
+from gateway.job_store import Conclusion, Headers, JobResult, JobStatus
 
 # Told to come later: by a backend, by its gate here, by a limit of the policy. No fault of the job, and no attempt.
 RETRY_LATER = frozenset({429, 503})

@@ -8,10 +8,10 @@ from multidict import CIMultiDict
 
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import UpstreamStreamError
-from gateway.job_records import Job, JobResult, Unsealable
+from gateway.job_store import Job, JobResult, Unsealable
 from gateway.messages import ByteStream, EventStream, FullBody, Response
+from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
-from gateway.response_headers import ResponseHeaders
 from gateway.streams import BufferedBody, close_body
 
 if TYPE_CHECKING:

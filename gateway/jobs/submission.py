@@ -13,7 +13,7 @@ import orjson
 from gateway.adapters.system.ssrf_guard import TargetRefused, check_url
 from gateway.credentials import SECRET
 from gateway.errors import BadRequest
-from gateway.job_records import Headers
+from gateway.job_store import Headers
 from gateway.priority import Priority
 
 PATH = "/v1/jobs"

@@ -13,8 +13,7 @@ import orjson
 from standardwebhooks import Webhook
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import JobState, job_json
-from gateway.job_store import Delivery, JobStore, WebhookOutcome
+from gateway.job_store import Delivery, JobState, JobStore, WebhookOutcome, job_json
 from gateway.jobs.retry_policy import backoff_s
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import ClaimedJob, JobResult, JobStatus
-from gateway.job_store import Conclusion, JobHold, JobStore
+from gateway.job_store import ClaimedJob, Conclusion, JobHold, JobResult, JobStatus, JobStore
 from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, decide
 from gateway.jobs.runner import NoAnswer, Runner
 from gateway.observability.telemetry import Telemetry

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
-from gateway.dialects.odds import TokenLogprobs, logprobs_reader
+from gateway.dialects.logprobs import TokenLogprobs, logprobs_reader
 from gateway.errors import BackendError, BadRequest, GatewayError, UpstreamStreamError
 from gateway.messages import Admission, Call, Choice, Inspection, Usage
 from gateway.observability.telemetry import Telemetry

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from gateway.adapters.system.weight_files import Tables, WeightFiles, WeightsCorrupt
 from gateway.errors import StartupError
 from gateway.messages import Vector
 from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
-from gateway.weight_files import Tables, WeightFiles, WeightsCorrupt
 
 WEIGHTS = Path(__file__).parent / "weights"
 

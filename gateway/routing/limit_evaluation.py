@@ -124,7 +124,9 @@ def _requests(route: str, rule: Limits, subject: str) -> Iterator[LimitRequest]:
         yield _paced(route, rule.per, subject, "requests", pace, 1)
 
 
-def _limit_requests(route: str, rule: Limits, subject: str, estimate: CostEstimate, member: str) -> Iterator[LimitRequest]:
+def _limit_requests(
+    route: str, rule: Limits, subject: str, estimate: CostEstimate, member: str
+) -> Iterator[LimitRequest]:
     where = f"{route}:{rule.per}:{subject}:"
     if not rule.count_hits:
         yield from _requests(route, rule, subject)

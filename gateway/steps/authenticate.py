@@ -6,8 +6,8 @@ import math
 from collections.abc import Awaitable, Callable
 from ipaddress import IPv6Address, ip_address
 
-from gateway.api_keys import PREFIX, digest_of, is_well_formed
 from gateway.bounded_cache import BoundedCache
+from gateway.config.api_keys import PREFIX, digest_of, is_well_formed
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import key_of, tenant_of
 from gateway.errors import TooManyAuthFailures, Unauthorized

@@ -7,11 +7,29 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.context import Handler, RequestContext
 from gateway.errors import BackendOverloaded, GatewayError, TooManyInflight
-from gateway.inflight import Inflight
 from gateway.messages import Dialect, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.priority import ShedReason
 
+
+# How many requests wait for something, over all ports of the gateway.
+class Inflight:
+    """`limit`: `server.max_inflight`. The server counts a request when it makes a task for it; answers from memory
+    make none."""
+
+    __slots__ = ("count", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether one more has to be refused."""
+        return self.count >= self.limit
+
+
+# The one place where errors become responses, and where the gateway refuses what it cannot bear.
 LOG = logging.getLogger("nearhit")
 
 ErrorDialect = Callable[[str, str, Mapping[str, str]], Dialect]

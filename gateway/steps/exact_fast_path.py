@@ -23,7 +23,6 @@ from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import provenance_of
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import StoreUnavailable
-from gateway.inflight import Inflight
 from gateway.messages import (
     NO_DIRECTIVES,
     Dialect,
@@ -37,9 +36,10 @@ from gateway.messages import (
 )
 from gateway.observability.access_log import RequestSeries
 from gateway.observability.observer import CLIENT_CLOSED, Observer
+from gateway.observability.response_headers import HeaderTemplate
 from gateway.ports import Clock, NearbyStore
 from gateway.principal import Principal
-from gateway.response_headers import HeaderTemplate
+from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
 
 MAX_KNOWN = 4096

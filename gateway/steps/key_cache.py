@@ -14,8 +14,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.api_keys import ApiKey, KeyStore, KeyUnreadable, decode
 from gateway.bounded_cache import BoundedCache
+from gateway.config.api_keys import ApiKey, KeyStore, KeyUnreadable, decode
 from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock

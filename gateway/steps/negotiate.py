@@ -14,8 +14,8 @@ from gateway.config.policy.model import ReplaySettings
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, MalformedResponse, UpstreamStreamError
 from gateway.messages import Admission, Body, Call, Event, EventStream, FullBody, Response, Verdict
+from gateway.observability.response_headers import HITS
 from gateway.ports import Clock
-from gateway.response_headers import HITS
 from gateway.steps.list_models import ModelList
 from gateway.steps.split_inputs import SplitInputs
 from gateway.streams import BufferedStream, ClosingStream, StreamObserver, close_body, with_observer

@@ -11,8 +11,8 @@ from typing import Any
 from gateway.cache.keys import keys_of, owner_of
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import BackendError, MalformedResponse
-from gateway.input_batch import MissBatch
 from gateway.messages import Call, FullBody, Provenance, Response, Verdict
+from gateway.upstream.input_batch import MissBatch
 
 MAX_INPUTS = 2048  # OpenAI's own bound of a call
 

@@ -15,12 +15,12 @@ from gateway.config.backends import BatchRule
 from gateway.context import Backend, Load, RequestContext
 from gateway.dialects.kserve import batch_key, batch_rows, merge_calls, split_answer
 from gateway.errors import BackendError, MalformedResponse
-from gateway.input_batch import copy_error
 from gateway.messages import Call, FullBody, Response
 from gateway.ports import Clock
 from gateway.priority import Priority
 from gateway.streams import close_body
 from gateway.tasks import spawn
+from gateway.upstream.input_batch import copy_error
 
 LOG = logging.getLogger("nearhit.batching")
 MAX_FORMS = 1024  # that are remembered

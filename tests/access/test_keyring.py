@@ -15,7 +15,7 @@ from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.keys import KeyAdmin, KeyRotation, KeySpec, KeyUpdate
-from gateway.api_keys import KeyChange, VersionConflict, digest_of, new_key
+from gateway.config.api_keys import KeyChange, VersionConflict, digest_of, new_key
 from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import Principal

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.redis.api_keys import RedisApiKeys
-from gateway.api_keys import digest_of, new_key
+from gateway.config.api_keys import digest_of, new_key
 from gateway.errors import StoreUnavailable
 from gateway.steps.authenticate import BURST
 from tests.access.keys import ADMIN, AS_ADMIN, admin, bearer, create, is_hit, keyed

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, GRAPH_FILE, UNREAD_LOGIT, OnnxCrossEncoder, load_word_table
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, ModelCorrupt, default_model_dir
 from gateway.adapters.onnx.tokenizer import MAX_PAIR_TOKENS
+from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.features import FloatArray
 from gateway.cache.verifiers import WEIGHTS
-from gateway.weight_files import WeightsCorrupt
 
 MODEL_DIR = default_model_dir() / MODEL
 ASKED = "How do I reset my password?"

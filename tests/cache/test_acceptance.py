@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifiers import load_calibration
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, StoredCandidate
-from gateway.weight_files import WeightsCorrupt
 
 VERIFIER = ThresholdVerifier()
 

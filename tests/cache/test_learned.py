@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
+from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.features import NAMES
 from gateway.cache.forest import from_arrays
 from gateway.cache.threshold.ledger import BANDS
@@ -30,7 +31,6 @@ from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, load_weights, provenance
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, Opinion, StoredCandidate
-from gateway.weight_files import WeightsCorrupt
 
 VERIFIER = LearnedVerifier(load_weights())
 LEAST = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=0.01))

@@ -24,9 +24,9 @@ from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of, store_pid
-from tests.fixtures.waiting import until
 from tests.fixtures.stores import OutsideServer, frozen
 from tests.fixtures.upstream import Upstream, completion
+from tests.fixtures.waiting import until
 
 Nearhit = Callable[..., Coroutine[Any, Any, tuple[int, str, str]]]
 EXACT = """

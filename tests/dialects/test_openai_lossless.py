@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects.conversation import split_pieces
 from gateway.dialects.openai_answers import DONE, assemble, inspect, renewed, split
-from gateway.dialects.turns import split_pieces
 from gateway.messages import Admission
 from tests.dialects.test_openai_answers import (
     CHAT,

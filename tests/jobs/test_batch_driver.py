@@ -15,8 +15,7 @@ from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
-from gateway.job_records import BatchFile, JobBatch
-from gateway.job_store import BatchStore, Bounds
+from gateway.job_store import BatchFile, BatchStore, Bounds, JobBatch
 from gateway.jobs.batch_runner import LEASE_S, RENEW_S, BatchDriver
 from gateway.tasks import cancelled
 from tests.fixtures.clock import FakeClock

@@ -16,7 +16,7 @@ from redis import Redis
 
 from gateway.adapters.redis.embedded_valkey import socket_path
 from gateway.adapters.redis.keyspace import ONE_SERVER
-from gateway.job_records import JobBatch as Stored
+from gateway.job_store import JobBatch as Stored
 from gateway.jobs import batch_endpoint
 from gateway.jobs.batches import STEP_BYTES, STEP_LINES, BatchReader
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of

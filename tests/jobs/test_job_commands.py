@@ -7,8 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from gateway.job_records import JobStatus
-from gateway.job_store import Conclusion
+from gateway.job_store import Conclusion, JobStatus
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.jobs.asking import main_of, submit

@@ -12,8 +12,7 @@ from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.jobs import RedisJobs
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.store import RedisStore
-from gateway.job_records import ClaimedJob, Job, JobResult, JobStatus
-from gateway.job_store import Admittance, Bounds, Conclusion, JobHold
+from gateway.job_store import Admittance, Bounds, ClaimedJob, Conclusion, Job, JobHold, JobResult, JobStatus
 from gateway.priority import Priority
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import PATIENT_S

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.job_records import JobResult, JobStatus
-from gateway.job_store import Conclusion
+from gateway.job_store import Conclusion, JobResult, JobStatus
 from gateway.jobs.retry_policy import ConcurrencyPace, RetryDecision, RetryTerms, backoff_s, decide, retry_after_s
 
 TERMS = RetryTerms(attempts=3, max_age_s=1000.0, result_s=60.0, dead_s=600.0)

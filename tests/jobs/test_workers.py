@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import StoreUnavailable
-from gateway.job_records import ClaimedJob, Job, JobResult
-from gateway.job_store import Conclusion, Counts, JobHold
+from gateway.job_store import ClaimedJob, Conclusion, Counts, Job, JobHold, JobResult
 from gateway.jobs.retry_policy import RetryTerms
 from gateway.jobs.workers import JobWorkers
 from gateway.observability.telemetry import Telemetry

@@ -9,7 +9,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from gateway import input_batch
+from gateway.upstream import input_batch
 from tests.fixtures.gateways import Answer, Served, aboard
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until

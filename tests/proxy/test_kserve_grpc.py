@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from gateway.http_server.grpc.request_adapter import RpcRequest
-from gateway.response_headers import ResponseHeaders
+from gateway.observability.response_headers import ResponseHeaders
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.kserve_triton import MODELS, KServeTriton

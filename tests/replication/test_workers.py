@@ -19,7 +19,7 @@ import pytest_asyncio
 from gateway.cli.workers import restart, run_supervisor
 from gateway.config import Config
 from gateway.errors import StartupError
-from gateway.listening import DataDirLock
+from gateway.http_server.listening import DataDirLock
 from tests.fixtures.gateways import BOTH_CACHES, config_of
 from tests.fixtures.processes import Process, served_by_process, write_config
 from tests.fixtures.upstream import Upstream, serving

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.messages import Vector
 from gateway.routing.complexity import (
     TRAINED,
@@ -21,7 +22,6 @@ from gateway.routing.complexity import (
     weights_from,
 )
 from gateway.routing.prompt_features import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, PromptReading
-from gateway.weight_files import WeightsCorrupt
 
 ENCODER = "all-MiniLM-L6-v2/onnx-int8/0123456789ab"
 MODEL = ComplexityModel(load_weights(), ENCODER)

@@ -270,7 +270,7 @@ from gateway.config.schema import TrafficConfig
 from gateway.steps.traffic_log.reader import read_traffic
 from gateway.steps.traffic_log.segments import Segments
 traffic = read_traffic(sys.argv[1], Path("."), 0.0)
-segments = Segments(Path(sys.argv[2]), Traffic())
+segments = Segments(Path(sys.argv[2]), TrafficConfig())
 while True:
     segments.append(traffic.heading, traffic.requests)
     print("written", flush=True)

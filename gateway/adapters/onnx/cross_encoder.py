@@ -20,7 +20,7 @@ import onnxruntime
 
 from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, ModelCorrupt
 from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
-from gateway.weight_files import WeightsCorrupt
+from gateway.adapters.system.weight_files import WeightsCorrupt
 
 # The embedder's own table of word embeddings, read from its graph, so that a cross-encoder need not bring one.
 #

@@ -12,8 +12,7 @@ import msgpack
 from gateway.adapters.redis.durability import WriteThrough
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
-from gateway.job_records import ODD, BatchError, BatchFile, JobBatch
-from gateway.job_store import BatchProgress
+from gateway.job_store import ODD, BatchError, BatchFile, BatchProgress, JobBatch
 
 TIMEOUT_S = 10.0  # files are large
 LEASE = """

@@ -14,9 +14,15 @@ from gateway.adapters.redis import job_scripts as scripts
 from gateway.adapters.redis.durability import WriteThrough
 from gateway.adapters.redis.store import RedisStore
 from gateway.errors import StoreUnavailable
-from gateway.job_records import (
+from gateway.job_store import (
+    Admittance,
+    Bounds,
     ClaimedJob,
+    Conclusion,
+    Counts,
+    Delivery,
     Job,
+    JobHold,
     JobState,
     JobStatus,
     RecordUnreadable,
@@ -25,7 +31,6 @@ from gateway.job_records import (
     encode_job,
     encode_result,
 )
-from gateway.job_store import Admittance, Bounds, Conclusion, Counts, Delivery, JobHold
 
 TIMEOUT_S = 5.0
 OVERHEAD = 1024  # bytes that the server takes for a job beside its record, about

@@ -15,10 +15,10 @@ import numpy as np
 from gateway.adapters.onnx.cross_encoder import ABOUT_FILE, UNREAD_LOGIT
 from gateway.adapters.onnx.model_files import ModelMissing
 from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
+from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.adapters.triton.model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
 from gateway.errors import StartupError
 from gateway.ports import Clock
-from gateway.weight_files import WeightsCorrupt
 
 FORM = InputSpec(
     "cross-encoder",

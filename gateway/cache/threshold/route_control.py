@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 
 from gateway.cache.threshold.ledger import BANDS, ThresholdLedger, ThresholdState, TrafficCounts, band_of
-from gateway.cache.threshold.wrong_hits import WrongHitEstimate, Label, WrongHits
+from gateway.cache.threshold.wrong_hits import Label, WrongHitEstimate, WrongHits
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands

@@ -20,7 +20,7 @@ from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
 from gateway.config.schema import CrossEncoderConfig, EmbeddingModel
 from gateway.errors import StartupError
-from gateway.listening import allowed, needed
+from gateway.http_server.listening import allowed, needed
 
 PACKAGE = Path(gateway.__file__ or "").parent
 LOCKS = Path("/proc/locks")

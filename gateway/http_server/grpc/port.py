@@ -21,10 +21,10 @@ from gateway.context import Handler, RequestContext, resolve_response
 from gateway.http_server.grpc.inference import RpcError, infer, infer_all
 from gateway.http_server.grpc.metadata_rpcs import ABOUT, About
 from gateway.http_server.grpc.request_adapter import RpcRequest
-from gateway.inflight import Inflight
 from gateway.messages import Response
+from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
-from gateway.response_headers import ResponseHeaders
+from gateway.steps.error_boundary import Inflight
 from gateway.streams import with_completion
 
 

@@ -13,8 +13,8 @@ from gateway.context import RequestContext
 from gateway.dialects.kserve import STREAM
 from gateway.http_server.service import SAFE_ID
 from gateway.messages import Response
+from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
-from gateway.response_headers import ResponseHeaders
 from gateway.streams import BufferedBody
 
 BUDGET_HEADER = "x-latency-budget-ms"

@@ -145,7 +145,10 @@ def work_per_request(demand: Demand, costs: Costs, index: str) -> Work:
     ]
     changes = d.peak * d.inserts if index == "faiss" else 0.0
     return Work(
-        ServiceTime.of(loop), ServiceTime.of(threads), changes * c.change_loop_us * US, changes * c.change_threads_us * US
+        ServiceTime.of(loop),
+        ServiceTime.of(threads),
+        changes * c.change_loop_us * US,
+        changes * c.change_threads_us * US,
     )
 
 

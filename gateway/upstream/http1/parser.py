@@ -265,9 +265,7 @@ class ResponseParser:
         said = value.decode("utf-8", "surrogateescape").rstrip(" \t")
         fields.append((field, said))
         if listed is not None:
-            self._header_map[listed] = (
-                f"{self._header_map[listed]}, {said}" if listed in self._header_map else said
-            )
+            self._header_map[listed] = f"{self._header_map[listed]}, {said}" if listed in self._header_map else said
 
     def on_headers_complete(self) -> None:
         answer, fields, self._fields = self._answer, self._fields, None

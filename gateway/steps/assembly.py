@@ -12,10 +12,8 @@ from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.config.policy.model import Route, Semantic
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
-from gateway.inflight import Inflight
 from gateway.messages import Entry, Lifetime
 from gateway.observability.observer import Observer
-from gateway.parts import Parts
 from gateway.routing.answer_checks import AnswerChecks, Grader
 from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.cascade import CascadeDispatch, LightTrials
@@ -25,7 +23,7 @@ from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.cluster_lease import ClusterLease
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
 from gateway.steps.dispatch import Call, Dispatch, Mirror
-from gateway.steps.error_boundary import ErrorBoundary
+from gateway.steps.error_boundary import ErrorBoundary, Inflight
 from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache
 from gateway.steps.exact_fast_path import ExactFastPath
 from gateway.steps.key_cache import KeyCache
@@ -33,6 +31,7 @@ from gateway.steps.list_models import ModelList
 from gateway.steps.negotiate import Negotiate
 from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
+from gateway.steps.parts import Parts
 from gateway.steps.rate_limit import CountRequests, RateLimit
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
 from gateway.steps.semantic_lookup import SemanticLookup

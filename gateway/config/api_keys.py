@@ -172,7 +172,7 @@ class KeyChange:
 
 
 class KeyStore(Protocol):
-    """Every method raises `StoreUnavailable`. Records are those of `gateway.api_keys`."""
+    """Every method raises `StoreUnavailable`. Records are those of `gateway.config.api_keys`."""
 
     async def version(self) -> bytes:
         """Another one after every change; cheap."""

@@ -20,8 +20,8 @@ from gateway.config import Config, OnnxBackendConfig
 from gateway.config.schema import ServerConfig
 from gateway.context import Handler
 from gateway.errors import StartupError
-from gateway.inflight import Inflight
 from gateway.ports import Clock
+from gateway.steps.error_boundary import Inflight
 
 if TYPE_CHECKING:
     from gateway.http_server.grpc.port import GrpcPort

@@ -31,7 +31,6 @@ from gateway.cache.threshold.route_control import Controls
 from gateway.config import Config
 from gateway.config.schema import EmbeddingModel
 from gateway.errors import StoreUnavailable
-from gateway.fleet import Fleet
 from gateway.messages import Price
 from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
@@ -43,6 +42,7 @@ from gateway.routing.rate_limiter import RateLimiter
 from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackState
+from gateway.steps.fleet import Fleet
 from gateway.steps.traffic_log.format import SegmentHeading
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import FOLDER

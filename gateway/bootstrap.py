@@ -1,0 +1,461 @@
+"""Builds what decides who may do what."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.metadata
+import logging
+import math
+import random
+import re
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from gateway.adapters.redis.jobs import RedisJobs
+from gateway.adapters.redis.metrics import RedisTimeline
+from gateway.adapters.redis.migration import RedisMigration
+from gateway.adapters.system.audit_file import AuditFile
+from gateway.adapters.system.webhook_client import WebhookClient
+from gateway.admin.audit import AuditTrail
+from gateway.admin.cache import CacheAdmin, PurgeValidation
+from gateway.admin.entries import EntriesHandler
+from gateway.admin.event_stream import LiveHandler
+from gateway.admin.history import HistoryRecorder
+from gateway.admin.jobs import JobsHandler
+from gateway.admin.keys import KeyAdmin, KeysHandler
+from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
+from gateway.admin.static_files import StaticFiles
+from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
+from gateway.cache.embedding_spaces import Space
+from gateway.cache.export_import import ExportImport
+from gateway.cache.freshness import longest_lifetime_s
+from gateway.cache.index_checkpoints import remove_former_checkpoint
+from gateway.cache.purge import Purge
+from gateway.cache.recovery import Recovery
+from gateway.cache.replication import Replication
+from gateway.cache.stores import Stores
+from gateway.config import AuthConfig, Config, OpenAIBackendConfig
+from gateway.config.api_keys import digest_of, is_well_formed
+from gateway.config.auth import OidcConfig
+from gateway.config.environment import read_secret
+from gateway.config.policy.model import Policy
+from gateway.config.schema import JobsConfig
+from gateway.context import Handler
+from gateway.dialects.known import DIALECTS
+from gateway.errors import StartupError, Unauthorized
+from gateway.jobs.batch_endpoint import BatchEndpoint
+from gateway.jobs.batch_runner import BatchDriver
+from gateway.jobs.endpoint import CredentialPolicy, JobEndpoint, bounds_of
+from gateway.jobs.notifications import JobNotifications
+from gateway.jobs.retry_policy import RetryTerms
+from gateway.jobs.runner import Runner
+from gateway.jobs.webhook_delivery import SecretInvalid, WebhookDelivery, secret_of
+from gateway.jobs.workers import JobWorkers
+from gateway.observability.access_log import AccessLog, LogShares
+from gateway.observability.live_events import LiveEvents
+from gateway.observability.observer import Observer
+from gateway.observability.sampler import Tracing
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.principal import Actor, Principal, Role
+from gateway.steps.authenticate import REJECTION_MESSAGES, ApiKeyAuth, AuthThrottle, JobAuth, PassthroughAuth
+from gateway.steps.control_endpoints import Endpoint
+from gateway.steps.key_cache import KeyCache
+from gateway.steps.parts import Parts
+from gateway.tasks import run_in
+
+if TYPE_CHECKING:
+    from gateway.jobs.credential_encryption import Sealer
+
+
+class Access:
+    """Raises `StartupError` where a named secret is not in the environment."""
+
+    def __init__(
+        self, config: Config, environ: Mapping[str, str], stores: Stores, clock: Clock, telemetry: Telemetry
+    ) -> None:
+        auth, server = config.auth, config.server
+        token = read_secret(environ, auth.admin_token_env, "auth.admin_token_env")
+        failures = AuthThrottle(clock.monotonic)
+        self.key_cache = KeyCache(stores.keys, _configured(auth), clock, telemetry, grace_s=auth.key_grace)
+        file = AuditFile(config.data_dir, max_bytes=config.audit.max_size, files=config.audit.files)
+        audit_trail = AuditTrail(file, stores.removals, telemetry)
+        checks = [_key_check(self.key_cache)]
+        if auth.oidc is not None:
+            checks.append(_token_check(auth.oidc, clock))
+        allow_anonymous = token is None and auth.oidc is None
+        authenticator = Authenticator(token, checks, failures, telemetry, allow_anonymous=allow_anonymous)
+        self.guard = AccessMiddleware(server.admin, server.admin_hosts, authenticator, audit_trail, clock)
+        keys_required = auth.mode == "keys"
+        self.key_admin = KeyAdmin(stores.keys, self.key_cache, clock)
+        keys = KeysHandler(self.key_admin, clock, keys_required=keys_required)
+        self.admin = [*audit_trail.routes(), *keys.routes()]
+        self._asked_for = keys_required
+        self._failures = AuthThrottle(clock.monotonic)
+        self._telemetry = telemetry
+
+    def authenticate(self, inner: Handler) -> Handler:
+        """The step for requests that clients send."""
+        if not self._asked_for:
+            return PassthroughAuth(inner).__call__
+        return ApiKeyAuth(inner, self.key_cache, self._failures, self._telemetry).__call__
+
+    def authenticate_job(self, inner: Handler) -> Handler:
+        """The step for requests that are run for clients."""
+        return JobAuth(inner, self.key_cache).__call__
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Follows the keys of the store, until `stack` ends it."""
+        await self.key_cache.refresh()
+        stack.push_async_callback(self.key_cache.close)
+        run_in(stack, self.key_cache.run())
+
+
+def _configured(auth: AuthConfig) -> dict[str, Principal]:
+    return {
+        digest: Principal("", tenant, tenant, Role.USE) for tenant, digests in auth.keys.items() for digest in digests
+    }
+
+
+def _token_check(oidc: OidcConfig, clock: Clock) -> Check:
+    """Raises `StartupError`."""
+    check: Check = import_module("gateway.admin.oidc").token_check(oidc, clock)
+    return check
+
+
+def _key_check(key_cache: KeyCache) -> Check:
+    async def check(text: str) -> Actor | None:
+        if not is_well_formed(text):
+            return None
+        principal = await key_cache.find(digest_of(text))
+        if not isinstance(principal, Principal):
+            raise Unauthorized(REJECTION_MESSAGES[principal])
+        return Actor(principal.name, principal.role, "key", principal.tenant)
+
+    return check
+
+
+# Builds what is told of requests: the observer, and the exporter of traces where one is configured.
+HEADERS = "telemetry.traces.headers_env"
+
+_NAME, _VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[ -~]*")
+
+
+def observer_of(
+    stack: AsyncExitStack,
+    config: Config,
+    environ: Mapping[str, str],
+    access_log: AccessLog | None,
+    parts: Parts,
+    decisions: LiveEvents,
+) -> Observer:
+    """`stack` ends what it starts. Raises `StartupError`."""
+    tracing = _tracing(stack, config, environ, parts.clock, parts.telemetry)
+    shares = LogShares(config.telemetry.access_log.sample)
+    used, recorder = parts.evictions.used, parts.recorder
+    return Observer(parts.telemetry, parts.clock, access_log, used, recorder, decisions, shares, tracing)
+
+
+def _tracing(
+    stack: AsyncExitStack, config: Config, environ: Mapping[str, str], clock: Clock, telemetry: Telemetry
+) -> Tracing | None:
+    """None where no receiver is configured."""
+    traces = config.telemetry.traces
+    if traces.endpoint is None:
+        return None
+    exporting = importlib.import_module("gateway.adapters.system.otlp_exporter")  # 0.2 s that nobody else needs
+    receiver = exporting.Receiver(traces.endpoint, _headers(environ, traces.headers_env), traces.timeout)
+    resource = {
+        "service.name": traces.service_name,
+        "service.version": importlib.metadata.version("nearhit"),
+        "service.instance.id": str(uuid.uuid4()),
+    }
+    exporter = exporting.OtlpExporter(receiver, resource, traces.max_queued, telemetry)
+    tracing = Tracing(traces.sample, math.inf if traces.slow is None else traces.slow, exporter, clock, telemetry)
+
+    async def close() -> None:
+        tracing.close()
+        await asyncio.to_thread(exporter.close)
+
+    stack.push_async_callback(close)
+    return tracing
+
+
+def _headers(environ: Mapping[str, str], variable: str | None) -> dict[str, str]:
+    """`name=value,name=value`, values percent-encoded, as OTEL_EXPORTER_OTLP_HEADERS has them. No sentence repeats
+    them."""
+    text = read_secret(environ, variable, HEADERS) or ""
+    headers = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = part.partition("=")
+        name, value = name.strip(), unquote(value.strip())
+        if not equals or _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
+            raise StartupError(f"{HEADERS}: the variable {variable} is to hold name=value,name=value")
+        headers[name] = value
+    return headers
+
+
+# Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone.
+
+# Builds what the dashboard is made of beside its figures: files, history, live view. Used by `app` alone.
+SAMPLE_EVERY_S = 5.0
+
+Observed = Callable[[Parts, LiveEvents], Observer]
+
+
+class Dashboard:
+    """`observer` sees every request, for the metrics, the logs, the traces and those who watch."""
+
+    def __init__(self, parts: Parts, stores: Stores, make_observer: Observed, policy: Callable[[], Policy]) -> None:
+        """`policy` returns the one in force."""
+        spaces = parts.spaces  # the parts themselves would keep a former space in memory
+        self._entries = EntriesHandler(lambda: spaces.serving.store, parts.evictions, policy, parts.clock)
+        self.decisions = LiveEvents()
+        self.history_recorder = HistoryRecorder(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
+        self.observer = make_observer(parts, self.decisions)
+
+    def routes(self) -> list[web.RouteDef]:
+        handlers = (StaticFiles(), self.history_recorder, LiveHandler(self.decisions), self._entries)
+        return [route for handler in handlers for route in handler.routes()]
+
+    def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
+        """Until `stack` ends it. `sample` brings the gauges up to date."""
+        stack.push_async_callback(self.history_recorder.close)
+        run_in(stack, self.history_recorder.run())
+        run_in(stack, self._record(sample))
+
+    async def _record(self, sample: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await sample()
+            self.history_recorder.record()
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+# Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone.
+def purge_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Purge:
+    """`policy` returns the one in force."""
+    slowest_s = max(backend.timeouts.total for backend in config.backends.values())
+
+    def horizon_s() -> float:
+        return slowest_s + max(map(longest_lifetime_s, policy().routes), default=0.0)
+
+    return Purge(
+        front=parts.store,
+        store=stores.removals,
+        spaces=parts.spaces,
+        flights=parts.flights,
+        clock=parts.clock,
+        telemetry=parts.telemetry,
+        horizon_s=horizon_s,
+    )
+
+
+def cache_admin_of(
+    config: Config, parts: Parts, removal: Purge, access: Access, policy: Callable[[], Policy]
+) -> CacheAdmin:
+    """`policy` returns the one in force."""
+    portability = ExportImport(
+        front=parts.store,
+        removal=removal,
+        spaces=parts.spaces,
+        dialects=DIALECTS,
+        stored=parts.evictions.stored,
+        clock=parts.clock,
+        max_entry=config.store.max_entry,
+    )
+    tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
+    return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))
+
+
+def replication_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | None:
+    """None: no other gateway is on this store."""
+    if stores.changes is None or stores.journal is None:
+        return None
+    known = parts.memory.counterexamples
+
+    async def reread() -> None:
+        known.add(await stores.redis.counterexamples())
+        await removal.refresh()
+
+    replication = Replication(
+        stores.changes,
+        parts.spaces,
+        parts.store,
+        known,
+        parts.telemetry,
+        parts.clock,
+        gateway=stores.journal.gateway,
+        reread=reread,
+        on_removal=removal.wake,
+    )
+    for space in parts.spaces.all:
+        if space.checkpoints is not None:
+            space.checkpoints.position = lambda: replication.position
+    return replication
+
+
+def recovery_of(
+    stores: Stores,
+    space: Space,
+    parts: Parts,
+    removal: Purge | None = None,
+    replication: Replication | None = None,
+) -> Recovery:
+    """`removal` and `replication` with the space that serves: what is learnt and removed has to be known before anything
+    is looked up."""
+    return Recovery(
+        space.store,
+        stores.redis,
+        space.index,
+        parts.memory.counterexamples,
+        parts.clock,
+        space.checkpoints,
+        None if removal is None else space.learning,
+        removal,
+        None if replication is None else replication.consumer,
+    )
+
+
+def migration_of(stores: Stores, parts: Parts) -> EmbeddingMigration:
+    """To the model in use."""
+    foreign = RedisMigration(stores.redis, embedder=parts.spaces.target.embedder.fingerprint)
+    return EmbeddingMigration(foreign, parts.spaces, parts.telemetry, parts.clock)
+
+
+def cutover_of(
+    config: Config, stores: Stores, parts: Parts, migration: EmbeddingMigration, on_cutover: Callable[[], None]
+) -> EmbedderCutover:
+    """`on_cutover`: builds what requests pass on the space that then serves."""
+    recovery = recovery_of(stores, parts.spaces.target, parts)
+    return EmbedderCutover(
+        parts.spaces, migration, recovery, on_cutover, parts.former, lambda: remove_former_checkpoint(config)
+    )
+
+
+# Builds what asynchronous inference is made of. Used by `app` alone.
+LOG = logging.getLogger("nearhit.jobs")
+
+KEY_LENGTH = 32  # of `jobs.key_env`, in characters
+
+
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """`work`: what runs as long as the gateway does."""
+
+    endpoints: Sequence[Endpoint] = ()
+    work: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    admin: Sequence[web.RouteDef] = ()
+
+
+def build_jobs(
+    config: Config,
+    environ: Mapping[str, str],
+    stores: Stores,
+    handler: Handler,
+    clock: Clock,
+    telemetry: Telemetry,
+) -> JobParts:
+    """`handler`: the pipeline of a job that is run. Raises `StartupError`."""
+    jobs, store = config.jobs, stores.jobs
+    if not jobs.enabled:
+        return JobParts()
+    sealer = _sealer(jobs, environ)
+    notifications, webhooks = JobNotifications(), _webhook_delivery(config, environ, store, clock, telemetry)
+    listeners: list[Callable[[str], None]] = [notifications.over]
+    if webhooks is not None:
+        listeners.append(webhooks.over)
+    name = f"gateway_{secrets.token_hex(8)}"
+
+    def over(job: str) -> None:
+        for listener in listeners:
+            listener(job)
+
+    workers = JobWorkers(
+        name,
+        store,
+        Runner(handler, sealer, clock, max_result=jobs.max_result),
+        RetryTerms(jobs.attempts, jobs.max_age, jobs.result_ttl, jobs.dead_ttl),
+        clock,
+        telemetry,
+        random.random,
+        over,
+        limit=jobs.workers,
+        visibility_s=jobs.visibility,
+    )
+    credentials = CredentialPolicy(_credentials_needed(config), sealer)
+    endpoints: list[Endpoint] = [JobEndpoint(jobs, store, workers, notifications, over, credentials, telemetry)]
+    work = [workers.run]
+    if webhooks is not None:
+        work.append(webhooks.run)
+    if jobs.batches:
+        driver = _batch_driver(name, jobs, stores, sealer, clock, workers)
+        listeners.append(driver.over)
+        endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.wake))
+        work.append(driver.run)
+    return JobParts(endpoints, work, JobsHandler(store).routes())
+
+
+def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
+    """Warns of a short secret: the key is derived from it without slowness, and could be guessed. It is taken all
+    the same, as jobs may wait that are sealed with it. Raises `StartupError` where its variable is empty."""
+    key = read_secret(environ, jobs.key_env, "jobs.key_env")
+    if key is None:
+        return None
+    if len(key) < KEY_LENGTH:
+        fields = {"variable": jobs.key_env, "characters": len(key), "todo": "openssl rand -base64 32"}
+        LOG.warning(f"the secret of jobs.key_env has fewer than {KEY_LENGTH} characters", extra={"fields": fields})
+    sealer: Sealer = import_module("gateway.jobs.credential_encryption").Sealer(key)
+    return sealer
+
+
+def _batch_driver(
+    name: str, jobs: JobsConfig, stores: Stores, sealer: Sealer | None, clock: Clock, workers: JobWorkers
+) -> BatchDriver:
+    return BatchDriver(
+        name,
+        stores.batches,
+        stores.jobs,
+        bounds_of(jobs),
+        sealer,
+        clock,
+        workers.wake,
+        max_lines=jobs.max_batch,
+        keep_s=jobs.file_ttl,
+        result_s=jobs.result_ttl,
+    )
+
+
+def _webhook_delivery(
+    config: Config, environ: Mapping[str, str], store: RedisJobs, clock: Clock, telemetry: Telemetry
+) -> WebhookDelivery | None:
+    """None: no secret to sign with, so no webhooks. Raises `StartupError`."""
+    jobs = config.jobs
+    text = read_secret(environ, jobs.webhook_secret_env, "jobs.webhook_secret_env")
+    if text is None:
+        return None
+    try:
+        signing = secret_of(text)
+    except SecretInvalid as error:
+        raise StartupError(f"jobs.webhook_secret_env, in {jobs.webhook_secret_env}: {error}") from None
+    client = WebhookClient(frozenset(jobs.webhook_hosts))
+    return WebhookDelivery(store, client, signing, clock, telemetry, random.random, attempts=jobs.webhook_attempts)
+
+
+def _credentials_needed(config: Config) -> bool:
+    """Whether a backend is asked with what its client has shown."""
+    if config.auth.mode != "passthrough":
+        return False
+    http = (backend for backend in config.backends.values() if isinstance(backend, OpenAIBackendConfig))
+    return any(
+        backend.api_key_env is None and any(upstream.api_key_env is None for upstream in backend.addresses)
+        for backend in http
+    )
