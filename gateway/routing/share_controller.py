@@ -114,7 +114,7 @@ BAND = 0.02  # of the requests, at most; of small and of large shares a tenth, s
 
 # Of an hour's requests, over which a debt is paid back, and never over fewer than these. On even scores at 1,200 an
 # hour 92 % of those chosen are an oracle's with .1 and with .25, 91 % with .05; where a fifth must be light, .25 leaves
-# the share 1 point short, .1 half a point (tests/routing/test_threshold.py has both streams).
+# the share 1 point short, .1 half a point (tests/routing/test_share_controller.py has both streams).
 REPAYMENT_SHARE, MIN_REPAYMENT_WINDOW = 0.1, 50.0
 
 

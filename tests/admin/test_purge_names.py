@@ -11,7 +11,7 @@ import pytest
 
 from gateway.admin.cache import MAX_LISTED_NAMES, unknown_name_message
 from gateway.config.api_keys import digest_of
-from tests.access.keys import ADMIN, admin, bearer, create, keyed
+from tests.admin.keys import ADMIN, admin, bearer, create, keyed
 from tests.admin.test_purge import PLAIN, purge
 from tests.fixtures.gateways import EXACT_CACHE, Served, config_of, gateway_of, recovered, store_pid
 from tests.fixtures.upstream import Upstream

@@ -19,11 +19,11 @@ from gateway.config.policy.model import AdmissionRules
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.messages import Admission, Inspection
+from tests.config.documents import config, rule, text
 from tests.fixtures.entries import hexed
 from tests.fixtures.gateways import BOTH_CACHES, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
-from tests.policy.documents import config, rule, text
-from tests.proxy.test_lossless import choice
+from tests.http_server.test_lossless import choice
 
 
 def asked(*roles: str, **fields: Any) -> Any:

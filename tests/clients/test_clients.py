@@ -14,8 +14,8 @@ from aiohttp import web
 from tests.fixtures.gateways import Served
 from tests.fixtures.responses import answering
 from tests.fixtures.upstream import Upstream
-from tests.proxy.test_openai_chat_features import CALLS
-from tests.proxy.test_openai_chat_features import answering as chatting
+from tests.http_server.test_openai_chat_features import CALLS
+from tests.http_server.test_openai_chat_features import answering as chatting
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-clients" / "bin" / "python"

@@ -278,7 +278,7 @@ class ReconnectingConnection:
             await connection.disconnect(nowait=True)
             raise
         else:
-            # There is no public way to be given the streams (redis-py 8.1): tests/adapters/test_redis_line.py holds
+            # There is no public way to be given the streams (redis-py 8.1): tests/adapters/test_redis_reconnecting.py holds
             # that this one leads to them.
             writer, connection._writer, connection._reader = connection._writer, None, None
             exchange.attach(writer)
