@@ -173,7 +173,7 @@ def _tracing(
     if traces.endpoint is None:
         return None
     exporting = importlib.import_module("gateway.adapters.system.otlp_exporter")  # 0.2 s that nobody else needs
-    receiver = exporting.Receiver(traces.endpoint, _headers(environ, traces.headers_env), traces.timeout)
+    receiver = exporting.SpanReceiver(traces.endpoint, _headers(environ, traces.headers_env), traces.timeout)
     resource = {
         "service.name": traces.service_name,
         "service.version": importlib.metadata.version("nearhit"),

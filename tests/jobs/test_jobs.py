@@ -66,7 +66,7 @@ async def test_workers_that_fail_by_a_fault_are_begun_again(
         assert (await over(served, await submit(served, "one")))["status"] == "completed"
     assert failed == 1
     said = [record for record in caplog.records if record.getMessage().startswith("a part of the gateway has failed")]
-    assert [record.fields["job"] for record in said] == ["Workers.run"]  # type: ignore[attr-defined]
+    assert [record.fields["job"] for record in said] == ["JobWorkers.run"]  # type: ignore[attr-defined]
 
 
 async def test_a_job_uses_the_caches(served: Served, upstream: Upstream) -> None:
