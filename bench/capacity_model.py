@@ -1,8 +1,8 @@
 """How far the formulas of `nearhit capacity` are from a simulation, and both from gateways that run on one store.
 
 `make bench-capacity`. Poisson arrivals at several rates: a fifth exact hits, a fifth semantic ones, the rest misses.
-The unit costs are those of gateway/tools/capacity/costs.yaml. What a machine that others use does to them is part of the
-answer: "costs" says how much dearer the same work was in the run than in the file (less what an idle gateway does),
+The unit costs are those of gateway/tools/capacity/costs.yaml. What a machine that others use does to them is part of
+the answer: "costs" says how much dearer the same work was in the run than in the file (less what an idle gateway does),
 "starved" for how long threads that were ready to work had no processor, in per cent of what they worked. Rows with more
 than 50 % have a star: their p95 says what the machine did, and nothing of the formulas.
 """

@@ -310,8 +310,8 @@ def recovery_of(
     removal: Purge | None = None,
     replication: Replication | None = None,
 ) -> Recovery:
-    """`removal` and `replication` with the space that serves: what is learnt and removed has to be known before anything
-    is looked up."""
+    """`removal` and `replication` with the space that serves: what is learnt and removed has to be known before
+    anything is looked up."""
     return Recovery(
         space.store,
         stores.redis,

@@ -157,8 +157,9 @@ class MetricsStore(Protocol):
 
 
 class FleetMetrics:
-    """`telemetry` is what all of them say together, at most `PUBLISH_EVERY_S` old for the others, after `refresh`. While
-    the store is away, and where nobody else is on it, it is this gateway's own: `gateways` says of how many it is."""
+    """`telemetry` is what all of them say together, at most `PUBLISH_EVERY_S` old for the others, after `refresh`.
+    While the store is away, and where nobody else is on it, it is this gateway's own: `gateways` says of how many it
+    is."""
 
     def __init__(self, store: MetricsStore | None, workers: WorkerMetrics, gauges: Gauges, started: float) -> None:
         """`workers`: the workers of this gateway; `gauges`: of this process. `started`: seconds since 1970."""

@@ -13,9 +13,9 @@ from typing import Literal
 # `Meters` is the arithmetic in one process. The store runs the same (`gateway.adapters.redis.quotas`); a property test
 # holds the two against each other.
 #
-# Rates are limited by GCRA (ITU-T I.371, annex A; as redis-cell's CL.THROTTLE does): one number a limit, its backlog, the
-# time until all that was taken would have come at the rate. At most `burst + rate * t` units are given in any span `t`.
-# What turns out dearer than it was taken for goes into debt, and later requests wait for it.
+# Rates are limited by GCRA (ITU-T I.371, annex A; as redis-cell's CL.THROTTLE does): one number a limit, its backlog,
+# the time until all that was taken would have come at the rate. At most `burst + rate * t` units are given in any span
+# `t`. What turns out dearer than it was taken for goes into debt, and later requests wait for it.
 
 MICROS = 1_000_000
 
@@ -82,8 +82,8 @@ Demand = PacedLimit | Slot | Cost | LimitPart
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """What became of a demand. `level` before it: backlog in us (`PacedLimit`), places taken, millionths of a dollar spent,
-    or share in millionths."""
+    """What became of a demand. `level` before it: backlog in us (`PacedLimit`), places taken, millionths of a dollar
+    spent, or share in millionths."""
 
     ok: bool
     level: int

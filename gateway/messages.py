@@ -467,7 +467,8 @@ class InputSplit(Protocol):
         """The body that answers `gathered(calls)` -> one for each call. Raises `MalformedResponse`."""
 
     def joined(self, wholes: Sequence[bytes]) -> bytes:
-        """The bodies that answer the calls of `apart`, in order -> the one that answers all. Raises `MalformedResponse`."""
+        """The bodies that answer the calls of `apart`, in order -> the one that answers all. Raises
+        `MalformedResponse`."""
 
 
 class Dialect(Protocol):

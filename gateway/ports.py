@@ -406,8 +406,8 @@ class HostedModels(Protocol):
         """What one short call says, and `conditions` by it; never raises."""
 
     async def reload(self, name: str) -> None:
-        """Unloads it and loads it. Raises `ModelControlDisabled` where the server allows neither, `BackendError` where it cannot
-        be loaded; it is absent then."""
+        """Unloads it and loads it. Raises `ModelControlDisabled` where the server allows neither, `BackendError` where
+        it cannot be loaded; it is absent then."""
 
 
 # What gateways on one store tell each other, through the store.

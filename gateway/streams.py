@@ -175,8 +175,8 @@ async def once(body: bytes) -> AsyncIterator[bytes]:
 
 
 # Streams on their way from where they are read to where they are written: one source, what sees its items go by, and
-# one loop, which whoever writes turns. Items come in batches, as one read of a socket brought them; where the source can
-# say when there is more, a batch goes all the way within the callback that brought it, and no task is woken
+# one loop, which whoever writes turns. Items come in batches, as one read of a socket brought them; where the source
+# can say when there is more, a batch goes all the way within the callback that brought it, and no task is woken
 # (docs/decisions/0039-streams.md has the measurement).
 
 T_co = TypeVar("T_co", covariant=True)
@@ -184,10 +184,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class StreamObserver(Generic[T]):
-    """What sees a stream go by. `on_items` is given each batch, and returns what goes on of it; `on_complete` runs when all of the
-    stream was seen, and may be waited for; `on_error` when there is no more to come, and returns what is said in place of
-    the break, None where that is not its business. `on_close` runs exactly once, after these, or when the stream is
-    given up before its end."""
+    """What sees a stream go by. `on_items` is given each batch, and returns what goes on of it; `on_complete` runs when
+    all of the stream was seen, and may be waited for; `on_error` when there is no more to come, and returns what is
+    said in place of the break, None where that is not its business. `on_close` runs exactly once, after these, or when
+    the stream is given up before its end."""
 
     on_items: Callable[[Sequence[T]], Sequence[T]] | None = None
     on_complete: Callable[[], Awaitable[None] | None] | None = None
@@ -196,8 +196,8 @@ class StreamObserver(Generic[T]):
 
 
 class EventSource(Protocol[T_co]):
-    """Where a stream comes from. It may have an `aclose()`. `drained`: what `take` has just returned was all that there is,
-    so that nothing more comes of it before it is waited for, or tells."""
+    """Where a stream comes from. It may have an `aclose()`. `drained`: what `take` has just returned was all that there
+    is, so that nothing more comes of it before it is waited for, or tells."""
 
     drained: bool
 
@@ -371,7 +371,8 @@ def with_observer(stream: AsyncIterator[T], tap: StreamObserver[T]) -> ObservedS
 
 
 def with_completion(response: Response, on_end: Callable[[], None]) -> Response:
-    """Calls `on_end` once, when the body has ended or is given up; at once where it is whole, or the answer an error."""
+    """Calls `on_end` once, when the body has ended or is given up; at once where it is whole, or the answer an
+    error."""
     body = response.body
     if isinstance(body, Tunnel):  # of status 101
         return replace(response, body=Tunnel(ClosingDuplex(body.upstream, on_end)))
@@ -397,7 +398,8 @@ async def pump(
     flow: ObservedStream[T], write: Callable[[Sequence[T]], bool], wait_writable: Callable[[], Awaitable[None]]
 ) -> None:
     """All of it into `write`, batch by batch and as it comes. Where that says no, nothing is taken off the source until
-    `wait_writable` returns. Raises `UpstreamStreamError`, and what `write` raises; whoever calls this closes the flow."""
+    `wait_writable` returns. Raises `UpstreamStreamError`, and what `write` raises; whoever calls this closes the
+    flow."""
     if flow.tells:
         pump = _Pump(flow, write)
         while await pump.run():

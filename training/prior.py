@@ -38,7 +38,8 @@ NEIGHBOURS = 4  # as gateway.cache.judgement.MAX_CANDIDATES
 SAMPLE = 3000  # questions of banking77's training part
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
-# Where few or none were met: so many more, as wrong as this. The pools of `pool_adjacent_violators` carry the rest upwards.
+# Where few or none were met: so many more, as wrong as this. The pools of `pool_adjacent_violators` carry the rest
+# upwards.
 SMOOTHING, DOUBT = 0.5, 0.6
 
 

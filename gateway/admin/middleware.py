@@ -91,8 +91,8 @@ def actor_of(request: web.Request) -> Actor:
 
 
 class Authenticator:
-    """`token`: the one of the configuration; `checks`: who else may come in. `allow_anonymous`: whoever reaches the port may
-    use it, which is why the configuration then demands loopback."""
+    """`token`: the one of the configuration; `checks`: who else may come in. `allow_anonymous`: whoever reaches the
+    port may use it, which is why the configuration then demands loopback."""
 
     def __init__(
         self,

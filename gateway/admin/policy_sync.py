@@ -36,8 +36,8 @@ class PublishedPolicies(Protocol):
 
 
 def should_adopt(published: Published, lineage: Lineage, own: str, last_manual_change_at: float | None) -> bool:
-    """Whether a gateway whose policy is `own` follows. `last_manual_change_at`: seconds since 1970 at which its files were
-    last changed, None where it was not a hand that made them what they are.
+    """Whether a gateway whose policy is `own` follows. `last_manual_change_at`: seconds since 1970 at which its files
+    were last changed, None where it was not a hand that made them what they are.
 
     It follows from what the fleet has left behind, and not from a policy of its own; nor does it write over what
     somebody has put into its files since."""

@@ -59,8 +59,8 @@ class SimulationRunner:
         self._running = False
 
     async def of(self, present: Policy, new: Policy, window: str | None) -> dict[str, Any]:
-        """What `nearhit simulate --json` says. Raises `BadRequest`, `SimulationRunning`, `SimulationTimedOut`, `SimulationFailed`, or
-        `TrafficUnreadable`."""
+        """What `nearhit simulate --json` says. Raises `BadRequest`, `SimulationRunning`, `SimulationTimedOut`,
+        `SimulationFailed`, or `TrafficUnreadable`."""
         wanted = DEFAULT_WINDOW if window is None else window
         if WINDOW.fullmatch(wanted) is None:
             raise BadRequest("traffic: expected a window such as last-24h, last-7d or last-90m")

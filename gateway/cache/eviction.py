@@ -159,8 +159,8 @@ RETRY_S = 2.0
 
 
 class Evictor:
-    """`max_bytes` None: the server's own bound is the only one. `is_exclusive`: nobody else writes into the store, so that
-    what the ledger does not know is not there."""
+    """`max_bytes` None: the server's own bound is the only one. `is_exclusive`: nobody else writes into the store, so
+    that what the ledger does not know is not there."""
 
     def __init__(
         self,

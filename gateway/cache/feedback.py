@@ -103,8 +103,8 @@ MAX_CONCURRENT = 16  # questions of this gateway, and likewise of others that it
 
 
 class FeedbackForwarding:
-    """`publish` tells all others tenant, request id, verdict and the name of the reply; what they say of that is given to
-    `asked`, which looks it up in `apply_feedback`."""
+    """`publish` tells all others tenant, request id, verdict and the name of the reply; what they say of that is given
+    to `asked`, which looks it up in `apply_feedback`."""
 
     def __init__(
         self,

@@ -51,8 +51,9 @@ class Gossip:
 
     def on(self, topic: str, handler: TopicHandler, known_position: Callable[[str], str | None] | None = None) -> None:
         """`handler` is given the words of that topic which another gateway has said; what it raises as `ValueError` or
-        `TypeError` is a line of another version. `known_position`: of what the second word names, the position up to which it is
-        known already. Without it only what is said now is heard: a start goes through what was said before, too."""
+        `TypeError` is a line of another version. `known_position`: of what the second word names, the position up to
+        which it is known already. Without it only what is said now is heard: a start goes through what was said before,
+        too."""
         self._handlers[topic] = handler
         self._known_positions[topic] = known_position
 

@@ -55,8 +55,9 @@ DEFAULT_TOKEN_RATE = 50.0  # tokens a second where neither the policy nor the en
 
 
 def replay_duration_s(rule: ReplaySettings, origin: Provenance, events: int, remaining_s: float | None) -> float:
-    """How long the stream takes from its first event to its last; seconds in [0, `MAX_REPLAY_S`], and at most `remaining_s`,
-    which is what the client's deadline leaves. The entry's own pace counts its time to the first token in."""
+    """How long the stream takes from its first event to its last; seconds in [0, `MAX_REPLAY_S`], and at most
+    `remaining_s`, which is what the client's deadline leaves. The entry's own pace counts its time to the first token
+    in."""
     tokens = origin.output_tokens or events
     known = origin.output_tokens > 0 and origin.upstream_s > 0
     rate = rule.rate or (origin.output_tokens / origin.upstream_s if known else DEFAULT_TOKEN_RATE)

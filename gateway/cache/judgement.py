@@ -31,8 +31,8 @@ def observation_of(judged: Judgement, label: Label) -> Observation:
 def evaluate(
     similarity: float, opinion: Opinion, threshold: float, control: RouteControl | None, shift: float = 0.0
 ) -> tuple[float, float, Refusal | None]:
-    """Holds a candidate against its route's threshold -> score, probability and reason, as in `Evaluated`. `control` None:
-    with `min_similarity`, its similarity and nothing else. `shift`: the control's of this question."""
+    """Holds a candidate against its route's threshold -> score, probability and reason, as in `Evaluated`. `control`
+    None: with `min_similarity`, its similarity and nothing else. `shift`: the control's of this question."""
     veto = opinion.veto
     if control is None:
         return similarity, opinion.probability, veto or (None if similarity >= threshold else Refusal.SIMILARITY)
@@ -84,9 +84,9 @@ NeighbourEntry = tuple[Entry, float]
 
 @dataclass(slots=True)
 class CandidateScores:
-    """Of the candidates for one question, the most similar first. `judged` is in their order; `best_index` is the index of
-    the one to serve or to learn from. `entries`: that they are the nearest of; `shift`: what the route has learnt near
-    the question; `owner`: as `Embedder.embed` has it."""
+    """Of the candidates for one question, the most similar first. `judged` is in their order; `best_index` is the index
+    of the one to serve or to learn from. `entries`: that they are the nearest of; `shift`: what the route has learnt
+    near the question; `owner`: as `Embedder.embed` has it."""
 
     question: str
     owner: str

@@ -16,9 +16,9 @@ from gateway.messages import Refusal
 
 # Patterns that are looked for only where they may be found. Pure.
 #
-# To look through a question takes 5 to 20 us a pattern, and nearly always finds nothing: most need a word or a sign that
-# few questions have. What a pattern needs is said beside it, and never more than it needs, so that what is found is the
-# same (tests/cache/test_text_patterns.py).
+# To look through a question takes 5 to 20 us a pattern, and nearly always finds nothing: most need a word or a sign
+# that few questions have. What a pattern needs is said beside it, and never more than it needs, so that what is found
+# is the same (tests/cache/test_text_patterns.py).
 
 _RUN = re.compile(r"\w+")
 

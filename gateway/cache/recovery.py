@@ -38,8 +38,8 @@ class Recovery:
         removal: Purge | None = None,
         consumer: StreamConsumer | None = None,
     ) -> None:
-        """`consumer` follows what others on the store change: from the checkpoint's position on where that is possible, or
-        from before the store is compared with the index."""
+        """`consumer` follows what others on the store change: from the checkpoint's position on where that is possible,
+        or from before the store is compared with the index."""
         self._store = store
         self._counterexamples = counterexamples
         self._index = index

@@ -69,8 +69,8 @@ def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
 # score = 1 - scale * (1 - margin)
 #
 # The similarity stays outside of what is learned: fitted together on generated pairs it lost on real ones (AUC .826
-# against .867 alone). `scale` sets how far scores lie apart beside what a route's own evidence moves them by. Which score
-# is enough, each route learns for itself.
+# against .867 alone). `scale` sets how far scores lie apart beside what a route's own evidence moves them by. Which
+# score is enough, each route learns for itself.
 
 TRAINED = WeightFiles("verifier", "the verifier's weights")
 

@@ -13,8 +13,9 @@ from gateway.tasks import cancelled, spawn
 
 @contextmanager
 def stop_event(*, tolerate_repeats: bool = False) -> Iterator[asyncio.Event]:
-    """Set by SIGINT or SIGTERM, until the end of the block: the next one ends the process at once. `tolerate_repeats`: another
-    SIGTERM does not. A worker is told by its supervisor, also where the system has told every process of a service."""
+    """Set by SIGINT or SIGTERM, until the end of the block: the next one ends the process at once. `tolerate_repeats`:
+    another SIGTERM does not. A worker is told by its supervisor, also where the system has told every process of a
+    service."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -82,7 +82,8 @@ async def _models(_: web.Request) -> web.Response:
 
 
 async def _not_found(request: web.Request) -> web.Response:
-    said = f"the stub answers POST /v1/chat/completions and GET /v1/models, not {request.method} {request.path[:MAX_ECHO_CHARS]}"
+    path = request.path[:MAX_ECHO_CHARS]
+    said = f"the stub answers POST /v1/chat/completions and GET /v1/models, not {request.method} {path}"
     return web.json_response({"error": _error(said, code="not_found")}, status=404)
 
 

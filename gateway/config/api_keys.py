@@ -21,11 +21,11 @@ from gateway.principal import Principal, Role
 # What an API key looks like: `nh_`, 36 random characters, 6 of a checksum. Pure but for the system's randomness.
 #
 # The prefix and the length let secret scanners know one (`PATTERN`); the checksum tells a key from what looks like one,
-# and a typo from a key that is not known, without asking anybody. It is the form of GitHub's tokens ("Behind GitHub's new
-# authentication token formats", 2021), with their CRC-32 in base 62.
+# and a typo from a key that is not known, without asking anybody. It is the form of GitHub's tokens ("Behind GitHub's
+# new authentication token formats", 2021), with their CRC-32 in base 62.
 #
-# A key has 214 bits of randomness. What is kept of it is its plain SHA-256: slow, salted hashes are for secrets that can
-# be guessed, and would cost each request what they cost a guess.
+# A key has 214 bits of randomness. What is kept of it is its plain SHA-256: slow, salted hashes are for secrets that
+# can be guessed, and would cost each request what they cost a guess.
 
 PREFIX = "nh_"
 
@@ -184,4 +184,5 @@ class KeyStore(Protocol):
     async def listed(self) -> Sequence[bytes]: ...
 
     async def swap(self, change: KeyChange, *, synced: bool = False) -> bool:
-        """Whether it is known to have reached the disk, which is waited for only where `synced`. Raises `VersionConflict`."""
+        """Whether it is known to have reached the disk, which is waited for only where `synced`. Raises
+        `VersionConflict`."""

@@ -51,7 +51,8 @@ def batch_rows(call: Call) -> int | None:
 
 
 def batch_key(call: Call) -> bytes:
-    """Equal for calls that may be one: all but ids and contents, the first dimension aside. `batch_rows` is not None."""
+    """Equal for calls that may be one: all but ids and contents, the first dimension aside. `batch_rows` is not
+    None."""
     inference: InferenceRequest = call.body["inference"]
     inputs = [
         [t.name, t.datatype, list(t.shape[1:]), dict(t.parameters), t.binary]
@@ -74,8 +75,8 @@ def merge_calls(calls: Sequence[Call]) -> Call:
 
 
 def split_answer(data: bytes, rows: Sequence[int]) -> list[bytes]:
-    """A packed answer to `merge_calls` calls -> one for each, `rows` of them in order. Raises `MalformedResponse` where an output
-    has not a row for each."""
+    """A packed answer to `merge_calls` calls -> one for each, `rows` of them in order. Raises `MalformedResponse` where
+    an output has not a row for each."""
     answer = unpack(data)
     total = sum(rows)
     for tensor in answer.outputs:

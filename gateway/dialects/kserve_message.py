@@ -127,8 +127,8 @@ def unpack(data: bytes) -> InferenceResponse:
 
 
 def format_answer(inference: InferenceRequest, data: bytes) -> tuple[bytes, int | None]:
-    """A packed answer as this request wants it -> (body, length of its JSON where there is a tail). Raises `MalformedResponse`,
-    and `BadRequest` where JSON is wanted of what it cannot say."""
+    """A packed answer as this request wants it -> (body, length of its JSON where there is a tail). Raises
+    `MalformedResponse`, and `BadRequest` where JSON is wanted of what it cannot say."""
     if inference.binary and not inference.id and inference.outputs is None:
         return data[_HEAD:], int.from_bytes(data[:_HEAD], "big")  # as it is kept
     answer = unpack(data)

@@ -42,9 +42,9 @@ class TensorInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`data`: the content in raw form; None where it is not in the message (shared memory). `json_value`: JSON that could
-    not be read as a tensor of this kind, and goes on as it came; None: there is none. `binary`: it came, or is to go,
-    as bytes behind the JSON."""
+    """`data`: the content in raw form; None where it is not in the message (shared memory). `json_value`: JSON that
+    could not be read as a tensor of this kind, and goes on as it came; None: there is none. `binary`: it came, or is to
+    go, as bytes behind the JSON."""
 
     name: str
     datatype: str

@@ -20,10 +20,10 @@ from gateway.messages import Admission, Event, Inspection, Token
 
 # The chunks of an OpenAI stream put together: what the same request without `stream` gets. Pure.
 #
-# Servers add fields at every level, and say the same thing once, in every chunk, or a piece at a time. What kind a field
-# is shows where it stands: what a model says (`delta`, `text`) comes in pieces that are joined; what is said about it
-# (the chunk, the choice) is repeated or completed, and an empty value never takes back what was said before, as in the
-# chunks that some servers send around an answer for what their filters found.
+# Servers add fields at every level, and say the same thing once, in every chunk, or a piece at a time. What kind a
+# field is shows where it stands: what a model says (`delta`, `text`) comes in pieces that are joined; what is said
+# about it (the chunk, the choice) is repeated or completed, and an empty value never takes back what was said before,
+# as in the chunks that some servers send around an answer for what their filters found.
 
 DONE = b"[DONE]"
 

@@ -1,4 +1,5 @@
-"""Requests that aiohttp reads, into ours, and our answers into its: everything that is not plain (`ServerConnections`)."""
+"""Requests that aiohttp reads, into ours, and our answers into its: everything that is not plain
+(`ServerConnections`)."""
 
 from __future__ import annotations
 

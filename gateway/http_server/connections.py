@@ -29,8 +29,8 @@ from gateway.streams import BufferedBody
 
 # The connections of the data port: each begins as a plain one, and becomes aiohttp's where a request is not plain.
 #
-# aiohttp itself waits for the head of a connection's first request for as long as a connection may idle, 75 s: enough for
-# a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.
+# aiohttp itself waits for the head of a connection's first request for as long as a connection may idle, 75 s: enough
+# for a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.
 
 
 # The last answer on a connection: to what cannot be read, or could not be handled.
@@ -91,8 +91,8 @@ def closing_response(status: int, message: str) -> web.Response:
 
 # The connections of the data port: each begins as a plain one, and becomes aiohttp's where a request is not plain.
 #
-# aiohttp itself waits for the head of a connection's first request for as long as a connection may idle, 75 s: enough for
-# a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.
+# aiohttp itself waits for the head of a connection's first request for as long as a connection may idle, 75 s: enough
+# for a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.
 
 
 class ServerConnections(web.Server):
@@ -181,8 +181,8 @@ class ServerConnections(web.Server):
 
 
 # A client's connection for as long as it asks plainly: requests whose framing can be read in one way only, which came
-# whole. They are answered without aiohttp's parser, streams, timers and two tasks a request, and what is answered at once
-# without any task (docs/decisions/0029-plain-requests.md has the measurement).
+# whole. They are answered without aiohttp's parser, streams, timers and two tasks a request, and what is answered at
+# once without any task (docs/decisions/0029-plain-requests.md has the measurement).
 #
 # Everything else is aiohttp's: at the first byte that is not plainly of such a request the connection is handed over,
 # with all that has not been answered, and stays there. So nothing here needs to know how such a request is refused.

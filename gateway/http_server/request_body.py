@@ -28,10 +28,10 @@ def read_buffered(http: web.BaseRequest) -> bytes | None:
 
 
 class HttpBody:
-    """`buffered_body` is what `read_buffered` returned. A body that is read here is bounded by `server.max_body`, before and
-    after decoding, and by `server.body_timeout`. A body that streams through has no bound in size. Each wait for more
-    is bounded by `server.body_timeout`, all waits together by `server.body_total`; after `server.body_timeout` it has
-    to come at `server.body_min_rate`. Only the client's own time counts."""
+    """`buffered_body` is what `read_buffered` returned. A body that is read here is bounded by `server.max_body`,
+    before and after decoding, and by `server.body_timeout`. A body that streams through has no bound in size. Each wait
+    for more is bounded by `server.body_timeout`, all waits together by `server.body_total`; after `server.body_timeout`
+    it has to come at `server.body_min_rate`. Only the client's own time counts."""
 
     def __init__(self, http: web.BaseRequest, buffered_body: bytes | None, config: ServerConfig) -> None:
         self._http = http

@@ -30,8 +30,8 @@ from gateway.streams import BufferedStream, as_observed, close_body, drain, pump
 
 # What is written to a plain connection, as fast as its client takes it.
 class OutputBuffer:
-    """`writable`: the client has taken enough of what was written; `has_written`: set once something is, for who asks whether
-    it is too late for another answer."""
+    """`writable`: the client has taken enough of what was written; `has_written`: set once something is, for who asks
+    whether it is too late for another answer."""
 
     __slots__ = ("_drained", "_transport", "has_written", "peer", "writable")
 
@@ -46,7 +46,8 @@ class OutputBuffer:
         self.has_written = False
 
     def write(self, data: bytes) -> None:
-        """Whoever has more to write waits for `wait_writable` where it is not `writable` any more. Raises `ConnectionError`."""
+        """Whoever has more to write waits for `wait_writable` where it is not `writable` any more. Raises
+        `ConnectionError`."""
         if self._transport.is_closing():
             raise ConnectionResetError("the client has left")
         self.has_written = True

@@ -26,8 +26,8 @@ LINGER_S = 2.0  # for the rest of a body that was refused: the next request begi
 
 class HttpServer:
     """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
-    requests that wait, over all ports. `tls` None: plain HTTP. `listen_socket` listens already, and goes on to when this port
-    is stopped."""
+    requests that wait, over all ports. `tls` None: plain HTTP. `listen_socket` listens already, and goes on to when
+    this port is stopped."""
 
     def __init__(
         self,

@@ -118,7 +118,8 @@ def key_of(batch: str, line: int) -> str:
 
 
 def output_of(batch: str, line: BatchLine, job_state: JobState | None, reason: str = "") -> tuple[bytes, bool]:
-    """-> (a line of the output or of the error file, whether it is one of the output file). `reason`: there is no job."""
+    """-> (a line of the output or of the error file, whether it is one of the output file). `reason`: there is no
+    job."""
     name = hashlib.sha256(f"{batch}/{line.number}".encode()).hexdigest()[:32]
     said: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": line.custom_id, "response": None, "error": None}
     if job_state is not None and job_state.result is not None:

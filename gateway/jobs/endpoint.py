@@ -122,9 +122,17 @@ class JobEndpoint:
         headers += key_header(request)
         sealed = self._credentials.sealed(credentials, identity)
         job = Job(
-            identity, request.tenant, job_request.method, job_request.path, job_request.query, headers, job_request.body, sealed, job_request.priority,
+            identity,
+            request.tenant,
+            job_request.method,
+            job_request.path,
+            job_request.query,
+            headers,
+            job_request.body,
+            sealed,
+            job_request.priority,
             job_request.webhook,
-        )  # fmt: skip
+        )
         admittance, identity = await self._store.accept(job, self._bounds, job_request.key, job_request.digest)
         self._telemetry.jobs.add(admittance.value)
         if admittance is Admittance.CONFLICT:

@@ -31,8 +31,8 @@ class _RunningJob:
 
 
 class JobWorkers:
-    """`limit`: under way at once; 0: none are taken. `visibility_s`: for so long a worker that is not heard of keeps its
-    jobs. `over` is told the id of each job that has ended here."""
+    """`limit`: under way at once; 0: none are taken. `visibility_s`: for so long a worker that is not heard of keeps
+    its jobs. `over` is told the id of each job that has ended here."""
 
     def __init__(
         self,

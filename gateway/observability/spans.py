@@ -115,9 +115,16 @@ def spans_of(finished: Finished) -> Iterator[Span]:
     traced, offset, root = finished.traced, finished.offset, finished.root
 
     def span(
-        name: str, kind: str, times: tuple[float, float], attributes: Mapping[str, Attribute], span_id: str, parent_id: str,
-        *, failed: bool = False, links: tuple[tuple[str, str], ...] = (),
-    ) -> Span:  # fmt: skip
+        name: str,
+        kind: str,
+        times: tuple[float, float],
+        attributes: Mapping[str, Attribute],
+        span_id: str,
+        parent_id: str,
+        *,
+        failed: bool = False,
+        links: tuple[tuple[str, str], ...] = (),
+    ) -> Span:
         start, end = int(1e9 * (times[0] + offset)), int(1e9 * (times[1] + offset))
         return Span(name, kind, traced.trace_id, span_id, parent_id, start, end, attributes, failed, links)
 

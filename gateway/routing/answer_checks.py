@@ -27,8 +27,8 @@ from gateway.upstream.backend import UpstreamPool
 # What a model is asked about an answer that another model gave, and how its grade is read. Pure.
 #
 # Question and answer come from outside, and may try to give orders: they stand between marks that nobody can guess, and
-# of what comes back one number counts. Models say too high numbers (Xiong et al., "Can LLMs Express Their Uncertainty?",
-# ICLR 2024), so that `accept_above` has to be found on the route itself.
+# of what comes back one number counts. Models say too high numbers (Xiong et al., "Can LLMs Express Their
+# Uncertainty?", ICLR 2024), so that `accept_above` has to be found on the route itself.
 
 MAX_CHARACTERS = 8000  # of the question and of the answer; what is longer is not graded
 

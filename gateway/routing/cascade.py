@@ -31,7 +31,8 @@ REFUSED = frozenset({400, 403, 404, 422})  # what servers answer to a field that
 
 @dataclass(frozen=True, slots=True)
 class TriedAnswer:
-    """`answer` None: nothing that could be served. `usage`: what the answer cost, `checked.beside` what its check did."""
+    """`answer` None: nothing that could be served. `usage`: what the answer cost, `checked.beside` what its check
+    did."""
 
     answer: BufferedResponse | None = None
     usage: Usage | None = None
@@ -122,8 +123,8 @@ class LightTrials:
 # The lightest model first, where the complexity asks for more: its answer is held back until it is checked, then
 # served, or a better model is asked. All calls are paid for, and told by the answer's provenance.
 class CascadeDispatch:
-    """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget. `on_check`
-    hears of every check that came to something: whether it had the light model's answer pass."""
+    """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget.
+    `on_check` hears of every check that came to something: whether it had the light model's answer pass."""
 
     def __init__(
         self,

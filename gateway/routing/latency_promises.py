@@ -32,8 +32,8 @@ class Confidence:
     A bound that each answer keeps with 95 % keeps more of all promises than 95 %, since most budgets are loose; and
     fewer where the predictions are wrong. So what is asked of each (`required`) falls while promises are kept and rises
     when one is broken, until the share that is kept is the confidence. Whatever the answers do, after T promises it is
-    off by at most 1 / (T * STEP), as long as `required` is not at one of its ends: below `MIN_REQUIRED` it does not go (then
-    more is kept), and above `MAX_REQUIRED` nothing is left to ask (then less is)."""
+    off by at most 1 / (T * STEP), as long as `required` is not at one of its ends: below `MIN_REQUIRED` it does not go
+    (then more is kept), and above `MAX_REQUIRED` nothing is left to ask (then less is)."""
 
     __slots__ = ("adapts", "confidence", "required")
 

@@ -192,15 +192,38 @@ def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatAr
     cut = _SENTENCE.split(text.strip())
     log = math.log1p
     values = [
-        log(len(text) * whole), log(counts.words * whole), counts.letters / words, counts.long / words, counts.longest / words,
-        counts.function / words, len(counts.content) / max(1, counts.meant), counts.rarities / max(1, counts.meant),
-        counts.rare / max(1, counts.meant), log(counts.rare), log(len(cut) * whole), log(counts.words / len(cut)),
-        log(cut[-1].count(" ") + 1), log(text.count("\n")), float("?" in cut[-1]), float(text.rstrip().endswith(":")),
-        float("__" in text or "..." in text), float(_FENCE in text), log(counts.numbers), counts.numbers / (words + 3),
-        log(counts.different), log(counts.large), log(counts.shouted), log(counts.roman), log(counts.capitals), log(counts.acronyms),
-        log(counts.single), log(counts.foreign),
-        *map(log, counts.kinds), *map(log, counts.signs), *[counts.kinds[at] / (words + 3) for at in _DENSE_AT],
-    ]  # fmt: skip
+        log(len(text) * whole),
+        log(counts.words * whole),
+        counts.letters / words,
+        counts.long / words,
+        counts.longest / words,
+        counts.function / words,
+        len(counts.content) / max(1, counts.meant),
+        counts.rarities / max(1, counts.meant),
+        counts.rare / max(1, counts.meant),
+        log(counts.rare),
+        log(len(cut) * whole),
+        log(counts.words / len(cut)),
+        log(cut[-1].count(" ") + 1),
+        log(text.count("\n")),
+        float("?" in cut[-1]),
+        float(text.rstrip().endswith(":")),
+        float("__" in text or "..." in text),
+        float(_FENCE in text),
+        log(counts.numbers),
+        counts.numbers / (words + 3),
+        log(counts.different),
+        log(counts.large),
+        log(counts.shouted),
+        log(counts.roman),
+        log(counts.capitals),
+        log(counts.acronyms),
+        log(counts.single),
+        log(counts.foreign),
+        *map(log, counts.kinds),
+        *map(log, counts.signs),
+        *[counts.kinds[at] / (words + 3) for at in _DENSE_AT],
+    ]
     opener = next((token.lower() for token in tokens if token[0].isalpha()), "")
     values += _OPENED_BY.get(opener, _OPENED_OTHERWISE)
     return np.array(values), counts.content

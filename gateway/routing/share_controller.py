@@ -103,8 +103,9 @@ class ScoreWindow:
 # whatever the scores do: sorted, constant, or of another kind from now on. One of the two always has enough: their
 # sum never falls below DEPTH, and a choice needs less than 1 of one of them.
 #
-# What was not free to choose (the budget, a backend that failed, a limit) counts as it came and is made up for, as far as
-# DEPTH requests: then a stretch is off by at most band * n + 2 * DEPTH + 2, and by those within it that had no choice.
+# What was not free to choose (the budget, a backend that failed, a limit) counts as it came and is made up for, as far
+# as DEPTH requests: then a stretch is off by at most band * n + 2 * DEPTH + 2, and by those within it that had no
+# choice.
 
 HOUR_S = 3600.0
 

@@ -22,8 +22,8 @@ from gateway.routing.share_controller import CAPACITY, ScoreWindow, ShareControl
 #
 # Platt's scaling (1999) of a score that is a probability already, with a Gaussian prior on "it is right as it is": the
 # most probable shift and slope by Newton's method, how sure they are by Laplace's approximation (Bishop, Pattern
-# Recognition and Machine Learning, 2006, section 4.5). Two numbers, since labels are few; both have bounds, since some of
-# them come from clients.
+# Recognition and Machine Learning, 2006, section 4.5). Two numbers, since labels are few; both have bounds, since some
+# of them come from clients.
 
 Floats = NDArray[np.float64]
 
@@ -133,15 +133,15 @@ def _fit_labels(labels: Floats, worse: Floats) -> Fit:
 # `quality`: how much of the gap between the light and the large model's answers a threshold keeps. Pure.
 #
 # The large model's answer is the measure: p is the probability that the light one's is worse. Sending everything to the
-# light model loses sum(p) answers against it, sending everything to the large one none; of what is sent to the light one
-# sum(p) is lost again. So the part of the gap that is kept, with `L` the requests that the large model answers, is
+# light model loses sum(p) answers against it, sending everything to the large one none; of what is sent to the light
+# one sum(p) is lost again. So the part of the gap that is kept, with `L` the requests that the large model answers, is
 #
 # kept = sum(p_i, i in L) / sum(p_i)
 #
 # which is the expectation of the "performance gap recovered" of RouteLLM (Ong et al. 2024, arXiv:2406.18665, section 2)
-# for an answer that is worth 1 where it is as good as the large model's and 0 where it is worse. Of all sets of one size
-# those with the highest p keep most, so a threshold is the best rule, and the highest one that keeps `quality` is the
-# cheapest.
+# for an answer that is worth 1 where it is as good as the large model's and 0 where it is worse. Of all sets of one
+# size those with the highest p keep most, so a threshold is the best rule, and the highest one that keeps `quality` is
+# the cheapest.
 
 RETENTION_MEMORY = 2000  # requests after which one counts 1/e in what is stated
 

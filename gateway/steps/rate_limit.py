@@ -179,7 +179,8 @@ class RateLimit:
     def _actual_cost(
         self, call: Call, backend: str | None, payload: Sequence[bytes], token_estimate: int, *, streamed: bool
     ) -> CostEstimate:
-        """`token_estimate`: about how many tokens there are, where the answer does not tell; models send one an event."""
+        """`token_estimate`: about how many tokens there are, where the answer does not tell; models send one an
+        event."""
         inspection = call.dialect.inspect(call, payload, streamed)
         input_count, output_count = inspection.input_tokens, inspection.output_tokens
         if input_count == output_count == 0:

@@ -31,10 +31,10 @@ from math import exp, inf, log, sqrt
 # comes free every `hold / n` seconds; and while somebody waits the time from turn to turn is seen itself. Places that
 # are held for long, by streams, make the first too slow; before there was a queue the second is unknown.
 #
-# Both are means over what came in the last `MEMORY_S` seconds, and over `SAMPLES` values where that is more. A memory of
-# so many values alone is 3 ms at 5,000 answers a second: after one stall of the event loop all it knew was the stall.
-# With 32 clients before an endpoint that answers at once a gate was seen that took its places to be held for 152 ms, had
-# room for 9 at a limit of 7, and refused.
+# Both are means over what came in the last `MEMORY_S` seconds, and over `SAMPLES` values where that is more. A memory
+# of so many values alone is 3 ms at 5,000 answers a second: after one stall of the event loop all it knew was the
+# stall. With 32 clients before an endpoint that answers at once a gate was seen that took its places to be held for 152
+# ms, had room for 9 at a limit of 7, and refused.
 #
 # What a hold takes in the event loop itself is no sign of the backend: it is measured by how long those who are given
 # their turn take to wake, which is one turn of the loop, and a call is at most `LOOP_TURNS` of them.
@@ -113,9 +113,9 @@ class SlotTurnover:
 # How many calls a backend bears at once, learnt from how long it takes to begin its answers. Pure.
 #
 # A gradient controller as in Netflix's concurrency-limits (`Gradient2Limit`: tolerance, smoothing, only where the limit
-# is made use of; https://github.com/Netflix/concurrency-limits) and Envoy's adaptive concurrency filter (headroom of the
-# square root, a baseline measured under less load; https://www.envoyproxy.io/docs/envoy/latest/, HTTP filters). With `r`
-# for how many times longer than at rest answers take to begin,
+# is made use of; https://github.com/Netflix/concurrency-limits) and Envoy's adaptive concurrency filter (headroom of
+# the square root, a baseline measured under less load; https://www.envoyproxy.io/docs/envoy/latest/, HTTP filters).
+# With `r` for how many times longer than at rest answers take to begin,
 #
 # limit' = limit * clamp(TOLERANCE / r, 1/2, 1) + sqrt(limit)
 #
@@ -125,8 +125,8 @@ class SlotTurnover:
 # differ by a factor of ten, streams begin long before wholes end, and one that takes a minute is no sign of load.
 # - The baseline rises only while the limit is not reached. Where it follows latencies under load, as in Gradient2, a
 # lasting overload becomes the new normal, and the limit rises without end.
-# - Under a lasting load the limit is lowered for one window in `PROBE_EVERY`. Where calls queue in the backend, fewer at
-# once take that much less long and no fewer are answered (Little's law): then the lower limit stays, its latency is
+# - Under a lasting load the limit is lowered for one window in `PROBE_EVERY`. Where calls queue in the backend, fewer
+# at once take that much less long and no fewer are answered (Little's law): then the lower limit stays, its latency is
 # the baseline, and the next probe follows soon. So a baseline that was learnt of a loaded backend comes down.
 # - A cut that did not help is taken back by the same law: slowness has another cause then (longer answers, a slower
 # machine), and is the new baseline. Half the calls without half the latency is as far as it goes.
@@ -200,7 +200,8 @@ class AdaptiveLimit:
         self._overloaded = False
 
     def on_response(self, kind: Hashable, sent_at: float, now: float, inflight: int) -> None:
-        """An answer begins `now` that was `sent_at` for then, both by the monotonic clock; `inflight`: this one included.
+        """An answer begins `now` that was `sent_at` for then, both by the monotonic clock; `inflight`: this one
+        included.
 
         `kind`: what answers have in common that take alike; a small number of values."""
         if not self._adaptive or sent_at < self._window_start:

@@ -22,9 +22,9 @@ from gateway.upstream.upstream import Upstream, call_features
 # Whether, when and within what a call is sent to a second upstream while the first one has not answered. Pure.
 #
 # Dean and Barroso, "The Tail at Scale" (CACM 56(2), 2013): a second request that waits for the 95th percentile of what
-# the first one is expected to take adds some 5 % of load and cuts most of the tail, as long as a slow answer is the fault
-# of the one upstream and not of the request. The bound is Finagle's (`BackupRequestFilter`) and gRPC's (proposal A6):
-# tokens that calls bring in, so that upstreams which are slow all together are not asked twice for everything.
+# the first one is expected to take adds some 5 % of load and cuts most of the tail, as long as a slow answer is the
+# fault of the one upstream and not of the request. The bound is Finagle's (`BackupRequestFilter`) and gRPC's (proposal
+# A6): tokens that calls bring in, so that upstreams which are slow all together are not asked twice for everything.
 
 BURST = 5.0  # hedges that a quiet time may save up
 
@@ -156,8 +156,8 @@ class Hedging:
         self._cleanup_tasks: set[asyncio.Task[None]] = set()  # races whose request is over, and whose calls are not yet
 
     def delay_s(self, endpoint: Upstream, request: RequestContext) -> float | None:
-        """How long `endpoint` is waited for before another one is asked; None: however long it takes. To be asked once for
-        each call, before it is sent: the budget grows by it."""
+        """How long `endpoint` is waited for before another one is asked; None: however long it takes. To be asked once
+        for each call, before it is sent: the budget grows by it."""
         asked = call_features(request.call, request.route)
         if asked is None or not is_hedgeable(request.call, is_internal=request.internal):
             return None
@@ -175,9 +175,9 @@ class Hedging:
     async def asked(
         self, send: Send, endpoint: Upstream, request: RequestContext, delay: float, choose: Select
     ) -> list[HedgeAttempt]:
-        """Asks `endpoint`, and after `delay` seconds without an answer another one that `choose` names. -> what came of it:
-        the last one decides, one before it has failed and is let go. Raises what `send` raises. Who was not heard to the
-        end has then been cancelled, and its place is free; where this is cancelled twice, soon after."""
+        """Asks `endpoint`, and after `delay` seconds without an answer another one that `choose` names. -> what came of
+        it: the last one decides, one before it has failed and is let go. Raises what `send` raises. Who was not heard
+        to the end has then been cancelled, and its place is free; where this is cancelled twice, soon after."""
         started, previous_s = self._clock.monotonic(), request.timings.get("upstream", 0.0)
         race, attempts = _Race(send, request), list[HedgeAttempt]()
         try:

@@ -1,4 +1,5 @@
-"""What an HTTP backend needs of its client: requests out, answers in. Errors are those of `gateway.upstream.http1.errors`."""
+"""What an HTTP backend needs of its client: requests out, answers in. Errors are those of
+`gateway.upstream.http1.errors`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from gateway.upstream.http1.errors import Broken, ConnectFailed, ConnectTimedOut
 from gateway.upstream.http1.headers import MAPPED_HEADERS, Origin, framing_lines, header_lines, request_opening
 
 
-# What an HTTP backend needs of its client: requests out, answers in. Errors are those of `gateway.upstream.http1.errors`.
+# What an HTTP backend needs of its client: requests out, answers in. Errors are those of
+# `gateway.upstream.http1.errors`.
 class Opening:
     """The part of a request's head that many requests share, as a client has written it: `None` before the first."""
 
@@ -32,7 +34,8 @@ class Opening:
 class UpstreamRequest(NamedTuple):
     """A request as it is to go out. `body` streams where it is not at hand, with its `length` where that is known;
     `repeatable`: it may be sent once more where the server closes a kept connection without a word. `opening`: shared
-    by all requests of this method, target and headers, which then differ in `extra_headers` headers, body and length alone."""
+    by all requests of this method, target and headers, which then differ in `extra_headers` headers, body and length
+    alone."""
 
     method: str
     target: str  # path and query, as they are to be sent
@@ -74,8 +77,8 @@ class UpstreamResponse(Protocol):
         """What of the body is here."""
 
     async def read(self, deadline: float) -> bytes:
-        """What has come since the last time, as soon as there is anything; empty at the end. `deadline`: time of the event
-        loop. Raises `ExchangeFailed`."""
+        """What has come since the last time, as soon as there is anything; empty at the end. `deadline`: time of the
+        event loop. Raises `ExchangeFailed`."""
 
     def close(self) -> None:
         """Gives the connection back where the body was read to its end, and cuts it otherwise. As often as you like."""
@@ -85,8 +88,8 @@ class HttpClient(Protocol):
     """Of one origin."""
 
     def send(self, request: UpstreamRequest, deadline: float) -> Awaitable[UpstreamResponse]:
-        """Status and headers of the answer. `deadline`: time of the event loop. Raises `ExchangeFailed`, `ValueError` where
-        the request cannot be said in HTTP/1.1, and what its body raises."""
+        """Status and headers of the answer. `deadline`: time of the event loop. Raises `ExchangeFailed`, `ValueError`
+        where the request cannot be said in HTTP/1.1, and what its body raises."""
 
     async def close(self) -> None: ...
 

@@ -1,9 +1,9 @@
 """What an upstream's answer will take, predicted from what its answers took. Pure: the clock's reading comes in.
 
 Three steps. What is expected: parts that grow with the input, the output and the load (`Trend`). How much slower or
-faster answers of this kind are of late (`Levels`). How far answers lie from that (`RatioSketch`): its quantile makes the
-bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the parts'
-quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
+faster answers of this kind are of late (`Levels`). How far answers lie from that (`RatioSketch`): its quantile makes
+the bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the
+parts' quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gateway.latency_forecast import Prediction
 # How far latencies lie from what was expected of them, newest first in weight. Pure: the clock's reading comes in.
 #
 # A histogram of ratios (actual over expected) with logarithmic buckets (the idea of DDSketch, Masson et al. 2019: a
-# bucket's width is a fixed ratio, so every quantile has a bounded relative error), in which the weight of an observation
-# halves with time.
+# bucket's width is a fixed ratio, so every quantile has a bounded relative error), in which the weight of an
+# observation halves with time.
 
 RATIO = 1.05  # bucket bounds grow by 5 %: no quantile is off by more
 
@@ -144,7 +144,8 @@ def _bucket(ratio: float) -> int:
 #
 # Least squares of the relative error over decayed sufficient statistics, with coefficients that may not be negative,
 # found by coordinate descent (one sweep an observation, from where the last one ended). Decayed sums cannot blow up, as
-# recursive least squares with forgetting does where nothing varies for hours; and no part can ever make an answer sooner.
+# recursive least squares with forgetting does where nothing varies for hours; and no part can ever make an answer
+# sooner.
 
 RIDGE = 1e-3  # of each coefficient's own weight: decides between parts that always come together
 
@@ -206,9 +207,9 @@ class Trend:
 # What an upstream's answer will take, predicted from what its answers took. Pure: the clock's reading comes in.
 #
 # Three steps. What is expected: parts that grow with the input, the output and the load (`Trend`). How much slower or
-# faster answers of this kind are of late (`Levels`). How far answers lie from that (`RatioSketch`): its quantile makes the
-# bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the parts'
-# quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
+# faster answers of this kind are of late (`Levels`). How far answers lie from that (`RatioSketch`): its quantile makes
+# the bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the
+# parts' quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
 
 HALF_LIFE_S = 60.0  # of knowing an upstream at all, and of how slow it is of late
 
@@ -426,9 +427,9 @@ def _size(max_tokens: int | None) -> int:
 # Learning from answers when somebody asks what they will take, and not before. Pure: the clock's reading comes in.
 #
 # To learn from an answer takes a `LatencyBook` 16 to 24 us on a quiet machine, and it is asked only where there are
-# latency budgets, hedges or somebody who looks. So answers lie unread until it is asked, the last `MAX_PENDING` of them; from
-# then on each is read as it comes, for as long as somebody has asked of late. While nobody asks, one answer in `SAMPLE_EVERY`
-# is noted, once there are `MAX_PENDING`: to note one has its price, too.
+# latency budgets, hedges or somebody who looks. So answers lie unread until it is asked, the last `MAX_PENDING` of
+# them; from then on each is read as it comes, for as long as somebody has asked of late. While nobody asks, one answer
+# in `SAMPLE_EVERY` is noted, once there are `MAX_PENDING`: to note one has its price, too.
 
 # What is known of a kind of answers comes from some ten, how far they spread from some fifty; to read these takes 2 ms.
 MAX_PENDING = 128

@@ -31,8 +31,8 @@ NICENESS = 10  # the event loop and the embedder go first
 
 
 class OnnxBackend(LimitedBackend):
-    """`model` belongs to the backend's own thread from now on; `model_name` is the name that lists of models have for it.
-    Calls that it cannot do raise `UnsupportedByBackend`, so that the next backend of a route is asked."""
+    """`model` belongs to the backend's own thread from now on; `model_name` is the name that lists of models have for
+    it. Calls that it cannot do raise `UnsupportedByBackend`, so that the next backend of a route is asked."""
 
     http = False
     speaks = "text"

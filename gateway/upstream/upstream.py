@@ -116,7 +116,8 @@ class Upstream:
         return UpstreamState.WAITS if waits else UpstreamState(self.breaker.state(now))
 
     def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None:
-        """What it would take now. None while nothing recent is known, `PENDING_PREDICTION` while somebody is finding out."""
+        """What it would take now. None while nothing recent is known, `PENDING_PREDICTION` while somebody is finding
+        out."""
         known = self.latency.predict(features, load=self.load, now=now, confidence=confidence)
         return PENDING_PREDICTION if known is None and self.observed_load > 0 else known
 
@@ -144,8 +145,8 @@ class Upstream:
         tally.add(seconds)
 
     async def call(self, request: RequestContext, timeout_s: float | None = None) -> Response:
-        """Sends the call. Raises `BackendError` where it fails before its first byte, `AttemptTimedOut` where that takes longer
-        than `timeout_s`."""
+        """Sends the call. Raises `BackendError` where it fails before its first byte, `AttemptTimedOut` where that
+        takes longer than `timeout_s`."""
         with self.attempt(request) as attempt:
             answer = self.backend.send(request)
             return attempt.answered(await (answer if timeout_s is None else self._within(answer, timeout_s)))

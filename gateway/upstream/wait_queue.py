@@ -6,11 +6,11 @@ class that waits behind the first, by turns, and every class may hold `RESERVE` 
 
 The room: as many as have their turn within `BURST_HOLDS` times what an answer takes, as long as it is a burst. A
 queue that has not got empty for as long as an answer takes is no burst but overload, and waiting in it buys nothing:
-then it is `STANDING_HOLDS` times that, and `RETAINED_FACTOR` times that for those who wait already (the idea of CoDel, as Facebook
-has it in its servers: Maurer, "Fail at Scale", ACM Queue 13(8), 2015). Who would wait less than `TARGET_DELAY_S` is no
-reason to refuse anybody, as in CoDel's target: clients that each ask again when they are answered keep a queue that
-never gets empty, and of fast answers nobody minds. Nor is a queue before a limit that is still growing from its start
-overload, nor one that the event loop makes, and not the backend.
+then it is `STANDING_HOLDS` times that, and `RETAINED_FACTOR` times that for those who wait already (the idea of CoDel,
+as Facebook has it in its servers: Maurer, "Fail at Scale", ACM Queue 13(8), 2015). Who would wait less than
+`TARGET_DELAY_S` is no reason to refuse anybody, as in CoDel's target: clients that each ask again when they are
+answered keep a queue that never gets empty, and of fast answers nobody minds. Nor is a queue before a limit that is
+still growing from its start overload, nor one that the event loop makes, and not the backend.
 
 Who goes where there is no room: the last of the lowest class that holds more than its reserve, if the newcomer is of a
 higher one, or its own holds less than its reserve; else the last of the tenant that waits most often in the newcomer's
@@ -75,9 +75,9 @@ class WaitQueue:
         is_starting: bool = False,
     ) -> int:
         """How many may wait. To be asked for each newcomer. What was empty for a moment, because many places came free
-        at once, is no new burst. `ceiling`: how many places there may be at most, `is_starting`: their number says nothing
-        yet; `hold_s`: how long one is held as a rule, None: not known yet; `slot_interval_s`: from one that comes free to the
-        next, `backend_interval_s`: as far as the backend decides that, all of it unless said."""
+        at once, is no new burst. `ceiling`: how many places there may be at most, `is_starting`: their number says
+        nothing yet; `hold_s`: how long one is held as a rule, None: not known yet; `slot_interval_s`: from one that
+        comes free to the next, `backend_interval_s`: as far as the backend decides that, all of it unless said."""
         interval = max(STANDING_S, hold_s or 0.0)
         if not len(self):
             self.waiting_since = now

@@ -38,9 +38,15 @@ ENTRIES = st.builds(
     st.just(0.0) | TIMES,
 )  # fmt: skip
 CONDITIONS = st.builds(
-    BanConditions, tags=st.frozensets(NAMES, max_size=2), tenant=MAYBE, route=MAYBE, model=MAYBE, before=st.none() | TIMES,
-    fingerprint=st.none() | NAMES.map(hexed), backend=MAYBE,
-)  # fmt: skip
+    BanConditions,
+    tags=st.frozensets(NAMES, max_size=2),
+    tenant=MAYBE,
+    route=MAYBE,
+    model=MAYBE,
+    before=st.none() | TIMES,
+    fingerprint=st.none() | NAMES.map(hexed),
+    backend=MAYBE,
+)
 BANS = st.builds(
     Ban, id=st.uuids().map(str), at=TIMES, expires_at=st.integers(1, 400).map(lambda i: NOW + i), conditions=CONDITIONS
 )

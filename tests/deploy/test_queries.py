@@ -25,7 +25,7 @@ ABSENT = {
     "nearhit_auth_failures_total": "wrong credentials, on a port that wants any: tests/admin/test_roles.py has them",
     "nearhit_audit_errors_total": "a disk or a store that fails under an operator: tests/admin/test_roles.py has it",
     "nearhit_key_lookups_total": "API keys of the store, which tests/admin has",
-    "nearhit_model_reloads_total": "a model on Triton whose process dies, which tests/upstream/test_model_health.py has",
+    "nearhit_model_reloads_total": "a model on Triton whose process dies: tests/upstream/test_model_health.py has it",
     "nearhit_second_opinions_total": "a score near the learned threshold, which the hash embedder does not give",
     "nearhit_replication_rebuilds_total": "a log of changes that is cut off, which tests/cache has",
     "nearhit_comparisons_dropped_total": "more misses waiting to be compared than any traffic of a test makes",

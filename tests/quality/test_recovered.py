@@ -64,7 +64,8 @@ def test_random_recovers_half_and_a_score_that_says_something_more() -> None:
 
 
 def test_the_gateways_own_rules_hold_what_they_are_asked_for() -> None:
-    """The bound of a share over any n in a row is that of `gateway/routing/share_controller.py`: 2 % of n, and 5 requests."""
+    """The bound of a share over any n in a row is that of `gateway/routing/share_controller.py`: 2 % of n, and 5
+    requests."""
     seen = outcomes()
     found = {point.rule: point for point in recovered.reached(seen, seen.scores[recovered.HELD_OUT], audited=0.0)}
     for share in recovered.SHARES:

@@ -262,7 +262,8 @@ async def test_when_all_tiers_fail_the_fallback_answers_each_request_once(tmp_pa
 
 
 async def test_an_outage_of_the_large_model_is_made_up_for_by_a_handful_and_no_more(tmp_path: Path) -> None:
-    """The bound of `gateway/routing/share_controller.py` for a stretch after what had no choice: 2 % of n, and 12 requests."""
+    """The bound of `gateway/routing/share_controller.py` for a stretch after what had no choice: 2 % of n, and 12
+    requests."""
     clock, policy = FakeClock(), one_policy(f"{CANARY}, large_share: 30%", GENEROUS)
     async with behind(tmp_path, policy, *NAMES, backends=PRICED, clock=clock) as (served, upstreams):
         for name in ("big", "next"):

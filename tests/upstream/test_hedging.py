@@ -226,8 +226,8 @@ async def test_a_client_that_leaves_before_the_hedge_cancels_the_one_call(
 
 
 class SlowToEnd:
-    """What asks `endpoint` is never answered, and once it is cancelled it ends when `stuck` is set: a library in the middle
-    of a connection's end may take its time. Whoever asks another one has `answer` at once."""
+    """What asks `endpoint` is never answered, and once it is cancelled it ends when `stuck` is set: a library in the
+    middle of a connection's end may take its time. Whoever asks another one has `answer` at once."""
 
     def __init__(self, endpoint: GatewayUpstream, answer: EventStream) -> None:
         self.given_up, self.stuck, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -79,9 +79,9 @@ class BatchingEmbedder:
     """Implements `Embedder` over a `TextEncoder` that one worker thread owns. To be used from one event loop.
 
     `max_batch`: questions that are taken from the queue together, so that equal texts of one owner are encoded once.
-    `batch_limit`: of these so many texts a call of the encoder, whose callers are then answered; None: all. `max_queue`:
-    questions that may wait. `timeout_s`: seconds that a caller waits at most. After `TIMEOUTS_TO_FAIL_FAST` timeouts in
-    a row callers are refused at once, until the worker answers again.
+    `batch_limit`: of these so many texts a call of the encoder, whose callers are then answered; None: all.
+    `max_queue`: questions that may wait. `timeout_s`: seconds that a caller waits at most. After
+    `TIMEOUTS_TO_FAIL_FAST` timeouts in a row callers are refused at once, until the worker answers again.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ from gateway.messages import Vector
 
 # A large partition on a device such as a GPU: searched there, and kept on the CPU as before.
 #
-# FAISS' indexes on a GPU can be added to and searched; what leaves, and a copy list by list for the checkpoint, needs the
-# lists on the CPU. These stay the truth. The device has a copy, whose searches are made right here: what came since waits
-# in a small matrix until there is a batch of it, and what went is struck out of what is found.
+# FAISS' indexes on a GPU can be added to and searched; what leaves, and a copy list by list for the checkpoint, needs
+# the lists on the CPU. These stay the truth. The device has a copy, whose searches are made right here: what came since
+# waits in a small matrix until there is a batch of it, and what went is struck out of what is found.
 
 LOG = logging.getLogger("nearhit.index")
 
@@ -54,7 +54,8 @@ class Device(Protocol):
 
 
 class GpuReplica:
-    """Implements `PartitionCopy`. A device that fails is left alone: from then on the partition is searched on the CPU."""
+    """Implements `PartitionCopy`. A device that fails is left alone: from then on the partition is searched on the
+    CPU."""
 
     def __init__(self, lists: Searchable, dimension: int, *, batch: int = BATCH) -> None:
         self._lists = lists
@@ -98,8 +99,8 @@ class GpuReplica:
         self._removed_ids.update(np.setdiff1d(ids, waiting).tolist())
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
-        """None where the device has failed, or where so many of the nearest are gone that `MAX_RESULTS` do not reach beyond
-        them."""
+        """None where the device has failed, or where so many of the nearest are gone that `MAX_RESULTS` do not reach
+        beyond them."""
         if self.failed or k > MAX_RESULTS:
             return None
         try:

@@ -155,9 +155,9 @@ def _chunks(parts: list[Slice]) -> Iterator[tuple[Ids, Matrix]]:
 
 # Gives a partition the form that suits its size, in a thread of its own, while the old form serves.
 #
-# The thread copies the entries in steps, trains and fills a new partition, and catches up with what was added and removed
-# meanwhile; the last bit of that, and the swap, is one step of the owner's, so that no search finds less than before. A
-# large partition gets its copy on a device, where there is one, in the same way.
+# The thread copies the entries in steps, trains and fills a new partition, and catches up with what was added and
+# removed meanwhile; the last bit of that, and the swap, is one step of the owner's, so that no search finds less than
+# before. A large partition gets its copy on a device, where there is one, in the same way.
 
 LOG = logging.getLogger("nearhit.index")
 

@@ -85,7 +85,8 @@ def _described(name: str, kind: str, shape: list[Any]) -> dict[str, Any]:
 
 
 def _array(tensor: Tensor, wanted: onnxruntime.NodeArg) -> NDArray[Any]:
-    """Raises `UnsupportedByBackend`: here rather than in the pass, where nobody could tell it from a failure of the model."""
+    """Raises `UnsupportedByBackend`: here rather than in the pass, where nobody could tell it from a failure of the
+    model."""
     datatype = DATATYPES[wanted.type]
     if tensor.data is None or tensor.datatype != datatype:
         raise UnsupportedByBackend(

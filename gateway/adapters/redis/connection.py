@@ -28,9 +28,9 @@ from gateway.errors import StoreUnavailable
 # Commands and their replies on one connection: those of one turn of the loop go out in one write, replies are matched
 # in order.
 #
-# On a connection of redis-py a command costs a lock, a pool's turn and some sixty calls of functions, and each command in
-# flight has a connection of its own. Here it is a future and a place in a queue. hiredis reads the replies, and errors
-# are redis-py's, so that callers see no difference. Measured: docs/decisions/0031.
+# On a connection of redis-py a command costs a lock, a pool's turn and some sixty calls of functions, and each command
+# in flight has a connection of its own. Here it is a future and a place in a queue. hiredis reads the replies, and
+# errors are redis-py's, so that callers see no difference. Measured: docs/decisions/0031.
 
 # Of commands that are not answered yet, together: a burst of lookups fits in several times over, and what piles up
 # within a time limit before a server that hangs stays small beside a gateway's memory.
@@ -55,9 +55,9 @@ _PendingReply = tuple["asyncio.Future[Any]", float, int]
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """`read_timeout_s`: for how long a server that owes a reply may say nothing. `is_demotion`: whether a reply says that this
-    server is not the one to ask; the connection ends with it, as it does with replies such as NOAUTH and LOADING.
-    `on_close`: called once, when nothing can be asked here any more."""
+    """`read_timeout_s`: for how long a server that owes a reply may say nothing. `is_demotion`: whether a reply says
+    that this server is not the one to ask; the connection ends with it, as it does with replies such as NOAUTH and
+    LOADING. `on_close`: called once, when nothing can be asked here any more."""
 
     def __init__(
         self,
@@ -185,8 +185,8 @@ class PipelinedConnection(asyncio.Protocol):
         self._timer = self._loop.call_at(deadline, self._expire_pending)
 
     def _expire_pending(self) -> None:
-        """Who has waited long enough is told so. A connection on which nothing has come for `read_timeout_s` is given up:
-        what is at its other end may not be there any more. Not sooner: others may wait longer than who asks all the
+        """Who has waited long enough is told so. A connection on which nothing has come for `read_timeout_s` is given
+        up: what is at its other end may not be there any more. Not sooner: others may wait longer than who asks all the
         time."""
         self._timer = None
         now, late, next_deadline = self._loop.time(), False, float("inf")
@@ -206,8 +206,8 @@ class PipelinedConnection(asyncio.Protocol):
 
 # The connection that all commands of a request share: opened when the first one asks, and anew once it was lost.
 #
-# Who to connect to and as whom, with TLS, passwords, databases and sentinels, stays redis-py's: a connection of its pool
-# is opened and signed in by it, and then taken over.
+# Who to connect to and as whom, with TLS, passwords, databases and sentinels, stays redis-py's: a connection of its
+# pool is opened and signed in by it, and then taken over.
 CLOSE_S = 0.5  # for what is still to be answered when the gateway ends
 
 # A server that takes connections and does not answer: redis-py bounds the first part alone.
@@ -222,7 +222,8 @@ RESP2_OPTIONS = {
 
 
 class ReconnectingConnection:
-    """`client`: redis-py's, of one server or of those that sentinels watch over. `read_timeout_s`: as of `PipelinedConnection`."""
+    """`client`: redis-py's, of one server or of those that sentinels watch over. `read_timeout_s`: as of
+    `PipelinedConnection`."""
 
     def __init__(self, client: redis.Redis, read_timeout_s: float) -> None:
         self._read_timeout_s = read_timeout_s
@@ -278,8 +279,8 @@ class ReconnectingConnection:
             await connection.disconnect(nowait=True)
             raise
         else:
-            # There is no public way to be given the streams (redis-py 8.1): tests/adapters/test_redis_reconnecting.py holds
-            # that this one leads to them.
+            # There is no public way to be given the streams (redis-py 8.1): tests/adapters/test_redis_reconnecting.py
+            # holds that this one leads to them.
             writer, connection._writer, connection._reader = connection._writer, None, None
             exchange.attach(writer)
         finally:

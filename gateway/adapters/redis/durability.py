@@ -42,8 +42,8 @@ def request_durability(pipe: Any, replicas: int) -> None:
 
 
 def is_durable(answers: Sequence[Any], replicas: int) -> bool:
-    """Of what `request_durability` asked: on the disk, and on every replica. Servers before 7.2, or without an append-only
-    file, refuse the first question: then it is not known."""
+    """Of what `request_durability` asked: on the disk, and on every replica. Servers before 7.2, or without an
+    append-only file, refuse the first question: then it is not known."""
     waited = answers[0]
     on_disk = isinstance(waited, list) and bool(waited) and int(waited[0]) >= 1
     return on_disk and (not replicas or (isinstance(answers[1], int) and answers[1] >= replicas))

@@ -145,9 +145,27 @@ def pack_put(
     name, scope_bytes, expires = fingerprint.encode(), scope.encode(), b"%d" % expires_ms
     size = len(name)
     return _PUT_TEMPLATE % (
-        len(_ENTRY) + size, name, len(_LEASE) + size, name, len(expires), expires, len(listed), listed, size, name,
-        len(record), record, len(scope_bytes), scope_bytes, len(worth), worth, len(vector), vector, len(embedder), embedder,
-    )  # fmt: skip
+        len(_ENTRY) + size,
+        name,
+        len(_LEASE) + size,
+        name,
+        len(expires),
+        expires,
+        len(listed),
+        listed,
+        size,
+        name,
+        len(record),
+        record,
+        len(scope_bytes),
+        scope_bytes,
+        len(worth),
+        worth,
+        len(vector),
+        vector,
+        len(embedder),
+        embedder,
+    )
 
 
 # The response store on Redis or Valkey: one code path for the embedded server and for any other.
@@ -298,7 +316,8 @@ class RedisStore:
                 yield name.decode(), expires
 
     async def listed(self, page_size: int, timeout_s: float | None = None) -> AsyncIterator[list[tuple[bytes, float]]]:
-        """All entries with their expiry, in pages of about `page_size`, within `timeout_s` each; some may come twice."""
+        """All entries with their expiry, in pages of about `page_size`, within `timeout_s` each; some may come
+        twice."""
         page: list[tuple[bytes, float]] = []
         for key in self.names.list_keys:
             cursor = 0

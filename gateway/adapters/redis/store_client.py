@@ -1,7 +1,7 @@
 """How the store's server is asked: within a time limit, behind one breaker, by the shortest way that there is to it.
 
-One server, also one that sentinels name, is asked over a `ReconnectingConnection` by what requests wait for; redis-py asks for all else,
-and a cluster, whose slots lie on many servers, for everything.
+One server, also one that sentinels name, is asked over a `ReconnectingConnection` by what requests wait for; redis-py
+asks for all else, and a cluster, whose slots lie on many servers, for everything.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class StoreClient:
         return reply
 
     async def poll(self, *words: Word, timeout_s: float) -> Any:
-        """As `send`, beside the breaker: for what is asked all the time, and would take the probe that tells whether the
-        store is back from a request."""
+        """As `send`, beside the breaker: for what is asked all the time, and would take the probe that tells whether
+        the store is back from a request."""
         try:
             if self._connection is not None:
                 return await self._connection.send(words, timeout_s)

@@ -34,8 +34,8 @@ class SsrfSafeSessions:
         self._unguarded: aiohttp.ClientSession | None = None
 
     def of(self, url: str) -> aiohttp.ClientSession:
-        """For that URL, which `gateway.adapters.system.ssrf_guard.check_url` has let pass. Redirects are not to be followed: what
-        they lead to was not checked."""
+        """For that URL, which `gateway.adapters.system.ssrf_guard.check_url` has let pass. Redirects are not to be
+        followed: what they lead to was not checked."""
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if is_allowed(parts.hostname or "", port, self._allowed):

@@ -71,8 +71,8 @@ class TritonCrossEncoder:
     def _check(self, found: Matrix, expected: Matrix) -> None:
         if not (off := _max_deviation(found, expected)) <= TOLERANCE:
             raise StartupError(
-                f"{self._model.description} is not the one that this gateway's weights belong to (logits differ by up to "
-                f"{off:.2f}, expected at most {TOLERANCE}): put there what `nearhit model triton` writes"
+                f"{self._model.description} is not the one that this gateway's weights belong to (logits differ by "
+                f"up to {off:.2f}, expected at most {TOLERANCE}): put there what `nearhit model triton` writes"
             )
 
     def score(self, asked: str, stored: Sequence[str]) -> list[float]:

@@ -129,9 +129,9 @@ class InputSpec:
 
 
 class TritonModel:
-    """`url`: grpc:// or grpcs://HOST:PORT. `timeout_s`: of one `infer`, seconds. `postprocess`: makes of each answer what is
-    used of it; raises `ModelUnavailable`. `known_metadata`: what it was at an earlier start. Threads may share it: the client's `infer`
-    is of those that may be called at once.
+    """`url`: grpc:// or grpcs://HOST:PORT. `timeout_s`: of one `infer`, seconds. `postprocess`: makes of each answer
+    what is used of it; raises `ModelUnavailable`. `known_metadata`: what it was at an earlier start. Threads may share
+    it: the client's `infer` is of those that may be called at once.
 
     Made, it asks the server for the model. Raises `StartupError` where that has another one, or does not answer and the
     model is not `known_metadata` either; where it is, the model is `is_away` until it answers as it did then.
@@ -228,8 +228,8 @@ class TritonModel:
         if not fits or outputs.get(self._form.output) != "FP32":
             types = f", {MASK} and {TYPES}" if self._form.types else f" and {MASK} ({TYPES} too, if need be)"
             raise StartupError(
-                f"{self.description} has inputs {_format_tensors(inputs)} and outputs {_format_tensors(outputs)}, expected INT64 "
-                f"{IDS}{types} and FP32 {self._form.output}"
+                f"{self.description} has inputs {_format_tensors(inputs)} and outputs {_format_tensors(outputs)}, "
+                f"expected INT64 {IDS}{types} and FP32 {self._form.output}"
             )
         version = max(about.versions, key=int)  # Triton's versions are numbers
         return ModelMetadata(version, tuple(sorted(inputs)), config.max_batch_size, about.platform or config.backend)
@@ -241,7 +241,8 @@ class TritonModel:
                 return
             if not self._is_same_model(self._infer_batches(self._probes, self._clock.monotonic() + self._timeout_s)):
                 raise ModelUnavailable(
-                    f"{self.description} is another model than at the start, expected that one, or a restart of the gateway"
+                    f"{self.description} is another model than at the start, expected that one, "
+                    "or a restart of the gateway"
                 )
             self._verified_at = now
 

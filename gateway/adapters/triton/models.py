@@ -106,8 +106,8 @@ class TritonModels:
         return True
 
     async def reload(self, name: str) -> None:
-        """Unloads it and loads it. Raises `ModelControlDisabled` where the server allows neither, `BackendError` where it cannot
-        be loaded; it is absent then."""
+        """Unloads it and loads it. Raises `ModelControlDisabled` where the server allows neither, `BackendError` where
+        it cannot be loaded; it is absent then."""
         self._described.pop(name, None)
         try:
             async with self.call_timeout(LOAD_TIMEOUT_S):

@@ -76,7 +76,8 @@ def answer_of(message: Any) -> InferenceResponse:
 
 
 def response_of(answer: InferenceResponse, identity: str) -> Any:
-    """The `ModelInferResponse` of an answer. Raises `MalformedResponse` where an output is none of the protocol's tensors."""
+    """The `ModelInferResponse` of an answer. Raises `MalformedResponse` where an output is none of the protocol's
+    tensors."""
     head = answer.head
     message = pb.ModelInferResponse(
         model_name=str(head.get("model_name") or ""), model_version=str(head.get("model_version") or ""), id=identity

@@ -13,8 +13,8 @@ MIN_LOG = -700.0
 
 def exceedance_probability(mean: float, variance: float, limit: int, lower_bound: float = 0.0) -> float:
     """P(X > limit) for a negative binomial X of this mean and variance: what a Poisson count is when its rate is known
-    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6). `lower_bound`: what is no
-    more than that need not be told apart."""
+    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6). `lower_bound`: what
+    is no more than that need not be told apart."""
     if mean <= 0:
         return 0.0
     variance = max(variance, mean * (1 + 1e-6))
@@ -33,8 +33,8 @@ def exceedance_probability(mean: float, variance: float, limit: int, lower_bound
 
 
 def exceeds_risk(mean: float, variance: float, limit: int, risk: float) -> bool:
-    """Whether `exceedance_probability` is above `risk`. Far below the limit Cantelli's inequality says no, P(X - mean >= a) <=
-    variance / (variance + a^2), without a term for each count."""
+    """Whether `exceedance_probability` is above `risk`. Far below the limit Cantelli's inequality says no, P(X - mean
+    >= a) <= variance / (variance + a^2), without a term for each count."""
     above = limit + 1 - mean
     spread = max(variance, mean * (1 + 1e-6))
     if above > 0 and spread <= risk * (spread + above * above):

@@ -24,9 +24,7 @@ from gateway.config.policy.single_backend import upstream_config
 # Of everything that asks others; each of them has a shorter limit of its own. What is read from this machine's disk
 # has none, since a read cannot be called off.
 CHECK_TIMEOUT_S = 15.0
-PLACEHOLDER_SECRET = (
-    "absent"  # for a secret that is not set: it is never sent, as no look shows credentials to a backend
-)
+PLACEHOLDER = "absent"  # for a secret that is not set: it is never sent, as no look shows credentials to a backend
 NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "index", "backends", "limits")
 
 
@@ -52,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def examine(path: Path, environ: Mapping[str, str], upstream: str | None = None) -> Report:
-    """`upstream`: instead of a file, as `nearhit serve --upstream` runs. Changes nothing. Takes at most `CHECK_TIMEOUT_S`
-    and what this machine's disk takes."""
+    """`upstream`: instead of a file, as `nearhit serve --upstream` runs. Changes nothing. Takes at most
+    `CHECK_TIMEOUT_S` and what this machine's disk takes."""
     absent = () if upstream is not None else read_config(path, environ).absent
     # A secret that is not set is a finding of its own, and no reason to leave out all the others.
-    placeholder_environ = {**environ, **dict.fromkeys(absent, PLACEHOLDER_SECRET)}
+    placeholder_environ = {**environ, **dict.fromkeys(absent, PLACEHOLDER)}
     result, config = await asyncio.to_thread(_read, path, placeholder_environ, upstream)
     findings = list(configuration(result))
     if config is not None:

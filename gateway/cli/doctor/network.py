@@ -183,8 +183,8 @@ async def _get(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFacts:
-    """`why`: what stands in the way of asking it; None: it is ready. `suggested_url`: the base URL that is likely meant; None:
-    nothing speaks against this one."""
+    """`why`: what stands in the way of asking it; None: it is ready. `suggested_url`: the base URL that is likely
+    meant; None: nothing speaks against this one."""
 
     address: str
     why: str | None

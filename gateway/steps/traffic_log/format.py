@@ -1,7 +1,7 @@
 """What is kept of a request, and the segments that it is kept in. Pure (docs/decisions/0021).
 
-A segment is a row of frames, each `length, CRC-32, msgpack`: first a `SegmentHeading`, then batches of rows. One that was cut
-off, as by kill -9 in the middle of a write, is good up to its last whole frame.
+A segment is a row of frames, each `length, CRC-32, msgpack`: first a `SegmentHeading`, then batches of rows. One that
+was cut off, as by kill -9 in the middle of a write, is good up to its last whole frame.
 """
 
 from __future__ import annotations

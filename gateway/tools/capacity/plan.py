@@ -28,7 +28,8 @@ class ServiceTime:
 def mean_wait_s(rate: float, service: ServiceTime, reserved_share: float = 0.0) -> float:
     """Until the server begins, for Poisson arrivals: Pollaczek and Khinchine, rate E[S^2] / (2 (1 - utilisation)).
 
-    `rate`: a second. `reserved_share`: the part of the server that other work has, in [0, 1). inf where it cannot keep up.
+    `rate`: a second. `reserved_share`: the part of the server that other work has, in [0, 1). inf where it cannot keep
+    up.
     """
     left = 1.0 - reserved_share
     used = rate * service.mean_s / left if left > 0 else math.inf

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Some 70 tokens; the encoder reads 256. Of the 30 questions in tests/tools/demo/questions.yaml the light model answered 27
-# with 300, 23 with 450 and 24 with 600, the large one all 30: the longer a passage, the less its vector says.
+# Some 70 tokens; the encoder reads 256. Of the 30 questions in tests/tools/demo/questions.yaml the light model answered
+# 27 with 300, 23 with 450 and 24 with 600, the large one all 30: the longer a passage, the less its vector says.
 MAX_CHARACTERS = 300
 MIN_UNIT_CHARACTERS = 12  # shorter ones ("See also:") answer nothing
 EXCLUDED = frozenset({"CHANGELOG.md"})  # says what was, not what is

@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 from gateway.tools.demo.repository.encoders import MiniLm
 
 DIMENSION = 256
-# a of a / (a + p). Arora et al. advise 1e-3 to 1e-4: of the 30 questions in tests/tools/demo/questions.yaml the light model
-# answered 25 with 1e-2, 27 with 1e-3, 26 with 3e-4 and 25 with 1e-4.
+# a of a / (a + p). Arora et al. advise 1e-3 to 1e-4: of the 30 questions in tests/tools/demo/questions.yaml the light
+# model answered 25 with 1e-2, 27 with 1e-3, 26 with 3e-4 and 25 with 1e-4.
 SMOOTHING = 1e-3
 FIRST_WORD = "the"  # BERT's vocabulary lists whole words from here on, the most frequent first
 BATCH = 256  # three tokens each: some 2 MB of activations a layer

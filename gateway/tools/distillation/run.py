@@ -75,9 +75,15 @@ def _encode_rows(learnt: Sequence[TrainingRow], labels: tuple[str, ...]) -> list
 
 
 def _publish(
-    options: DistillOptions, scratch: Path, said: dict[str, object], learnt: Sequence[TrainingRow], held: Sequence[TrainingRow],
-    labels: tuple[str, ...], tokenizer: Path, skipped: int,
-) -> Distilled:  # fmt: skip
+    options: DistillOptions,
+    scratch: Path,
+    said: dict[str, object],
+    learnt: Sequence[TrainingRow],
+    held: Sequence[TrainingRow],
+    labels: tuple[str, ...],
+    tokenizer: Path,
+    skipped: int,
+) -> Distilled:
     output = options.output
     built = {name: scratch / name for name in (("student", "teacher") if options.large else ("student",))}
     graph = f"{output.name}-graph" if options.tensorrt else None
@@ -89,10 +95,19 @@ def _publish(
     write_about(built["student"], labels, MAX_TOKENS, accept_above, graph)
     texts = [row.text for row in held]
     report = {
-        "name": output.name, "version": next_version(output.repository, output.name), "labels": len(labels),
-        "rows": len(learnt), "skipped": skipped, "held_out": len(held), "accept_above": round(accept_above, 4),
-        "taught_by": _teacher_text(options, learnt), "training": asdict(options.training), "precision": options.precision,
-        "seconds": said["seconds"], "resumed_after": said["resumed_after"], "zeros": said["zeros"],
+        "name": output.name,
+        "version": next_version(output.repository, output.name),
+        "labels": len(labels),
+        "rows": len(learnt),
+        "skipped": skipped,
+        "held_out": len(held),
+        "accept_above": round(accept_above, 4),
+        "taught_by": _teacher_text(options, learnt),
+        "training": asdict(options.training),
+        "precision": options.precision,
+        "seconds": said["seconds"],
+        "resumed_after": said["resumed_after"],
+        "zeros": said["zeros"],
         "models": {
             name: {
                 "bytes": (folder / "model.onnx").stat().st_size,
@@ -101,7 +116,7 @@ def _publish(
             }
             for name, folder in built.items()
         },
-    }  # fmt: skip
+    }
     policy = snippet(output.name, options.policy_share, unsure=accept_above > 0.0)
     text = as_markdown(report, figures, policy)
     whole = as_json(report, figures)

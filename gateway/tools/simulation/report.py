@@ -83,7 +83,8 @@ def _changes(changed: Mapping[str, Any], requests: int) -> Iterator[str]:
     for each in changed["examples"]:
         asked = each["prompt"] if each["prompt"] is not None else f"question {each['question']}"
         at = time.strftime("%H:%M:%S", time.localtime(each["at"]))
-        yield f"  {at} {each['id'][:36]} {each['route']}: {_outcome_text(each['present'])} -> {_outcome_text(each['new'])}"
+        outcomes = f"{_outcome_text(each['present'])} -> {_outcome_text(each['new'])}"
+        yield f"  {at} {each['id'][:36]} {each['route']}: {outcomes}"
         yield f"    {' '.join(asked.split())[:110]}"
 
 

@@ -17,8 +17,8 @@ from gateway.upstream.http1.response import HttpResponse
 
 # One timer for a connection's many waits.
 class DeadlineTimer:
-    """Calls `callback` once `deadline` has passed. To move `deadline` to a later time costs no timer: that is seen when the earlier
-    one goes off, so that a connection with a request every millisecond has one timer every few seconds."""
+    """Calls `callback` once `deadline` has passed. To move `deadline` to a later time costs no timer: that is seen when
+    the earlier one goes off, so that a connection with a request every millisecond has one timer every few seconds."""
 
     __slots__ = ("_at", "_callback", "_deadline", "_handle", "_loop")
 
@@ -57,8 +57,8 @@ class DeadlineTimer:
 
 # A request's body on its way to the server, while the answer may already come.
 class RequestBody:
-    """Sends at once, and no faster than the server takes it. `length` in bytes; None: in chunks. `on_error` is told once
-    where `body` raises, or is not of that length."""
+    """Sends at once, and no faster than the server takes it. `length` in bytes; None: in chunks. `on_error` is told
+    once where `body` raises, or is not of that length."""
 
     def __init__(
         self,

@@ -45,7 +45,8 @@ MAX_NAMES = 1024  # that are remembered; more come only from a server that inven
 
 
 def request_head(method: str, target: str, authority: str, headers: Iterable[tuple[str, str]], framing: bytes) -> bytes:
-    """All of a head. `framing`: as `framing_lines` has it. Raises `ValueError` where a part would end its line early."""
+    """All of a head. `framing`: as `framing_lines` has it. Raises `ValueError` where a part would end its line
+    early."""
     return b"%b%b\r\n" % (request_opening(method, target, authority, headers), framing)
 
 
@@ -83,8 +84,8 @@ MAPPED_HEADERS = frozenset(
 
 
 class HeaderNames(dict[bytes, tuple[str, str | None]]):
-    """Names of headers as they come -> (the name as text, the same in small letters if it is `MAPPED_HEADERS`). Remembered:
-    servers say the same few with every answer."""
+    """Names of headers as they come -> (the name as text, the same in small letters if it is `MAPPED_HEADERS`).
+    Remembered: servers say the same few with every answer."""
 
     def __missing__(self, name: bytes) -> tuple[str, str | None]:
         text = name.decode("ascii", "replace")  # llhttp lets only tokens pass

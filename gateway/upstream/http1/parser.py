@@ -14,10 +14,10 @@ from gateway.upstream.http1.response import HttpResponse
 
 # Heads of answers that llhttp has read, known by their bytes.
 #
-# A server says the same head with every answer, but for how long its body is, the date and an id: llhttp would read it to
-# the same end again. Known is only what it has read as the head of a whole answer that came in one piece, with a body as
-# long as the head says; what is looked for is nothing but the same bytes again, save the values that vary, and those are
-# printable ASCII, the length a few digits. So nothing is read here that llhttp has not. Pure.
+# A server says the same head with every answer, but for how long its body is, the date and an id: llhttp would read it
+# to the same end again. Known is only what it has read as the head of a whole answer that came in one piece, with a
+# body as long as the head says; what is looked for is nothing but the same bytes again, save the values that vary, and
+# those are printable ASCII, the length a few digits. So nothing is read here that llhttp has not. Pure.
 
 END = b"\r\n\r\n"
 
@@ -38,7 +38,8 @@ DIGITS = re.compile(rb"[0-9]{1,15}")
 
 
 class HeadShape:
-    """What heads have in common that differ in nothing but values that vary. `value_indexes`: which of the headers those are."""
+    """What heads have in common that differ in nothing but values that vary. `value_indexes`: which of the headers
+    those are."""
 
     __slots__ = ("_header_map", "_headers", "has_request_id", "keep_alive", "length_index", "status", "value_indexes")
 
@@ -77,8 +78,8 @@ class HeadShape:
 
 
 class CachedHead:
-    """Shared by all answers that have it: nobody changes `headers` or `header_map`. `length`: of the body; `memo`: for what
-    follows from the headers."""
+    """Shared by all answers that have it: nobody changes `headers` or `header_map`. `length`: of the body; `memo`: for
+    what follows from the headers."""
 
     __slots__ = ("header_map", "headers", "length", "memo", "shape")
 

@@ -152,8 +152,8 @@ class ConnectionPool:
         return None
 
     async def acquire(self, deadline: float) -> ClientConnection:
-        """A new one where there is room; else the first that is freed. `deadline`: time of the event loop, until which there
-        is to be one. Raises `ConnectFailed`."""
+        """A new one where there is room; else the first that is freed. `deadline`: time of the event loop, until which
+        there is to be one. Raises `ConnectFailed`."""
         while len(self._all) + self._opening >= self._max_connections:
             if self._idle:  # whoever wants a new one has found them to be stale
                 stale = next(iter(self._idle))

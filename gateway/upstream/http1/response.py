@@ -43,8 +43,8 @@ class HttpResponse:
         return self.whole and not self.chunks
 
     async def read(self, deadline: float) -> bytes:
-        """What has come since the last time, as soon as there is anything; empty at the end. `deadline`: time of the event
-        loop. Raises `ExchangeFailed`."""
+        """What has come since the last time, as soon as there is anything; empty at the end. `deadline`: time of the
+        event loop. Raises `ExchangeFailed`."""
         while (data := self.poll()) is None:
             assert self._connection is not None
             await self._connection.wait(deadline)
@@ -59,8 +59,9 @@ class HttpResponse:
         return b"" if self.whole else None
 
     def tell(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
-        """Once `poll` had nothing: calls `listener` each time when it may have something, within the callback that brought
-        it, until told otherwise. Where nothing comes for `idle_timeout_s`, or until `deadline`, the exchange fails."""
+        """Once `poll` had nothing: calls `listener` each time when it may have something, within the callback that
+        brought it, until told otherwise. Where nothing comes for `idle_timeout_s`, or until `deadline`, the exchange
+        fails."""
         if self._connection is not None:
             self._connection.subscribe(listener, idle_timeout_s, deadline)
 

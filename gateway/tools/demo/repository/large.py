@@ -10,7 +10,8 @@ from .streaming import AnswerModel
 
 
 class TritonPythonModel(AnswerModel):
-    # tests/tools/demo/questions.yaml: the questions that have an answer come to 0.40 and more, the others to 0.19 at most.
+    # tests/tools/demo/questions.yaml: the questions that have an answer come to 0.40 and more, the others to 0.19 at
+    # most.
     style = Style(passages=3, units=5, floor=0.28)
 
     def make_encoder(self, directory: Path) -> Encoder:

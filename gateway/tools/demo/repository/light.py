@@ -10,7 +10,8 @@ from .streaming import AnswerModel
 
 
 class TritonPythonModel(AnswerModel):
-    # tests/tools/demo/questions.yaml: the questions that have an answer come to 0.43 and more, the others to 0.35 at most.
+    # tests/tools/demo/questions.yaml: the questions that have an answer come to 0.43 and more, the others to 0.35 at
+    # most.
     style = Style(passages=1, units=2, floor=0.39)
 
     def make_encoder(self, directory: Path) -> Encoder:
