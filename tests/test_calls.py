@@ -6,7 +6,11 @@ A path that has to cost more gets another number here, with a reason in the comm
 
 from __future__ import annotations
 
+import pytest
+
 from bench.calls import count
+
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
 
 # Of the gateway's own code, and with all libraries: as counted, and 3 % or two calls more.
 MOST = {

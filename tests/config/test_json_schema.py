@@ -17,6 +17,8 @@ from gateway.config.load import read_config
 from gateway.config.policy.load import TextOperations, read_policy
 from gateway.config.yaml_loader import load_yaml
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 ROOT = Path(__file__).parents[2]
 TESTDATA = Path(__file__).parent / "testdata"
 SCHEMAS = {"policy": policy_schema, "config": config_schema}

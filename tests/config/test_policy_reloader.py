@@ -8,11 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from gateway.config.errors import ConfigError
 from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Policy
 from gateway.config.policy.reloader import PolicyHolder
 from tests.config.documents import config, policy, rule, text
+
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
 
 GOOD = text(rule("default"))
 CHANGED = text(rule("one", "{model: x}"), rule("default"))

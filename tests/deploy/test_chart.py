@@ -20,6 +20,8 @@ from tests.deploy.charts import BAD, CHART, GOOD, NEWEST, OLDEST, Rendered, faul
 from tests.deploy.test_deploy import NAME, exported
 from tests.deploy.test_systemd import STORE_STOPS_S
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 ROOT = Path(__file__).parents[2]
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 ROW = re.compile(r"^\| `([^`]+)` \| (?:`([^`]+)`|below) \|", re.MULTILINE)

@@ -19,6 +19,8 @@ from quality.replay import GROWN, Replay
 from quality.streams import Stream, alone, from_pairs, joined, order
 from quality.world import Opinions, World
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 DIMENSION = 64
 
 

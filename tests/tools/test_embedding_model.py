@@ -27,6 +27,8 @@ from gateway.tools.embedding_model import fetch as fetching
 from gateway.tools.embedding_model.environment import FetchFailed, make_environment, run_step
 from gateway.tools.embedding_model.fetch import EXPECTED_MODEL_SHA256, SOURCE_SHA256, fetch
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 PIP_STEP_TIMEOUT_S = 30
 
 

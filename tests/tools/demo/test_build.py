@@ -10,6 +10,8 @@ from gateway.adapters.onnx.model_files import MODEL, ModelMissing
 from gateway.tools.demo.build import MODELS, build_repository
 from gateway.tools.demo.errors import ModelsUnavailable
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 
 @pytest.fixture
 def doc_root(tmp_path: Path) -> Path:

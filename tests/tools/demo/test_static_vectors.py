@@ -15,6 +15,8 @@ from gateway.tools.demo.repository.encoders import Encoder, MiniLm, StaticVector
 from gateway.tools.demo.static_vectors import ensure_static_vectors
 from tests.tools.demo.conftest import Questions
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 CONCEPTS = Path(__file__).parents[3] / "docs" / "concepts.md"
 
 
