@@ -22,8 +22,10 @@ pytest_plugins = [
 
 # No example is too slow: how long one takes says how busy the machine is. The suite draws the same examples each time,
 # as Hypothesis' own profile for CI does, so that what fails is what was changed; "long" draws others, to find what is
-# wrong all the same.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+# wrong all the same. "suite" draws 50 of each property, so that `make test` stays within minutes.
+settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=50
+)
 settings.register_profile(  # pytest --hypothesis-profile=long
     "long", settings.get_profile("suite"), derandomize=False, max_examples=3_000
 )

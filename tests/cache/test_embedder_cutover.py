@@ -485,7 +485,7 @@ async def test_lookups_stay_with_the_old_model_while_the_new_one_gives_no_vector
     """Or its texts would all be skipped, and the cache be empty after the swap."""
     await fill(start(HASH))
     monkeypatch.setattr("gateway.cache.embedding_migration.RETRY_S", 0.01)
-    monkeypatch.setattr("gateway.cache.embedding_migration.AWAY", 2)
+    monkeypatch.setattr("gateway.cache.embedding_migration.MAX_UNANSWERED", 2)
     embed, away, tries = BatchingEmbedder.embed, asyncio.Event(), 0
 
     async def sometimes(self: BatchingEmbedder, text: str, owner: str = "") -> Embedding:

@@ -314,7 +314,7 @@ async def test_who_has_a_deadline_waits_no_longer_than_its_share_of_it(
 
 def test_its_share_is_half_of_what_is_left() -> None:
     request: Any = SimpleNamespace(due=106.0)
-    assert (budget.patience_s(request, 100.0), budget.patience_s(request, 105.0)) == (3.0, 0.5)
+    assert (budget.max_wait_s(request, 100.0), budget.max_wait_s(request, 105.0)) == (3.0, 0.5)
 
 
 class Wire:
