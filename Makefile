@@ -40,8 +40,9 @@ run: triton  ## run the gateway before two real models, with a short sample of t
 	@$(BIN)/nearhit demo --triton-env $(TRITON_ENV)
 
 # Compiled modules are kept whatever the environment says: tests start the gateway some sixty times.
-WORKERS ?= 3  # most tests wait as long as they compute: three processes keep two cores busy
-test: triton deploy-tools  ## run the whole suite in two processes (WORKERS=1: in one)
+# Most tests wait as long as they compute: three processes keep two cores busy.
+WORKERS ?= 3
+test: triton deploy-tools  ## run the whole suite in three processes (WORKERS=1: in one)
 	@tests/packages.sh
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 
