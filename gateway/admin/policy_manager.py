@@ -15,14 +15,14 @@ from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.files import PolicyFolder
 from gateway.config.policy.history import BY_FILE, Author, History, PolicyChange, Version, unified_diff
 from gateway.config.policy.load import LAST_FILE, file_order, hash_texts, policy_files, read_policy, read_texts
-from gateway.config.policy.model import Policy, TextOperations
+from gateway.config.policy.model import Policy, PolicySource
 from gateway.config.policy.reloader import OnReload, PolicyHolder
 from gateway.errors import GatewayError, NotFound
 from gateway.ports import Published
 
 
 # From policy files to a policy that may be put in force: read, checked, and held against its own expectations.
-def check_policy(texts: Sequence[TextOperations], config: Config) -> Policy:
+def check_policy(texts: Sequence[PolicySource], config: Config) -> Policy:
     """The policy of these files, in their order. Raises `ConfigInvalid` with every fault."""
     adapters = backend_adapters(config)
     reading = read_policy(texts, config.backends, folder=config.policies, adapters=adapters)
@@ -184,7 +184,7 @@ class PolicyManager:
         raise NotFound(f"no version is {key[:60]!r}: expected a number or a hash of GET /admin/policy/history")
 
     async def _apply(
-        self, texts: Callable[[], list[TextOperations]], author: Author, match: str | None
+        self, texts: Callable[[], list[PolicySource]], author: Author, match: str | None
     ) -> tuple[StagedPolicy, bool]:
         made: list[StagedPolicy] = []
 
@@ -228,11 +228,11 @@ class PolicyManager:
             self.history.clear_pending()
             raise
 
-    def _with_file(self, file: str | None, content: bytes) -> list[TextOperations]:
+    def _with_file(self, file: str | None, content: bytes) -> list[PolicySource]:
         """The files with this content in one of them; without a folder the content alone."""
         name = file or LAST_FILE
         if self._folder is None:
-            return [TextOperations(name, content)]
+            return [PolicySource(name, content)]
         try:
             others = [text for text in self._folder.texts() if text.name != name]
         except ConfigInvalid as invalid:
@@ -252,7 +252,7 @@ class PolicyManager:
         return self._folder
 
 
-def file_contents(texts: tuple[TextOperations, ...]) -> Mapping[str, str]:
+def file_contents(texts: tuple[PolicySource, ...]) -> Mapping[str, str]:
     """Name -> content."""
     return {text.name: text.content.decode(errors="replace") for text in texts}
 

@@ -12,7 +12,7 @@ from gateway.admin.policy_manager import backend_adapters, check_policy
 from gateway.admin.policy_tests import MAX_S, failed_expectations
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
-from gateway.config.policy.model import TextOperations
+from gateway.config.policy.model import PolicySource
 from tests.config.documents import config
 
 POLICY = """\
@@ -36,7 +36,7 @@ tests:
 def sentences(*tests: str) -> list[str]:
     document = POLICY + "".join(f"  - {test}\n" for test in tests)
     try:
-        policy = check_policy([TextOperations("p.yaml", document.encode())], config())
+        policy = check_policy([PolicySource("p.yaml", document.encode())], config())
     except ConfigInvalid as invalid:
         return list(map(str, invalid.faults))
     assert len(policy.expectations) == len(tests)

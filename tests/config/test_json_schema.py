@@ -14,7 +14,7 @@ from gateway.__main__ import main
 from gateway.cli.json_schema import config_schema, policy_schema
 from gateway.config.errors import ConfigInvalid
 from gateway.config.load import read_config
-from gateway.config.policy.load import TextOperations, read_policy
+from gateway.config.policy.load import PolicySource, read_policy
 from gateway.config.yaml_loader import load_yaml
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
@@ -61,7 +61,7 @@ def documents(key: str) -> list[str]:
 def test_no_policy_that_loads_is_refused() -> None:
     check, held = validator("policy"), 0
     for block in documents("routes"):
-        if read_policy([TextOperations("p.yaml", block.encode())], ()).policy is None:
+        if read_policy([PolicySource("p.yaml", block.encode())], ()).policy is None:
             continue
         assert list(check.iter_errors(read(block.encode()))) == [], block
         held += 1
@@ -91,7 +91,7 @@ def test_every_way_of_writing_is_valid(more: str) -> None:
     if "audit: 2%, cascade" in more:
         rest = "    cache: {exact: {ttl: 1h}}"
     document = f"version: 1\nroutes:\n  - name: r\n    match: {{}}\n    route: {{{target}}}\n{rest}\n".encode()
-    reading = read_policy([TextOperations("p.yaml", document)], ())
+    reading = read_policy([PolicySource("p.yaml", document)], ())
     assert reading.faults == ()
     assert list(validator("policy").iter_errors(read(document))) == []
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from gateway.admin.policy import MIN_ANSWERS, unmet_budgets
 from gateway.config.policy.check import check
 from gateway.config.policy.consistency import covers
-from gateway.config.policy.load import TextOperations, policy_from_text, read_policy
+from gateway.config.policy.load import PolicySource, policy_from_text, read_policy
 from gateway.observability.telemetry import Telemetry
 from tests.config.documents import config, rule, text
 
 
 def warnings(document: str, **adapters: str) -> list[str]:
-    reading = read_policy([TextOperations("p.yaml", document.encode())], (), adapters=adapters)
+    reading = read_policy([PolicySource("p.yaml", document.encode())], (), adapters=adapters)
     assert reading.faults == ()
     return list(map(str, reading.warnings))
 

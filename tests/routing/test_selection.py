@@ -11,7 +11,7 @@ from gateway.admin.policy_manager import check_policy
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_from_text
-from gateway.config.policy.model import TextOperations
+from gateway.config.policy.model import PolicySource
 from gateway.tools.simulation.worker_process import build_job, run_job
 from tests.fixtures.gateways import config_of, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -78,7 +78,7 @@ async def test_all_of_them_agree(
 
 def faults(document: str, settings: Config) -> list[str]:
     try:
-        check_policy([TextOperations("p.yaml", document.encode())], settings)
+        check_policy([PolicySource("p.yaml", document.encode())], settings)
     except ConfigInvalid as invalid:
         return [str(fault) for fault in invalid.faults]
     return []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import policy_files, read_texts
-from gateway.config.policy.model import TextOperations
+from gateway.config.policy.model import PolicySource
 from gateway.errors import BadRequest, GatewayError
 from gateway.files import replaced
 
@@ -39,7 +39,7 @@ class PolicyFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def texts(self) -> list[TextOperations]:
+    def texts(self) -> list[PolicySource]:
         """All files in their order. Raises `ConfigInvalid` where one cannot be read."""
         texts, faults = read_texts(policy_files(self.path))
         if faults:
@@ -53,9 +53,9 @@ class PolicyFolder:
         except (OSError, ConfigInvalid):
             return None
 
-    def to_texts(self, files: Mapping[str, bytes]) -> list[TextOperations]:
+    def to_texts(self, files: Mapping[str, bytes]) -> list[PolicySource]:
         """The same of files that do not lie here yet."""
-        return [TextOperations(str(self.path / name), content) for name, content in files.items()]
+        return [PolicySource(str(self.path / name), content) for name, content in files.items()]
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Makes the folder have these policy files, and no other ones. What is the same already is not touched.

@@ -17,6 +17,7 @@ from gateway.config.policy.model import (
     AdmissionRules,
     AuditSettings,
     Policy,
+    PolicySource,
     RecordSettings,
     ReplaySettings,
     Route,
@@ -24,7 +25,6 @@ from gateway.config.policy.model import (
     Semantic,
     SloSettings,
     Target,
-    TextOperations,
     compile_glob,
     tier_from_parts,
 )
@@ -154,13 +154,13 @@ def load_policy(folder: Path, config: Config) -> Policy:
     return reading.policy
 
 
-def read_texts(paths: Iterable[Path]) -> tuple[list[TextOperations], list[ConfigError]]:
+def read_texts(paths: Iterable[Path]) -> tuple[list[PolicySource], list[ConfigError]]:
     """The files that can be read, and why others cannot."""
-    texts: list[TextOperations] = []
+    texts: list[PolicySource] = []
     faults: list[ConfigError] = []
     for path in paths:
         try:
-            texts.append(TextOperations(str(path), read_file(path, "a policy file")))
+            texts.append(PolicySource(str(path), read_file(path, "a policy file")))
         except ConfigInvalid as invalid:
             faults += invalid.faults
     return texts, faults
@@ -169,7 +169,7 @@ def read_texts(paths: Iterable[Path]) -> tuple[list[TextOperations], list[Config
 def policy_from_text(text: str | bytes, name: str, config: Config) -> Policy:
     """A whole policy from one text; `name` stands for the file in faults. Raises `ConfigInvalid`."""
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    reading = read_policy([TextOperations(name, content)], config.backends)
+    reading = read_policy([PolicySource(name, content)], config.backends)
     if reading.policy is None:
         raise ConfigInvalid(reading.faults)
     return reading.policy
@@ -199,7 +199,7 @@ def file_order(name: str) -> tuple[bool, str]:
 
 
 def read_policy(
-    texts: Sequence[TextOperations],
+    texts: Sequence[PolicySource],
     backends: Collection[str],
     *,
     ends: bool = True,
@@ -243,7 +243,7 @@ def read_policy(
     return PolicyReader(policy, sort_errors(faults), sort_errors(warnings))
 
 
-def hash_texts(texts: Iterable[TextOperations]) -> str:
+def hash_texts(texts: Iterable[PolicySource]) -> str:
     """Of a policy: of the names and the bytes of its files, in their order."""
     digest = hashlib.sha256()
     for text in texts:

@@ -194,7 +194,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class TextOperations:
+class PolicySource:
     """One file as it was read: its name as faults show it, and its bytes."""
 
     file: str
@@ -213,7 +213,7 @@ class Policy:
     routes: tuple[Route, ...]
     hash: str  # first 12 hex digits of a SHA-256 over the sources
     warnings: tuple[ConfigError, ...] = ()  # what is accepted but does not work yet, or hardly as it was meant
-    texts: tuple[TextOperations, ...] = ()  # what it was read from
+    texts: tuple[PolicySource, ...] = ()  # what it was read from
     expectations: tuple[Expectation, ...] = ()  # what it is to do, by its own account
     # What the routes say to names that were asked for before: 64 routes are 100 us of globs, this is 0.3 us.
     _match_cache: dict[Names, tuple[Route, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -18,7 +18,7 @@ from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.config import Config
 from gateway.config.errors import ConfigInvalid
 from gateway.config.policy.load import read_policy
-from gateway.config.policy.model import Policy, TextOperations
+from gateway.config.policy.model import Policy, PolicySource
 from gateway.credentials import ANONYMOUS
 from gateway.messages import Price
 from gateway.ports import Opinion, StoredCandidate, Verifier
@@ -110,7 +110,7 @@ def _simulate(job: SimulationJob) -> Simulation:
 
 
 def _policy(job: SimulationJob, texts: Texts) -> Policy:
-    reading = read_policy([TextOperations(file, content) for file, content in texts], job.prices)
+    reading = read_policy([PolicySource(file, content) for file, content in texts], job.prices)
     if reading.policy is None:
         raise ConfigInvalid(reading.faults)
     return reading.policy
