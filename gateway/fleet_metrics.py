@@ -139,8 +139,6 @@ def worker_metrics_of(
     return WorkerMetrics(telemetry, None if worker_environment is None else config.data_dir.parent / "figures")
 
 
-# The figures of all gateways on a store as one, for the dashboard of any of them. Metrics stay each gateway's own:
-# Prometheus asks every one of them.
 PUBLISH_EVERY_S = 2.0
 
 RETENTION_S = 15  # after which a gateway that says nothing is gone

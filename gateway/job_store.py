@@ -232,9 +232,6 @@ class JobBatch:
 
 
 # The port to where jobs lie, and to what their webhooks still have to be told.
-
-
-# The port to where jobs lie, and to what their webhooks still have to be told.
 class Admittance(StrEnum):
     """What came of offering a job."""
 

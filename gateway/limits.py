@@ -265,7 +265,6 @@ def _apply_demand(demand: Demand, state: _MeterState, observed: LimitState, now_
         state.large += observed.ok
 
 
-# TODO.
 PERIODS_S = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
 
 Per = Literal["tenant", "key", "user", "route"]

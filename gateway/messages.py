@@ -14,10 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-# Calls, responses, stored entries, and the dialects that read and write them.
-#
-# A value here never changes once it is made. Where one is made for each request it is a dataclass that is not frozen:
-# the constructor of a frozen one takes two to four times as long.
 class Verdict(StrEnum):
     """What the cache made of a request; the label `verdict` of the metrics."""
 

@@ -43,7 +43,6 @@ LOOPBACK = Actor("loopback", Role.ADMIN, "loopback")
 
 TOKEN = Actor("token", Role.ADMIN, "token")
 
-# What a request may do by the key that it shows. Pure.
 CONFIGURED = -1  # the generation of keys of config.yaml: they change with a restart alone
 
 # What a key of some models may ask besides them: which there are, and whether the server lives.

@@ -1,4 +1,4 @@
-"""Who goes first where there is not room for all, and why some do not get in. `routing.waiting` decides."""
+"""Who goes first where there is not room for all, and why some do not get in. `upstream.wait_queue` decides."""
 
 from __future__ import annotations
 

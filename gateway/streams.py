@@ -174,11 +174,6 @@ async def once(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-# Streams on their way from where they are read to where they are written: one source, what sees its items go by, and
-# one loop, which whoever writes turns. Items come in batches, as one read of a socket brought them; where the source
-# can say when there is more, a batch goes all the way within the callback that brought it, and no task is woken
-# (docs/decisions/0039-streams.md has the measurement).
-
 T_co = TypeVar("T_co", covariant=True)
 
 

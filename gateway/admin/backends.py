@@ -16,7 +16,6 @@ from gateway.upstream.latency import CONFIDENCE, CallFeatures
 from gateway.upstream.upstream import Upstream
 
 
-# How backends and their upstreams fare: what `GET /admin/backends` and the dashboard show.
 def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, Any]:
     """`now`: monotonic clock. Latencies are milliseconds; null where nothing recent is known."""
     return {

@@ -76,7 +76,6 @@ def unknown_name_message(what: str, name: str | None, known: Collection[str] | N
     return f"no {what} is called {format_value(name)} (there are: {listed}{more})"
 
 
-# What operators may do with stored answers: remove, list, take out, bring in; and who did.
 MAX_STREAMS = 4  # exports and imports at once
 
 STALL_S = 30.0  # how long a client may take for a piece of one

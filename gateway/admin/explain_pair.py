@@ -138,7 +138,6 @@ class ExplainHandler:
         return json_response(found.as_json())
 
 
-# `nearhit explain --stored ... --asked ...`: what a route makes of two prompts, offline or by a running gateway.
 TIMEOUT_S = 30.0  # for a running gateway's answer
 
 

@@ -30,7 +30,6 @@ from gateway.steps.parts import Parts
 from gateway.streams import BufferedBody
 
 
-# What would become of a request, and how it is told: shared by `nearhit explain` and by the gateways that it asks.
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """All that is decided before anything is sent."""

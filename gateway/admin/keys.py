@@ -258,7 +258,6 @@ def _secret_digests(key: ApiKey | None) -> set[str]:
     return set() if key is None else {secret.digest for secret in key.secrets}
 
 
-# `/admin/keys`: API keys that live in the store. Their texts are in the answer that makes them, and nowhere else.
 STATES = ("active", "expired", "revoked", "all")
 
 ID = re.compile(r"key_[0-9a-f]{16}", re.ASCII)

@@ -76,7 +76,6 @@ def is_audited(endpoint: str) -> bool:
     return endpoint in AUDITED_GETS or not (endpoint.startswith("GET ") or endpoint in READ_ONLY_POSTS)
 
 
-# Who comes in at the admin port, what he may do there, and that it is written down.
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 ACTOR = web.RequestKey("actor", Actor)

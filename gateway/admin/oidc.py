@@ -29,12 +29,6 @@ from gateway.errors import Forbidden, StartupError, Unauthorized
 from gateway.ports import Clock
 from gateway.principal import Actor, Role
 
-# JSON Web Tokens of an OpenID Connect issuer, for the admin port: who it says one is, and which role that has here.
-#
-# Checked as RFC 8725 has it: algorithms are those of the configuration, never those that a token asks for, and none of
-# them takes a shared secret; a key serves its own algorithm alone; nothing that a token names (`jku`, `x5u`, `jwk`) is
-# fetched or believed; issuer and audience are compared whole.
-
 MAX_TOKEN = 16 * 1024  # bytes; what a header line of `server.max_header` takes
 
 MAX_NAME = 128

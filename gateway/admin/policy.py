@@ -51,7 +51,6 @@ def _always_exceeds(telemetry: Telemetry, backend: str, budget_s: float) -> bool
     return sum(counts) >= MIN_ANSWERS and not any(counts[: bisect_left(LATENCY_BUCKETS, budget_s) + 1])
 
 
-# What operators may do with the policy of a gateway that runs: see it, try one, put one in force, take it back.
 MAX_AUTHOR, MAX_COMMENT = 128, 512
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]

@@ -47,7 +47,6 @@ def check_folder(folder: Path, config: Config) -> Policy:
     return check_policy(texts, config)
 
 
-# The life of policies in a gateway that runs: checked, written to the files, put in force, remembered, taken back.
 LOG = logging.getLogger("nearhit")
 
 AUDIT = logging.getLogger("nearhit.audit")

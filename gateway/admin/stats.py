@@ -116,7 +116,6 @@ class Gauges:
                 telemetry.acceptance_threshold.set(route, value=control.current_threshold)
 
 
-# The figures of the dashboard, from the same numbers as the metrics.
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 

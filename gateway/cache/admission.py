@@ -9,7 +9,6 @@ from gateway.config.policy.model import AdmissionRules
 from gateway.messages import Admission, Call, Inspection
 from gateway.ports import Clock
 
-# Whether a route's policy lets an answer be stored. Pure.
 DEFAULT_TEMPERATURE = 1.0  # of the protocols, where a request names none
 
 

@@ -57,7 +57,6 @@ def parse_verdict(reply: str | None) -> Label:
     return _WORDS.get(word, Label.UNDECIDED)
 
 
-# Asks a backend whether two answers say the same, where embeddings cannot tell.
 LOG = logging.getLogger("nearhit.quality")
 
 Verdict = tuple[Label, float]

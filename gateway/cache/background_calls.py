@@ -48,7 +48,6 @@ class AuditCaps:
         self.dollars = max(0.0, self.dollars + actual - expected)
 
 
-# Calls that no client asked for, made once their client is served: bounded in number, and in what they may cost.
 MAX_AT_ONCE = 4  # a backend that is slow for these must stay quick for clients
 
 MAX_WAITING = 16  # behind them

@@ -21,13 +21,6 @@ from gateway.messages import Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, MigrationStore
 
-# Another embedding model does not empty the semantic cache: what was stored under an older one is embedded anew.
-#
-# From the stored questions, in the background, one at a time. What has been done is written back to the store, so that
-# a restart goes on where this process ended, and joins the index of the model in use. Where lookups still go by the
-# model before (gateway/cache/embedding_migration.py), its vectors stay beside the new ones, and what comes in meanwhile
-# is told.
-
 LOG = logging.getLogger("nearhit.migration")
 
 RETRY_S = 2.0

@@ -21,12 +21,6 @@ from gateway.messages import Entry, Vector
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore, SizedStore
 
-# Which stored answers make room for others: those whose place saves least. Pure: no I/O, no clock.
-#
-# Greedy-Dual-Size-Frequency (Cherkasova 1998): an entry is worth what its hits save a byte, on top of the worth of what
-# was evicted last, so that what is no longer asked for falls behind. On Zipf replays it saves 75 % of the dollars where
-# least-recently-used saves 62 %, and frequency alone 51 % (`python -m bench.eviction`; docs/performance.md).
-
 
 @dataclass(slots=True)
 class _Place:

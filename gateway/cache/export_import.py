@@ -219,7 +219,6 @@ def _decode_base64(name: str, encoded: str) -> bytes:
         raise LineInvalid(f"{name}: expected base64") from None
 
 
-# Takes stored answers out of the cache, and back in.
 BATCH = 32  # lines at once: what the embedder takes in one forward pass
 
 MAX_FAULTS = 100  # lines that are named; all are counted

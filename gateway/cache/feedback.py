@@ -18,7 +18,6 @@ from gateway.ports import MAX_COUNTEREXAMPLES, Judgement, Replies
 from gateway.tasks import Background
 
 
-# What clients said of semantic hits, and what must not be served again because of it. Pure.
 @dataclass(slots=True)
 class Relation:
     """That the answer of `fingerprint` was served for a question of this scope."""

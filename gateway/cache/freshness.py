@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from gateway.config.policy.model import Route
 from gateway.messages import Aged, Bypass, CacheDirectives, Lifetime
 
-# Whether a stored answer may still be served. Pure: the clock's reading comes in.
 STALE_IF_ERROR_STATUSES = frozenset({500, 502, 503, 504})  # what a stale answer may stand in for: RFC 5861, section 4
 
 SKEW_S = 1.0  # between the clocks of machines that share a store: no fault

@@ -14,7 +14,6 @@ from gateway.ports import Clock
 from gateway.streams import BufferedStream
 
 
-# A stored entry as an answer. Pure.
 def response_from_entry(
     request: RequestContext, entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None
 ) -> Response:

@@ -13,8 +13,6 @@ from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Refusal
 from gateway.ports import VERBATIM, Acceptance, Embedder, Evaluated, Judgement, Opinion, StoredCandidate, Verifier
 
-# What a lookup decided about the best stored answer, and why. Pure.
-
 # Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
 MAX_CANDIDATES = 4
 

@@ -106,11 +106,6 @@ def plain(text: str) -> str:
     return " ".join(text.split()).lower()
 
 
-# What the words of two questions say about whether they ask the same thing. Pure.
-#
-# Cosine similarity alone cannot tell "2021" from "2022", "on" from "off", or "km to miles" from "miles to km".
-# Each check names one way in which two similar questions differ; a check that finds nothing says nothing.
-
 # Every gap below is bounded: a pattern that may look for its end anywhere takes quadratic time on a hostile text.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
 

@@ -126,12 +126,6 @@ def sample_of(entry: Entry, now: float) -> dict[str, Any]:
     }
 
 
-# Removes answers: at once, everywhere, for good.
-#
-# First the ban, in this process and in the store, so that nothing it covers is served from then on, by any gateway,
-# also after a crash; then the answers themselves, which takes as long as the store is large. Other gateways on the
-# store learn of a ban by a version number that they ask for twice in the half second that it may take.
-
 LOG = logging.getLogger("nearhit.removal")
 
 POLL_S = 0.2

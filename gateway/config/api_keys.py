@@ -60,8 +60,6 @@ def _checksum(body: str) -> str:
 
 
 # API keys as they are kept. Pure. Times: wall clock, seconds.
-
-# API keys as they are kept. Pure. Times: wall clock, seconds.
 VERSION = 1
 
 _RULES: TypeAdapter[Any] = TypeAdapter(LimitRules)

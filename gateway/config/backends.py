@@ -145,7 +145,6 @@ def url_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem]:
         seen.add(url.rstrip("/"))
 
 
-# The services that answer: what `backends` of `config.yaml` may say, one class an adapter.
 _Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 
 _Concurrency = Annotated[int, Field(ge=1, le=100_000)]

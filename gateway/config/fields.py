@@ -102,7 +102,6 @@ StoreUrl = Annotated[str, BeforeValidator(store_url)]
 
 IndexUrl = Annotated[str, BeforeValidator(index_url), _INDEX]
 
-# Scalars that several sections of the configuration use. Each parser raises `ValueError` with the sentence.
 _NAME = ScalarForm(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a name of letters, digits, '.', '_' and '-', at most 64")
 
 _ENVIRONMENT_NAME = ScalarForm(

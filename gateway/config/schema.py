@@ -146,8 +146,6 @@ class VerifierConfig(Section):
     ] = CrossEncoderConfig()
 
 
-# What `config.yaml` may say. Field names are the keys of the file; durations are seconds, sizes bytes.
-
 # RFC 6454 section 6.2: nothing behind the host and the port, not even a slash.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.ASCII)
 

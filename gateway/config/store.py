@@ -12,7 +12,6 @@ from gateway.config.store_url import StoreKind, StoreTarget, parse_store_url
 from gateway.config.units import PositiveDuration, Size
 from gateway.config.validation import Problem, Section
 
-# Where answers are kept.
 SERVER_ONLY_KEYS = ("username", "password_env", "sentinel_password_env", "tls")
 
 TLS_EXPECTED = "expected rediss://, redis+sentinel:// or redis+cluster:// in store.url"

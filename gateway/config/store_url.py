@@ -8,7 +8,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from gateway.config.errors import format_value
 
-# What `store.url` names: one server, those that sentinels watch over, or a cluster.
 EXPECTED = (
     "expected embedded, redis://HOST:PORT, rediss://HOST:PORT, redis+sentinel://HOST:PORT,HOST:PORT/NAME or "
     "redis+cluster://HOST:PORT,HOST:PORT"

@@ -161,9 +161,6 @@ def _replace(fields: dict[str, Any], given: Mapping[str, Any]) -> None:
             fields[key] = value
 
 
-# Anthropic messages: judged, taken apart into events, put together from events, made from plain text. Pure.
-#
-# `payload` is the data of a stream's events in order, or one element: a whole body.
 MESSAGES = "messages"
 
 FINAL_STOP_REASONS = ("end_turn", "stop_sequence")

@@ -26,7 +26,6 @@ def split_pieces(text: str) -> list[str]:
     return PIECE.findall(text)
 
 
-# What protocols of conversations have in common: turns of text, and answers of text, whole and as events.
 class Conversational(ABC):
     """The part of a `Dialect` that says: what is kept is what was sent, JSON whose events carry their names."""
 

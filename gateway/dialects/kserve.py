@@ -102,8 +102,6 @@ def _split_tensor(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
     return parts
 
 
-# The Open Inference Protocol over HTTP, KServe's version 2, with Triton's extensions: inference on tensors, and text
-# in and out (https://github.com/kserve/open-inference-protocol; Triton's extension_binary_data, extension_generate).
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 
 MODEL_PATH = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)

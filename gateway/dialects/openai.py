@@ -81,10 +81,6 @@ def _token_shares(calls: Sequence[Call], tokens: int) -> list[int]:
     return shares
 
 
-# The OpenAI wire protocol: chat completions, completions, embeddings.
-#
-# Shapes follow OpenAI's API reference; unknown fields are kept everywhere, so that what a compatible server adds
-# reaches the client and takes part in the fingerprint.
 CHAT = "/v1/chat/completions"
 
 OPERATIONS = {

@@ -224,9 +224,6 @@ def _text_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any
     yield {**empty, **{key: value for key, value in choice.items() if key not in ("index", "text")}}
 
 
-# OpenAI answers: judged, taken apart into chunks, put together from chunks, made from plain text. Pure.
-#
-# `payload` is the data of a stream's events in order, `[DONE]` included, or one element: a whole body.
 TOOL_CALL_FINISHES = ("tool_calls", "function_call", "stop")
 
 PREFIX = {CHAT: "chatcmpl-", "completions": "cmpl-"}

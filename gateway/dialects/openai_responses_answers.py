@@ -219,10 +219,6 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-# OpenAI's responses: judged, put together from their events, put under another id. Pure.
-#
-# `payload` is the data of a stream's events in order, or one element: a whole body. The event that ends a stream
-# carries the whole response, so that nothing has to be put together from deltas.
 PREFIX = "resp_"
 
 FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})

@@ -11,7 +11,6 @@ import orjson
 from gateway.errors import UpstreamStreamError
 from gateway.messages import LF, Event
 
-# Server-sent events off the wire (WHATWG HTML, section 9.2.6), incrementally. Pure.
 MAX_EVENT_BYTES = 4 * 1024 * 1024  # an image in one event is some hundred kB
 
 CR = 13  # a number, as `LF` is

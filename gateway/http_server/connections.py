@@ -27,11 +27,6 @@ from gateway.http_server.wire import CLOSES, encode_response
 from gateway.messages import FullBody, Response
 from gateway.streams import BufferedBody
 
-# The connections of the data port: each begins as a plain one, and becomes aiohttp's where a request is not plain.
-#
-# aiohttp itself waits for the head of a connection's first request for as long as a connection may idle, 75 s: enough
-# for a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.
-
 
 # The last answer on a connection: to what cannot be read, or could not be handled.
 class ConnectionRefused(NamedTuple):

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gateway.http_server.grpc.port import GrpcPort
 
 
-# What a gateway takes for itself before it serves: its data directory, and the addresses where it listens.
 T = TypeVar("T")
 
 

@@ -73,8 +73,6 @@ class OutputBuffer:
             self._drained.set_result(None)
 
 
-# Answers to plain requests: a whole one is one write; of a body that comes in pieces, what came with one read of the
-# backend's socket.
 LENGTH_AND_DATE = b"Content-Length: %d\r\nDate: %b\r\n\r\n%b"
 
 

@@ -45,7 +45,6 @@ class RequestIds:
         return self._random_hex[start : self._next]
 
 
-# What the data port does with a request, whoever reads it off the wire and writes the answer.
 LOG = logging.getLogger("nearhit")
 
 Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]

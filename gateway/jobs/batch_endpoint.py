@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/files` and `/v1/batches`, where `jobs.batches` is on: `jobs.batch_driver` makes jobs of them."""
+"""OpenAI's `/v1/files` and `/v1/batches`, where `jobs.batches` is on: `jobs.batch_runner` makes jobs of them."""
 
 from __future__ import annotations
 

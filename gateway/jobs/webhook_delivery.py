@@ -69,7 +69,6 @@ def sign_headers(secret: bytes, message: str, now: float, payload: bytes) -> dic
     }
 
 
-# Webhooks: told what became of jobs, again and again until they have heard it, or too often.
 POLL_EVERY_S = 1.0
 
 CLAIM_S = 60.0  # beyond what a client may take to answer: then another gateway may tell it

@@ -11,7 +11,6 @@ from typing import Any, TextIO
 
 import orjson
 
-# Structured logs: one JSON object a line on standard error. Prompts and secrets are never fields of it.
 LOG = logging.getLogger("nearhit")
 
 IN_CALLBACK = "Exception in callback"  # what asyncio and uvloop say first, before they write the callback out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gateway.observability.metrics import Counter, Gauge, Histogram
 
-# Every metric, defined once, by subject; `Telemetry` has all of them.
 SPAN_OUTCOMES = ("exported", "queue-full", "failed", "refused")
 
 

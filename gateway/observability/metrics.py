@@ -26,9 +26,6 @@ def quantile_of(counts: Sequence[float], bounds: Sequence[float], q: float) -> f
     return None
 
 
-# The kinds of metrics. Plain numbers on the hot path; prometheus_client only renders them when scraped.
-#
-# Measured per hit: prometheus_client's own counters 7.9 us, pre-bound children 2.3 us, plain numbers 0.2 us.
 Labels = tuple[str, ...]
 
 LATENCY_BUCKETS = (

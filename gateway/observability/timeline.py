@@ -14,7 +14,6 @@ from gateway.messages import Verdict
 from gateway.observability.metrics import LATENCY_BUCKETS, Counter, Gauge, Histogram
 from gateway.observability.telemetry import Telemetry
 
-# What happened when, for thirty days and in bounded memory: counted by series and by slots of three lengths. Pure.
 MAX_SERIES = 512  # of 8 bytes a slot: 5.6 MB at most. What comes beyond is left out
 
 UP = "up"  # the series of the seconds that were watched: in a slot without it nothing is known

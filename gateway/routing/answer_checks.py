@@ -105,7 +105,6 @@ class Grader:
         return parse_grade(call.dialect.answer_text(call, payload, False)), (usage,)
 
 
-# How sure one may be of the lightest model's answer: what the checks of a cascade need beyond the answer itself.
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One more answer of the same model. `text` None: it says nothing that can be compared, or never came."""

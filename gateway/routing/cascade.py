@@ -120,8 +120,6 @@ class LightTrials:
         return await self._checks.consistency(call, answer, samples)
 
 
-# The lightest model first, where the complexity asks for more: its answer is held back until it is checked, then
-# served, or a better model is asked. All calls are paid for, and told by the answer's provenance.
 class CascadeDispatch:
     """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget.
     `on_check` hears of every check that came to something: whether it had the light model's answer pass."""

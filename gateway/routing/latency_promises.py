@@ -50,7 +50,6 @@ class Confidence:
         self.required = min(MAX_REQUIRED, max(min(MIN_REQUIRED, self.confidence), self.required - step))
 
 
-# Latency budgets that are promised to be kept, and what became of them.
 class Promises:
     """What each route asks of predictions; outlives the policies."""
 

@@ -62,7 +62,6 @@ class Typical:
         return typical if call.max_tokens is None else min(typical, call.max_tokens)
 
 
-# From a route's limits to what a request asks of them, and from what became of that to words and headers. Pure.
 ALL_ROUTES = "*"  # in place of a route, which cannot be called so
 
 MAX_CLIENT_RETRY_S = 60  # clients that retry by themselves are told not to, where it takes longer

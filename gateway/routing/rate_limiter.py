@@ -29,10 +29,6 @@ from gateway.routing.limit_evaluation import (
     subjects,
 )
 
-# The limits of this gateway: asked of the store that all gateways share, and of its own part where that is silent.
-#
-# What is put right afterwards (real tokens, places that are left) goes to the store in batches that no client waits
-# for.
 LOG = logging.getLogger("nearhit.limits")
 
 HEARTBEAT_S = 10.0  # a third of what a place lasts in the store

@@ -183,8 +183,6 @@ def decide(
     return with_trial(decision, target.tiers[0].backend, remaining, predictions[0], better)
 
 
-# Selects the backends of a request, in order, with the reason. Pure: the gateway, `nearhit explain`, the tests of
-# policies and `nearhit simulate` all call it, each with the signals that it has.
 EMBEDDINGS = "embeddings"
 
 UNBOUNDED = Remaining()

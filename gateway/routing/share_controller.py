@@ -86,27 +86,6 @@ class ScoreWindow:
         del self._sorted[bisect_left(self._sorted, score)]
 
 
-# `large_share`: which requests go to the large model, so that the share holds over any stretch of the traffic. Pure:
-# the clock's reading comes in.
-#
-# Three parts, each correcting the one before it:
-#
-# 1. The quantile: of the last requests (`ScoreWindow`) the hardest are wanted, as many as the share says.
-# 2. The debt: what was too much or too little over the last hour is paid back over a tenth of an hour's requests, by
-# wanting fewer or more (an integral term).
-# 3. Two leaky buckets (Turner 1986), one for too many and one for too few: each request brings `band`, and what the
-# request is off the share takes it out. No bucket is drawn on beyond its bottom, so that of any n requests in a row,
-# over whatever time, the large model's differ from share * n by at most
-#
-# band * n + DEPTH                  requests,
-#
-# whatever the scores do: sorted, constant, or of another kind from now on. One of the two always has enough: their
-# sum never falls below DEPTH, and a choice needs less than 1 of one of them.
-#
-# What was not free to choose (the budget, a backend that failed, a limit) counts as it came and is made up for, as far
-# as DEPTH requests: then a stretch is off by at most band * n + 2 * DEPTH + 2, and by those within it that had no
-# choice.
-
 HOUR_S = 3600.0
 
 DEPTH = 5.0  # requests: a run of hard ones need not wait, and 200 requests are within 4.5 points of a share of 30 %

@@ -204,8 +204,6 @@ class Routed:
         return min(1.0, float(self.large @ worse) / float(self.all @ worse))
 
 
-# One route's way to the large model: what its rule asks for now, what came of it, and what labels change. Pure but for
-# its own state.
 VERSION = 1
 
 REFRESH_EVERY = 20  # requests between two looks at the threshold of `quality`, and at how labels fade: 0.3 ms each

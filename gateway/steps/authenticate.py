@@ -60,7 +60,6 @@ def network_of(address: str) -> str:
     return str(IPv6Address(int(result) >> 64 << 64))
 
 
-# Who asks: every request gets the tenant whose answers it may see.
 REJECTION_MESSAGES = {
     "unknown": "the API key is not known",
     "expired": "the API key has expired",

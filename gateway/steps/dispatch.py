@@ -24,8 +24,8 @@ Mirror = Callable[[RequestContext, Response], Response]
 
 
 class Dispatch:
-    """`mirror`: see `calling.shadows`; None: the route has none. `sole`: the backend that is called whatever is asked,
-    where there is no other: then only a budget, which is promised to be kept or not, has to be decided on."""
+    """`mirror`: see `routing.mirroring`; None: the route has none. `sole`: the backend that is called whatever is
+    asked, where there is no other: then only a budget, which is promised to be kept or not, has to be decided on."""
 
     def __init__(
         self,

@@ -29,7 +29,6 @@ class Inflight:
         return self.count >= self.limit
 
 
-# The one place where errors become responses, and where the gateway refuses what it cannot bear.
 LOG = logging.getLogger("nearhit")
 
 ErrorDialect = Callable[[str, str, Mapping[str, str]], Dialect]

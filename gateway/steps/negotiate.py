@@ -28,7 +28,7 @@ FORM_HEADERS = frozenset({"content-type", "cache-control", "inference-header-con
 
 class Negotiate:
     """Outside whatever stores and shares: hits, followers and misses alike come out in the form that the client asked
-    for. `split_cache`: the events of whole answers that were split lately. `inputs` None: no cache of the route is on.
+    for. `cache.hits`: the events of whole answers that were split lately. `inputs` None: no cache of the route is on.
     `models` lists what the route's backends offer."""
 
     def __init__(

@@ -210,7 +210,6 @@ async def _open(
     )
 
 
-# The parts that all routes share: upstreams, spaces, what is learnt of either, and what runs beside requests.
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What all routes share. `space` is the one that lookups go by."""

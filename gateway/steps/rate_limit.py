@@ -58,7 +58,6 @@ class CountRequests:
         return Response(response.status, headers, response.body, response.provenance)
 
 
-# Holds a route's limits: what a tenant, key or user may have of its backends.
 LOG = logging.getLogger("nearhit.limits")
 
 MAX_READ = 2**20  # bytes of a stream that are kept to find its usage; beyond it its events are counted
@@ -179,8 +178,8 @@ class RateLimit:
     def _actual_cost(
         self, call: Call, backend: str | None, payload: Sequence[bytes], token_estimate: int, *, streamed: bool
     ) -> CostEstimate:
-        """`token_estimate`: about how many tokens there are, where the answer does not tell; models send one an
-        event."""
+        """`routing.limit_evaluation`: about how many tokens there are, where the answer does not tell; models send one
+        an event."""
         inspection = call.dialect.inspect(call, payload, streamed)
         input_count, output_count = inspection.input_tokens, inspection.output_tokens
         if input_count == output_count == 0:

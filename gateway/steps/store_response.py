@@ -115,7 +115,6 @@ class CacheWriter:
         return banned
 
 
-# Stores what may be stored, before the flight lands: who comes next finds it.
 MAX_TAGS, MAX_TAG_LENGTH = 32, 128
 
 MAX_PROVENANCES = 64

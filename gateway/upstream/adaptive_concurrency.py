@@ -110,27 +110,6 @@ class SlotTurnover:
         return by_holds if gap is None else min(gap, by_holds)
 
 
-# How many calls a backend bears at once, learnt from how long it takes to begin its answers. Pure.
-#
-# A gradient controller as in Netflix's concurrency-limits (`Gradient2Limit`: tolerance, smoothing, only where the limit
-# is made use of; https://github.com/Netflix/concurrency-limits) and Envoy's adaptive concurrency filter (headroom of
-# the square root, a baseline measured under less load; https://www.envoyproxy.io/docs/envoy/latest/, HTTP filters).
-# With `r` for how many times longer than at rest answers take to begin,
-#
-# limit' = limit * clamp(TOLERANCE / r, 1/2, 1) + sqrt(limit)
-#
-# which comes to rest a little above what the backend works on at once. Four things differ, for the sake of models:
-#
-# - `r` is a geometric mean over a window of answers, each against the baseline of its own kind: answers of a model
-# differ by a factor of ten, streams begin long before wholes end, and one that takes a minute is no sign of load.
-# - The baseline rises only while the limit is not reached. Where it follows latencies under load, as in Gradient2, a
-# lasting overload becomes the new normal, and the limit rises without end.
-# - Under a lasting load the limit is lowered for one window in `PROBE_EVERY`. Where calls queue in the backend, fewer
-# at once take that much less long and no fewer are answered (Little's law): then the lower limit stays, its latency is
-# the baseline, and the next probe follows soon. So a baseline that was learnt of a loaded backend comes down.
-# - A cut that did not help is taken back by the same law: slowness has another cause then (longer answers, a slower
-# machine), and is the new baseline. Half the calls without half the latency is as far as it goes.
-
 MIN_LIMIT = 3  # Envoy's min_concurrency; Netflix' is 20, which for a model that writes two answers at once is a queue
 
 INITIAL_SHARE, INITIAL_LIMIT = 0.25, 8  # of the ceiling, and no fewer: doubled from there while answers get no slower
@@ -200,7 +179,7 @@ class AdaptiveLimit:
         self._overloaded = False
 
     def on_response(self, kind: Hashable, sent_at: float, now: float, inflight: int) -> None:
-        """An answer begins `now` that was `sent_at` for then, both by the monotonic clock; `inflight`: this one
+        """An answer begins at `now` whose call was sent at `sent_at`, both by the monotonic clock; `inflight`: this one
         included.
 
         `kind`: what answers have in common that take alike; a small number of values."""

@@ -54,7 +54,6 @@ def eject_if_outlier(backend: str, endpoint: Upstream, endpoints: Sequence[Upstr
         LOG.warning("upstream ejected", extra={"fields": {"backend": backend, "upstream": endpoint.upstream.address}})
 
 
-# A backend as the routes see it: by its name, whatever upstreams are behind it.
 @dataclass(frozen=True, slots=True)
 class BackendRules:
     """What the configuration says of a backend's upstreams together."""
@@ -128,7 +127,7 @@ class UpstreamPool:
 
     def predict(self, asked: CallFeatures, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
         """What it would take to answer, kept with `confidence`, by the slowest upstream that may be chosen. None while
-        nothing recent is known, `lane.UNTOLD` while a call is on its way that will tell."""
+        nothing recent is known, `upstream.PENDING_PREDICTION` while a call is on its way that will tell."""
         predictions = [endpoint.predict(asked, now, confidence) for endpoint in in_service(self.endpoints, now)]
         known = sorted((p for p in predictions if p is not None), key=lambda p: p.total_s)
         finite = [prediction for prediction in known if not math.isinf(prediction.total_s)]

@@ -45,7 +45,6 @@ def is_model_not_found(body: bytes) -> bool:
     return isinstance(error, str) and _MODEL.search(error) is not None
 
 
-# The base URL of an HTTP endpoint: what lies where below it, and what the log says where it is likely wrong.
 LOG = logging.getLogger("nearhit")
 
 

@@ -1,5 +1,5 @@
-"""The places at one backend: how many may be in flight to it, and who waits for one. I/O around `routing.limit`,
-`routing.turnover` and `routing.waiting`."""
+"""The places at one backend: how many may be in flight to it, and who waits for one. I/O around
+`upstream.adaptive_concurrency`, `upstream.adaptive_concurrency` and `upstream.wait_queue`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from gateway.priority import Priority, ShedReason
 from gateway.upstream.adaptive_concurrency import AdaptiveLimit, SlotTurnover
 from gateway.upstream.wait_queue import RETAINED_FACTOR, Ticket, WaitQueue
 
-# The places at one backend: how many may be in flight to it, and who waits for one. I/O around `routing.limit`,
-# `routing.turnover` and `routing.waiting`.
 MAX_RETRY_AFTER_S = 60
 
 

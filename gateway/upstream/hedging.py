@@ -1,5 +1,5 @@
 """A second upstream is asked while the first one has not answered: the race of two calls. I/O around
-`routing.hedge`."""
+`upstream.hedging`."""
 
 from __future__ import annotations
 
@@ -127,8 +127,6 @@ def skip_reason(budget: HedgeBudget, all_loads: Sequence[Load], others: Sequence
     return None if budget.spend() else Hedged.BUDGET
 
 
-# A second upstream is asked while the first one has not answered: the race of two calls. I/O around
-# `routing.hedge`.
 CANCEL_RETRY_S = 0.05  # a library in the middle of a connection's end can lose a cancellation: it is said again
 
 Send = Callable[[Upstream, RequestContext], Coroutine[Any, Any, Outcome]]

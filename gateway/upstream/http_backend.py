@@ -96,7 +96,6 @@ async def _events(events: AsyncIterator[Event], translated: Translated) -> Async
             yield each
 
 
-# An HTTP endpoint that speaks one of the dialects, and the pass-through of every path that no dialect knows.
 NOT_FOUND = 404
 
 ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many at most

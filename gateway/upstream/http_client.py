@@ -20,8 +20,6 @@ from gateway.upstream.http1.errors import Broken, ConnectFailed, ConnectTimedOut
 from gateway.upstream.http1.headers import MAPPED_HEADERS, Origin, framing_lines, header_lines, request_opening
 
 
-# What an HTTP backend needs of its client: requests out, answers in. Errors are those of
-# `gateway.upstream.http1.errors`.
 class Opening:
     """The part of a request's head that many requests share, as a client has written it: `None` before the first."""
 
@@ -34,7 +32,7 @@ class Opening:
 class UpstreamRequest(NamedTuple):
     """A request as it is to go out. `body` streams where it is not at hand, with its `length` where that is known;
     `repeatable`: it may be sent once more where the server closes a kept connection without a word. `opening`: shared
-    by all requests of this method, target and headers, which then differ in `extra_headers` headers, body and length
+    by all requests of this method, target and headers, which then differ in `extra_headers`, body and length
     alone."""
 
     method: str

@@ -204,13 +204,6 @@ class Trend:
         return float(2.0**exponent)
 
 
-# What an upstream's answer will take, predicted from what its answers took. Pure: the clock's reading comes in.
-#
-# Three steps. What is expected: parts that grow with the input, the output and the load (`Trend`). How much slower or
-# faster answers of this kind are of late (`Levels`). How far answers lie from that (`RatioSketch`): its quantile makes
-# the bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the
-# parts' quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
-
 HALF_LIFE_S = 60.0  # of knowing an upstream at all, and of how slow it is of late
 
 SHAPE_HALF_LIFE_S = 600.0  # of what answers depend on, and of how they spread: that changes slowly

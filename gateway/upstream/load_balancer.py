@@ -50,14 +50,6 @@ def _opening(call: Call) -> Any:
     return [*(call.body.get(key) for key in SYSTEM_KEYS), *turns[: first + 1]]
 
 
-# Which upstream of a backend is asked next. Pure: the clock's reading and chance come in.
-#
-# Two rules. *The cheaper of two drawn at random*, by what a call is expected to take times the calls that are on their
-# way (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001, with the load metric of Finagle's
-# and linkerd's balancer, peak EWMA). *Sticky*: the same key goes to the same upstream, by weighted rendezvous hashing
-# (Thaler and Ravishankar 1998; weights: Schindelhauer and Schomaker 2005), unless that one already has more than its
-# part of the calls (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018).
-
 TIME_CONSTANT_S = 10.0  # Finagle's and linkerd's default
 
 UNKNOWN_S = 1.0  # where nothing is known of any upstream: all are the same, whatever it says

@@ -77,8 +77,6 @@ class Repairs:
         self._pause_s = min(MAX_PAUSE_S, 2.0 * self._pause_s)
 
 
-# Models that do not answer are looked at until they do, and loaded anew where the configuration allows it. One job an
-# upstream; it sleeps while all is well: real calls tell more than any probe.
 LOG = logging.getLogger("nearhit.models")
 
 Locks = dict[tuple[str, str], asyncio.Lock]

@@ -318,7 +318,7 @@ class Attempt:
 
 
 def upstream_span(request: RequestContext, upstream: UpstreamConfig, started_at: float) -> UpstreamCall:
-    """The span of a call that is sent `started_at`, and the parent of what the upstream traces."""
+    """The span of a call that is sent at `started_at`, and the parent of what the upstream traces."""
     call, previous = request.call, request.upstream_call
     sent = None if call is None or upstream.models is None else upstream.models.upstream_name(call.model)
     request.upstream_call = span = UpstreamCall(

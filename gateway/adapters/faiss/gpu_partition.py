@@ -17,12 +17,6 @@ from gateway.adapters.faiss.partition import FlatPartition, Ids, Matrix, search_
 from gateway.errors import StartupError
 from gateway.messages import Vector
 
-# A large partition on a device such as a GPU: searched there, and kept on the CPU as before.
-#
-# FAISS' indexes on a GPU can be added to and searched; what leaves, and a copy list by list for the checkpoint, needs
-# the lists on the CPU. These stay the truth. The device has a copy, whose searches are made right here: what came since
-# waits in a small matrix until there is a batch of it, and what went is struck out of what is found.
-
 LOG = logging.getLogger("nearhit.index")
 
 # Entries that wait for the next batch: a flat search of so many takes 0.05 ms, and each addition to a GPU is a call.

@@ -2,7 +2,7 @@
 
 A partition per scope makes the scope a hard filter by construction, and lets a search cost what its scope holds, not
 what the cache holds. One owner, because FAISS crashes on concurrent add and search. A small partition is searched
-exactly; one that has grown is rebuilt in the background (`faiss_rebuild`) in the form that suits its size.
+exactly; one that has grown is rebuilt in the background (`adapters.faiss.rebuilder`) in the form that suits its size.
 """
 
 from __future__ import annotations

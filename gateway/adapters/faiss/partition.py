@@ -1,4 +1,5 @@
-"""What holds the vectors of one scope: a plain matrix while they are few (`faiss_flat`), an inverted file beyond.
+"""What holds the vectors of one scope: a plain matrix while they are few (`adapters.faiss.partition`), an inverted file
+beyond.
 
 Neither is safe to use from two threads: FAISS crashes on concurrent add and search. Whoever holds a partition sees to
 it that one thread at a time does. Ids are never used twice, so that a vector never changes under its id.
@@ -124,11 +125,6 @@ class FlatPartition:
         self._vectors[: self._count], self._ids[: self._count] = vectors, ids
 
 
-# What holds the vectors of one scope: a plain matrix while they are few (`faiss_flat`), an inverted file beyond.
-#
-# Neither is safe to use from two threads: FAISS crashes on concurrent add and search. Whoever holds a partition sees to
-# it that one thread at a time does. Ids are never used twice, so that a vector never changes under its id.
-
 Ids = NDArray[np.int64]
 
 Matrix = NDArray[np.float32]
@@ -190,7 +186,7 @@ class Partition(Protocol):
 
 
 class PartitionCopy(Protocol):
-    """What is told of every change of an inverted file, and searched in its place (`faiss_placed`)."""
+    """What is told of every change of an inverted file, and searched in its place (`adapters.faiss.gpu_partition`)."""
 
     @property
     def failed(self) -> bool:

@@ -153,12 +153,6 @@ def _chunks(parts: list[Slice]) -> Iterator[tuple[Ids, Matrix]]:
             yield ids[i : i + CHUNK], vectors[i : i + CHUNK].astype(np.float32)
 
 
-# Gives a partition the form that suits its size, in a thread of its own, while the old form serves.
-#
-# The thread copies the entries in steps, trains and fills a new partition, and catches up with what was added and
-# removed meanwhile; the last bit of that, and the swap, is one step of the owner's, so that no search finds less than
-# before. A large partition gets its copy on a device, where there is one, in the same way.
-
 LOG = logging.getLogger("nearhit.index")
 
 CATCH_UP_ENTRIES = 1024  # entries a round: a search waits for the copying of so many, 7 ms (measured)

@@ -105,11 +105,6 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
             return value, at
 
 
-# A cross-encoder: reads two questions together and says how surely they ask exactly the same. int8 ONNX, one thread.
-#
-# Three of the embedder's layers, trained by `training.cross_encoder`. The word embeddings are the embedder's own, read
-# from its graph, and so not in the weights; another embedder's table is refused.
-
 GRAPH_FILE, ABOUT_FILE = "cross_encoder.onnx", "cross_encoder.json"
 
 UNREAD_LOGIT = -20.0  # the logit of a pair that is too long to be read to its end

@@ -31,8 +31,6 @@ def open_session(model: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
-# A folder as Hugging Face Optimum writes it: the graph, its tokenizer, and what is said of both.
-
 # Where models say how much they read, by the name that each architecture has for it.
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 

@@ -18,7 +18,6 @@ from gateway.dialects.translation import TRANSLATIONS
 from gateway.errors import BadRequest, UnsupportedByBackend
 from gateway.messages import Call, Token, Vector
 
-# Models that read a text in one pass: sentence embeddings, and classifiers.
 SENTENCE, TOKENS = "sentence_embedding", ("token_embeddings", "last_hidden_state")
 
 READ = frozenset({"input_ids", "attention_mask", "token_type_ids"})

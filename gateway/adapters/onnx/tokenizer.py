@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-# Text to the token ids of all-MiniLM-L6-v2, with what `Embedding` says of how it was read.
 MAX_TOKENS = 256  # what the model was trained to read, [CLS] and [SEP] included
 
 # More characters than 256 tokens need: over 442 files of English and Python at most 1,179.

@@ -25,13 +25,6 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import StoreUnavailable
 
-# Commands and their replies on one connection: those of one turn of the loop go out in one write, replies are matched
-# in order.
-#
-# On a connection of redis-py a command costs a lock, a pool's turn and some sixty calls of functions, and each command
-# in flight has a connection of its own. Here it is a future and a place in a queue. hiredis reads the replies, and
-# errors are redis-py's, so that callers see no difference. Measured: docs/decisions/0031.
-
 # Of commands that are not answered yet, together: a burst of lookups fits in several times over, and what piles up
 # within a time limit before a server that hangs stays small beside a gateway's memory.
 MAX_PENDING_COMMANDS = 8_192

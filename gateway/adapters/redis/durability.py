@@ -14,10 +14,6 @@ from redis.exceptions import NoPermissionError, RedisError
 from gateway.adapters.redis.cluster import client_for_key, key_space_of
 from gateway.errors import StoreUnavailable
 
-# What of a write is known to outlive the server: that it is on its disk, and that its replicas have it.
-#
-# Both are asked on the connection that wrote, since a server waits for what that one has written (WAITAOF, WAIT).
-
 # With an append-only file that is written through every second, what was written is on the disk within it.
 DISK_MS = 1_500
 

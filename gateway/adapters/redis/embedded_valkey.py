@@ -20,7 +20,6 @@ from typing import BinaryIO
 from gateway.adapters.system.child_process import POLL_S, ChildFailed, ChildProcess, exit_text
 from gateway.tasks import Backoff, cancelled, start_task
 
-# The embedded store: a real Valkey server as a child of the gateway, on a unix socket, with an append-only file.
 LOG = logging.getLogger("nearhit")
 
 START_TIMEOUT_S = 30.0  # in which it answers, or has read more of its file

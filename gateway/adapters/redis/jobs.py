@@ -1,4 +1,4 @@
-"""Jobs on the server that holds the answers: `nearhit:1:jobs:...`, in the steps of `redis_jobs_scripts`.
+"""Jobs on the server that holds the answers: `nearhit:1:jobs:...`, in the steps of `adapters.redis.job_scripts`.
 
 What is accepted has no expiry, so a server that evicts by `volatile-lru` (as the embedded one does) never lets go of
 it; results have one. By the server's clock throughout.

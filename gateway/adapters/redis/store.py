@@ -168,11 +168,6 @@ def pack_put(
     )
 
 
-# The response store on Redis or Valkey: one code path for the embedded server and for any other.
-#
-# One hash per entry, `nearhit:1:entry:FINGERPRINT`, so that an answer, its vector and their expiry live and die
-# together; a sorted set by expiry lists them, so that no command ever walks keys which are not ours.
-
 LOG = logging.getLogger("nearhit.store")
 
 COUNTEREXAMPLES = PREFIX + "counterexamples"

@@ -93,7 +93,6 @@ def _fields(file: Path, error: Exception) -> dict[str, object]:
     return {"file": file.name, "error": type(error).__name__}
 
 
-# A model of token ids on a Triton server: its rows, whether it answers, and whether it is the one of the start.
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 # Rows are padded to one of these, so that requests of several gateways have the same shape: Triton batches only those.

@@ -26,7 +26,6 @@ RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_ba
 # As tritonclient has it where it is given none.
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), *RECONNECT]
 
-# The models of one Triton server: what their configurations say, whether they answer, and the repository's API.
 PROBE_TEXT = "ping"  # what a model is asked to see whether it answers
 
 LOAD_TIMEOUT_S = 300.0  # weights of a large model come from a disk, or over a network

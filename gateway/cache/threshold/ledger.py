@@ -51,16 +51,6 @@ class TrafficCounts:
         return traffic
 
 
-# Which scores may be served so that wrong hits stay within the promise: the pooled threshold of a route.
-#
-# Per band of scores two things are known: how often a request's best neighbour falls into it (seen without labels, so a
-# change of traffic or a growing cache shows at once), and how often such a neighbour is wrong (labels: misses tell for
-# free, audits and feedback tell above the threshold). Their product, summed above a threshold, is the expected number
-# of wrong hits. The threshold is the lowest one for which the next WINDOW requests hold more wrong hits than promised
-# with a chance of at most RISK, taking into account how little is known.
-#
-# Assumed: within a band, the lookups that were labelled are like those that were not; and a better score is no worse.
-
 BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores below the lowest band count as in it, above the highest likewise
 
 WINDOW = 1000  # requests over which the promise is to hold

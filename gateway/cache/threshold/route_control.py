@@ -99,7 +99,6 @@ class Evidence:
         self._next = self._count % self._capacity
 
 
-# One route's promise: what may be served, what is audited, what labels change. Pure but for its own state.
 VERSION = 3
 
 GROWTH_STEP = 1.1  # thresholds are kept for growths of so much each

@@ -87,7 +87,6 @@ def wilson_interval(rate: float, trials: float, z: float = 1.96) -> tuple[float,
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-# How often a route serves a wrong answer, from a sample of its hits: an estimate with its interval. Pure.
 MEMORY = 20_000  # requests after which a hit counts 1/e
 
 

@@ -54,7 +54,6 @@ def _lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]
             yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
-# Every policy that came into force: when, by whom, what changed, and its files, so that it can come back.
 LOG = logging.getLogger("nearhit")
 
 MAX_VERSIONS = 100

@@ -126,7 +126,6 @@ def _compile_audit(rule: AuditRule | None) -> AuditSettings:
     return AuditSettings() if rule is None else AuditSettings(rule.share, rule.per_hour, rule.cost_per_day, rule.judge)
 
 
-# From the files of a folder to a `Policy`, or to every fault in them.
 LAST_FILE = "default.yaml"
 
 MAX_FILES = 256

@@ -25,7 +25,6 @@ def data_url(media_type: str, data: str) -> str:
     return f"data:{media_type};base64,{data}"
 
 
-# What goes wrong in reading a request or an error for a translation. Pure.
 @contextmanager
 def bad_request_if_unreadable() -> Iterator[None]:
     """Whatever of a request cannot be read is the request's fault: a backend of its own dialect would say so."""

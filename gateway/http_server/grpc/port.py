@@ -51,7 +51,6 @@ def _configuration(certificate: ReloadingCertificate) -> grpc.ServerCertificateC
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=certificate.client_ca)
 
 
-# The gRPC port: sockets, limits, drain. Turns gRPC's calls into requests and answers into messages.
 LOG = logging.getLogger("nearhit.grpc")
 
 SERVICE = "inference.GRPCInferenceService"

@@ -58,7 +58,6 @@ def whole(count: float) -> int:
     return max(1, math.ceil(count - 1e-9))
 
 
-# From a demand and unit costs to a fleet. Pure; each part says its formula with the figures in it.
 US, MB, GB = 1e-6, 1e6, 1e9
 
 FOLLOWER_SHARE = (

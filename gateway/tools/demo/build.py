@@ -20,7 +20,6 @@ from gateway.tools.demo.static_vectors import ensure_static_vectors
 from gateway.tools.demo.triton_environment import ensure_triton
 from gateway.tools.demo.triton_server import TritonPorts, TritonServer, require_free
 
-# Builds the Triton model repository of the demo: `light`, `large` and `embedder`, with the documentation inside.
 MODELS = ("light", "large", "embedder")
 
 SHARED = ("encoders.py", "answering.py", "streaming.py")  # copied beside each model.py

@@ -13,7 +13,6 @@ from gateway.tools.embedding_model.environment import FetchFailed, run_step
 from gateway.tools.embedding_model.fetch import EXPORT_TIMEOUT_S, build_environment, fetch
 
 
-# Versions of a model in a Triton repository, `NAME/VERSION/`.
 def next_version(repository: Path, name: str) -> int:
     """From 1 on: one more than the highest that is there."""
     folder = repository / name

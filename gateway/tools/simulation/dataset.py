@@ -68,8 +68,6 @@ def _index(vectors: Floats) -> faiss.Index:
     return index
 
 
-# Recorded traffic made ready to be replayed: what does not depend on the policy, worked out once for both. Pure but
-# for what FAISS does.
 Node = int
 """A question: at least 0 where it was asked in the traffic, below for stored answers whose question was not."""
 

@@ -230,7 +230,6 @@ def _unknown_notes(replays: Sequence[TrafficReplay]) -> Iterator[str]:
             yield f"{count} answers were not inspected for the cache: they are counted as not stored"
 
 
-# One traffic, two policies: what would change.
 EXAMPLES = 10
 
 ID_BYTES = 8  # of a digest that stands for a question

@@ -38,10 +38,10 @@ class Client:
         repeatable: bool,
         deadline: float,
     ) -> HttpResponse:
-        """The answer, once its head is here. `head`: see `heads.request_head`; `length`: of a body that streams, as its
-        head says it; None: in chunks. `is_head_request`: the answer has no body (HEAD). `deadline`: time of the event
-        loop for all of it. `repeatable`: where a kept connection ends before a byte of the answer, the request is sent
-        once more, over a new one; a body that streams is never.
+        """The answer, once its head is here. `head`: see `headers.request_head`; `length`: of a body that streams, as
+        its head says it; None: in chunks. `is_head_request`: the answer has no body (HEAD). `deadline`: time of the
+        event loop for all of it. `repeatable`: where a kept connection ends before a byte of the answer, the request is
+        sent once more, over a new one; a body that streams is never.
 
         Raises `ExchangeFailed`, and what `body` raises."""
         connection = self.pool.pop_idle() or await self.pool.acquire(deadline)

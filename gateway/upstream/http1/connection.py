@@ -112,7 +112,6 @@ class RequestBody:
             raise UploadFailed("the body is shorter than its Content-Length")
 
 
-# One connection to a server, with one exchange at a time.
 MAX_UNREAD_BYTES = 128 * 1024  # of a body: beyond them nothing more is taken off the socket until they are read
 
 JOINED_BYTES = 64 * 1024  # a body up to this is copied behind its head: one write, one packet where it fits
@@ -124,7 +123,7 @@ class ConnectionOwner(Protocol):
     """Who hands connections out."""
 
     def opened(self, connection: ClientConnection) -> None:
-        """It is there, and will be `remove` once."""
+        """It is there, and is removed exactly once."""
 
     def release(self, connection: ClientConnection) -> None:
         """The exchange is over, and the connection as good as new."""

@@ -29,8 +29,6 @@ class Origin:
         return cls(parsed.raw_host.rstrip("."), parsed.port, parsed.scheme == "https", authority)
 
 
-# Heads of requests as bytes, and what is read of the heads of answers. Pure.
-
 # A token and a target (RFC 9112 section 3): nothing that would end the line early.
 REQUEST_LINE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\U0010ffff]+")
 

@@ -150,7 +150,6 @@ class ResponseHeadCache(dict[bytes, CachedHead]):
         self._shapes[VARYING.sub(rb"\1", head)] = shape
 
 
-# The answers of one connection, read with llhttp.
 MAX_NON_BODY_BYTES = 64 * 1024  # that come without a body: a head, chunk extensions, trailers
 
 MAX_HEADERS = 128

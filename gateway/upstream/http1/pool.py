@@ -116,7 +116,6 @@ def _describe(error: OSError) -> str:
     return f"no connection ({type(error).__name__})"
 
 
-# The connections to one origin: kept for the next request, and no more of them than allowed.
 MAX_WAITING = 1024
 
 CLOSE_S = 5.0  # transports say in the next turn of the loop that they are closed

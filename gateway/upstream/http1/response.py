@@ -28,7 +28,7 @@ class HttpResponse:
 
     def __init__(self, connection: ResponseConnection | None) -> None:
         self._connection = connection  # None: over, or not begun
-        self.header_map: dict[str, str] = {}  # see `heads.NOTED`
+        self.header_map: dict[str, str] = {}  # see `headers.MAPPED_HEADERS`
         self.status = 0  # no final head has come yet
         self.headers: list[tuple[str, str]] = []
         self.memo: dict[bool, Any] | None = None  # of its `CachedHead`
