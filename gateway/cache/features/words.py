@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import chain, combinations
+from operator import add
 from typing import NamedTuple
 
 from gateway.cache.features.reading import STEM_CACHE_SIZE, QuestionReading
@@ -199,7 +200,8 @@ def _unmatched(only_a: Set[str], only_b: Set[str]) -> tuple[int, int, float]:
         best.append(top)
         alike += top >= 0.6 and not any(map(str.isdigit, word))
     alike = min(alike, len(only_a), len(only_b))
-    return len(only_a) - alike, len(only_b) - alike, sum(best) / len(best)
+    # Not `sum`: from Python 3.12 on it rounds otherwise, and the trees were trained on these bits.
+    return len(only_a) - alike, len(only_b) - alike, reduce(add, best) / len(best)
 
 
 @lru_cache(maxsize=STEM_CACHE_SIZE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ from gateway.tools.demo.triton_environment import check_platform, ensure_libpyth
 
 
 def silent(message: str) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def python_with_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite runs on Pythons, too, that the server has no wheel for."""
+    monkeypatch.setattr(module, "PYTHONS", (sys.version_info[:2],))
 
 
 @pytest.mark.parametrize(
