@@ -47,7 +47,7 @@ test: triton deploy-tools  ## run the whole suite in three processes (WORKERS=1:
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 
 test-quick: $(STAMP)  ## the pure and in-process tests alone (a minute)
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -m quick --hypothesis-profile=quick -n $(WORKERS) --dist loadfile
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -m quick --hypothesis-profile=quick -n 2 --dist loadfile
 
 # Large, and used by the tests of deploy/ alone: those skip without them.
 DEPLOY_ENV := .venv-deploy

@@ -13,6 +13,8 @@ import pytest
 from gateway.adapters.system.memory import OLDER, OLDEST, THRESHOLDS, GarbageCollection, collecting
 from tests.fixtures.waiting import until
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 AT_MOST = (THRESHOLDS[OLDER] + 3) * THRESHOLDS[0]  # objects within reach, with what a test itself makes
 ALWAYS, NEVER = 1e9, -1.0  # the part of a tick below which a loop is held to be quiet
 

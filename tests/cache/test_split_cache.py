@@ -13,6 +13,8 @@ from gateway.dialects.openai import OpenAI
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, Event
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 CHAT = "/v1/chat/completions"
 
 

@@ -10,6 +10,8 @@ from gateway.cache import lexical
 from gateway.cache.features import reading
 from gateway.cache.lexical import PatternIndex, clues_of, plain
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 SOUGHT: list[PatternIndex] = [
     each for module in (lexical, reading) for each in vars(module).values() if isinstance(each, PatternIndex)
 ]

@@ -15,6 +15,8 @@ from gateway.config.policy.load import load_policy, policy_from_text
 from gateway.config.policy.model import AuditSettings, Policy, RecordSettings, ReplaySettings
 from tests.config.documents import config, rule, text
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 REPOSITORY = Path(__file__).parents[2]
 
 

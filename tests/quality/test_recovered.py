@@ -18,6 +18,8 @@ from bench.routing import curve_table, kept_cells, promise_table, reached_table
 from gateway.config.policy.model import Target, Tier
 from training import gaps
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 LIGHT = np.array([0, 1, 0, 0, 1, 1, 0, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1], float)
 LARGE = np.array([1, 1, 1, 0, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1], float)
 HARDEST_FIRST = (15, 0, 21, 6, 18, 2, 11, 10, 13, 5, 16, 9, 8, 19, 3, 12, 20, 1, 22, 7, 17, 4, 14)

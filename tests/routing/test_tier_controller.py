@@ -16,6 +16,8 @@ from gateway.errors import SnapshotInvalid
 from gateway.routing.tier_controller import Fit, TierController
 from tests.fixtures.targets import light_and_large
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 FIXED = light_and_large("light", "large", 0.5)
 SHARE = replace(FIXED, large_share=0.3)
 QUALITY = replace(FIXED, quality=0.9)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from gateway.errors import BackendOverloaded
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter
 from gateway.upstream.wait_queue import TARGET_DELAY_S
 from tests.fixtures.clock import FakeClock
+
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
 
 CEILING = 64  # the default of `max_concurrency`
 HALF = TARGET_DELAY_S / 2  # jitter has some wait twice as long as others

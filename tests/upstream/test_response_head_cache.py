@@ -21,6 +21,8 @@ from gateway.upstream.http1.parser import (
 )
 from gateway.upstream.http1.response import HttpResponse
 
+pytestmark = pytest.mark.slow  # starts nothing, takes seconds
+
 OK = b"HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 13:08:17 GMT\r\nX-A: b\r\nContent-Length: 2\r\n\r\nok"
 
 
