@@ -1,4 +1,5 @@
-"""Builds what decides who may do what."""
+"""Builders of the composition root: access, observer, operations on stored answers, dashboard, jobs. `app` calls
+them."""
 
 from __future__ import annotations
 
@@ -240,7 +241,6 @@ class Dashboard:
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 
-# Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone.
 def purge_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Purge:
     """`policy` returns the one in force."""
     slowest_s = max(backend.timeouts.total for backend in config.backends.values())

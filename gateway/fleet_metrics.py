@@ -1,5 +1,4 @@
-"""The figures of all gateways on a store as one, for the dashboard of any of them. Metrics stay each gateway's own:
-Prometheus asks every one of them."""
+"""Metrics of several processes as one: of the workers of this machine, and of all gateways on a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port to where jobs lie, and to what their webhooks still have to be told."""
+"""Records of jobs and batches, and the ports to where they are kept."""
 
 from __future__ import annotations
 

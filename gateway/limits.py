@@ -1,4 +1,4 @@
-"""TODO."""
+"""Limits: what a policy allows, and the arithmetic of GCRA, caps and slots. Pure; times are microseconds."""
 
 from __future__ import annotations
 

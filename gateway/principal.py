@@ -1,4 +1,4 @@
-"""What a request may do by the key that it shows. Pure."""
+"""The principal of a request: its role, and what its key allows. Pure."""
 
 from __future__ import annotations
 

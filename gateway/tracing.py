@@ -1,4 +1,4 @@
-"""Whose trace a request is part of: W3C Trace Context (https://www.w3.org/TR/trace-context/). Pure."""
+"""Traces of requests: W3C Trace Context, and the record that spans are made of once a request is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How backends and their upstreams fare: what `GET /admin/backends` and the dashboard show."""
+"""`GET /admin/backends` and `GET /admin/limits`: the state of backends, upstreams and limits."""
 
 from __future__ import annotations
 

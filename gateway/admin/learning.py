@@ -1,4 +1,4 @@
-"""A route is made to forget what it has learnt: of hits, or of its models."""
+"""What routes have learnt of hits and of tiers, as the admin port shows it, and how an operator resets it."""
 
 from __future__ import annotations
 

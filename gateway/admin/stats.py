@@ -1,4 +1,4 @@
-"""The figures of the dashboard, from the same numbers as the metrics."""
+"""Figures of the dashboard and gauges of the metrics: both are read when somebody asks for them."""
 
 from __future__ import annotations
 

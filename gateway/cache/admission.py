@@ -1,4 +1,4 @@
-"""Whether a route's policy lets an answer be stored. Pure."""
+"""Decides whether a response is stored: the rules of the policy, hit-for-miss, and how often it was asked for. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two answers to one question say the same: what turns a miss or an audit into a label. Pure.
+"""Compares answers: pure similarity of two texts, and the queue that compares fresh answers with stored ones.
 
 Three-way and honest: what neither the words nor the embeddings settle is undecided, and teaches nothing.
 

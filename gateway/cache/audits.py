@@ -1,4 +1,4 @@
-"""What an audit makes of two answers, whoever gave them: compared, and where that cannot tell, shown to the judge."""
+"""Audits semantic hits: a backend answers them afresh, once their client is served, and both answers are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients said of semantic hits, and what must not be served again because of it. Pure."""
+"""Feedback of clients on semantic hits: the hits it may refer to, counterexamples, and forwarding to other gateways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whether a stored answer may still be served. Pure: the clock's reading comes in."""
+"""Freshness by RFC 9111: whether a stored answer may be served, by the policy's lifetimes and the client's directives.
+Pure."""
 
 from __future__ import annotations
 

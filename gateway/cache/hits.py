@@ -1,4 +1,4 @@
-"""A stored entry as an answer. Pure."""
+"""Stored entries as responses: whole, as a stream, or replayed at the pace of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lookup decided about the best stored answer, and why. Pure."""
+"""Judges the candidates of a lookup: scores each against the threshold of its route, and says why."""
 
 from __future__ import annotations
 

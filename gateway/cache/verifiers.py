@@ -1,4 +1,5 @@
-"""Where a route starts: what `weights/verifier.json` says of each verifier's scores, measured by `training.prior`."""
+"""The learned verifier, its calibration, and the second stage that asks a cross-encoder where the first one is
+unsure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys as they are kept. Pure. Times: wall clock, seconds."""
+"""API keys: their text form, their records, and the port to where they are kept. Times are wall clock seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where answers are kept."""
+"""The section `store`: where answers are kept, and how much of them."""
 
 from __future__ import annotations
 

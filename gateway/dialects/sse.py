@@ -1,4 +1,4 @@
-"""Server-sent events off the wire (WHATWG HTML, section 9.2.6), incrementally. Pure."""
+"""Server-sent events (WHATWG HTML, section 9.2.6): an incremental parser, and named events. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connections of the data port: each begins as a plain one, and becomes aiohttp's where a request is not plain.
+"""Connections of the HTTP port: plain HTTP/1.1 is read here, and aiohttp takes over what is not plain.
 
 aiohttp itself waits for the head of a connection's first request for as long as a connection may idle, 75 s: enough for
 a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.

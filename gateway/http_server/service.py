@@ -1,4 +1,4 @@
-"""What the data port does with a request, whoever reads it off the wire and writes the answer."""
+"""What the HTTP port does with a request: its id, its context, the pipeline, CORS, compression."""
 
 from __future__ import annotations
 

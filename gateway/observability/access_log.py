@@ -1,4 +1,4 @@
-"""One JSON line a request, written in batches: logging's own way costs 40 us a line, this one 4."""
+"""The access log: a JSON line a request, made from templates and written in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Structured logs: one JSON object a line on standard error. Prompts and secrets are never fields of it."""
+"""Structured logs, one JSON object a line, and warnings that repeat at most once a second. Prompts and secrets are
+never fields."""
 
 from __future__ import annotations
 

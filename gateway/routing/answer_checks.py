@@ -1,4 +1,4 @@
-"""How sure one may be of the lightest model's answer: what the checks of a cascade need beyond the answer itself."""
+"""Checks of the lightest model's answer in a cascade, and the grader that asks another model about it."""
 
 from __future__ import annotations
 

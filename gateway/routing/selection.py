@@ -1,5 +1,5 @@
-"""Selects the backends of a request, in order, with the reason. Pure: the gateway, `nearhit explain`, the tests of
-policies and `nearhit simulate` all call it, each with the signals that it has."""
+"""Selects the backends of a request, in order, with the reason. Pure: the gateway, `nearhit explain`, policy tests and
+the simulation call it."""
 
 from __future__ import annotations
 

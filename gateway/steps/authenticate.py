@@ -1,4 +1,4 @@
-"""Who asks: every request gets the tenant whose answers it may see."""
+"""Authenticates a request: finds the tenant whose answers it may see, and throttles guesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one place where errors become responses, and where the gateway refuses what it cannot bear."""
+"""Turns errors into responses in the protocol of the client, and sheds load beyond `server.max_inflight`."""
 
 from __future__ import annotations
 

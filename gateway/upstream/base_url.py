@@ -1,4 +1,4 @@
-"""The base URL of an HTTP endpoint: what lies where below it, and what the log says where it is likely wrong."""
+"""Base URLs of HTTP endpoints: which path lies where below them, and hints where one is likely wrong."""
 
 from __future__ import annotations
 

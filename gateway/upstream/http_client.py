@@ -1,5 +1,4 @@
-"""What an HTTP backend needs of its client: requests out, answers in. Errors are those of
-`gateway.upstream.http1.errors`."""
+"""The client of an HTTP backend: the protocol that both clients implement, our own, and the one on aiohttp."""
 
 from __future__ import annotations
 

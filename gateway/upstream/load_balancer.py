@@ -1,4 +1,4 @@
-"""Which upstream of a backend is asked next. Pure: the clock's reading and chance come in.
+"""Chooses an upstream: power of two choices by peak EWMA, with a conversation's own upstream first. Pure.
 
 Two rules. *The cheaper of two drawn at random*, by what a call is expected to take times the calls that are on their
 way (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001, with the load metric of Finagle's and

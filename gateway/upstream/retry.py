@@ -1,4 +1,4 @@
-"""Whether a call that failed is sent again, where to and when. Pure: the clock's reading and chance come in."""
+"""Decides whether a failed call is retried, where and when, within a budget. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeds where it is asked: for encoders that take less than the way to another thread."""
+"""Embedders around a text encoder: one embeds in the caller, one batches texts for a thread of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway writes into the log of changes: beside what it tells of, in the same transaction or script.
+"""The log of changes in the store: a writer that notes each change with the write, and a reader.
 
 One stream, `nearhit:1:changes`, of an entry a write. Its length has a bound, and the oldest entries go
 (`XADD ... MAXLEN ~`): a gateway that has fallen behind them compares its index with the store instead

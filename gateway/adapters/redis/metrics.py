@@ -1,4 +1,4 @@
-"""The figures of all gateways on a store, a field each, for as long as they live."""
+"""The dashboard's figures in the store: snapshots of all gateways, and the history that outlives a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives memory that was freed back to the system."""
+"""Memory of this process: returns freed memory to the system, and schedules the garbage collector."""
 
 from __future__ import annotations
 

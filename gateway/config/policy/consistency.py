@@ -1,4 +1,5 @@
-"""Whether one glob matches all that another one does. Pure."""
+"""Checks between the rules of a policy: references that lead nowhere, rules that no request reaches, doubtful
+values."""
 
 from __future__ import annotations
 

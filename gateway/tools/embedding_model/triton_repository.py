@@ -1,4 +1,5 @@
-"""Versions of a model in a Triton repository, `NAME/VERSION/`."""
+"""Entries of a Triton repository: versions of a model, and the embedder and cross-encoder as `nearhit model triton`
+writes them."""
 
 from __future__ import annotations
 
