@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -48,6 +48,9 @@ test: triton deploy-tools  ## run the whole suite in three processes (WORKERS=1:
 
 test-quick: $(STAMP)  ## the pure and in-process tests alone (a minute)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -m quick --hypothesis-profile=quick -n 2 --dist loadfile
+
+coverage: triton deploy-tools  ## the whole suite, and the lines of gateway/ that it runs (half as long again)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --cov=gateway --cov-report=term:skip-covered
 
 # Large, and used by the tests of deploy/ alone: those skip without them.
 DEPLOY_ENV := .venv-deploy
