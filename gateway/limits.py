@@ -175,7 +175,7 @@ class Meters:
     def take(self, demands: Sequence[Demand], now_us: int, wall_us: int, gateways: int = 1) -> TakeResult:
         states = [self._state(demand.key) for demand in demands]
         observed = [self._evaluate(d, s, now_us, wall_us, gateways) for d, s in zip(demands, states, strict=True)]
-        granted = all(t.ok or _is_soft(d) for d, t in zip(demands, observed, strict=True))
+        granted = all(t.ok or is_soft(d) for d, t in zip(demands, observed, strict=True))
         if granted:
             for demand, state, outcome in zip(demands, states, observed, strict=True):
                 _apply_demand(demand, state, outcome, now_us, gateways)
@@ -245,7 +245,8 @@ class Meters:
         return LimitState(ok, int(MICROS * state.large / state.total) if state.total else 0)
 
 
-def _is_soft(demand: Demand) -> bool:
+def is_soft(demand: Demand) -> bool:
+    """A soft demand is counted, and never refused."""
     return isinstance(demand, LimitPart) or (isinstance(demand, Cost) and demand.soft)
 
 

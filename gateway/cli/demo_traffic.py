@@ -16,6 +16,7 @@ import orjson
 from gateway.adapters.onnx.model_files import default_model_dir
 from gateway.admin.policy_manager import check_folder
 from gateway.app import Gateway, running
+from gateway.cli.output import print_warning
 from gateway.cli.serve import follow_policy, freeze_startup
 from gateway.cli.signals import wait_for_signal
 from gateway.config.load import load_config
@@ -72,7 +73,7 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], 
         grpc_port=GRPC_PORT,
         http_port=HTTP_PORT,
         metrics_port=METRICS_PORT,
-        progress=print_note if as_json else print_line,
+        progress=print_warning if as_json else print_line,
     )
     try:
         policy = check_folder(config.policies, config)
@@ -104,11 +105,6 @@ def require_free(key: str, address: Address) -> None:
 def print_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def print_note(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 async def send_sample(gateway: Gateway) -> list[PlayedRequest]:

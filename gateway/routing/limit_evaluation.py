@@ -21,6 +21,7 @@ from gateway.limits import (
     Return,
     Slot,
     TakeResult,
+    is_soft,
     left,
     wait_us,
     window_of,
@@ -163,7 +164,7 @@ def refused(route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> tup
     failed = [
         (a, observed)
         for a, observed in zip(asked, taken.observed, strict=True)
-        if not observed.ok and not _is_soft(a.demand)
+        if not observed.ok and not is_soft(a.demand)
     ]
     waits = [wait_us(a.demand, observed, taken.at_us) for a, observed in failed]
     at = max(range(len(failed)), key=waits.__getitem__)
@@ -250,10 +251,6 @@ def returns_without_call(asked: Sequence[LimitRequest], taken: TakeResult) -> li
         if isinstance(a.demand, PacedLimit) and a.limit == "requests"
     ]
     return calls + returns_without_large(asked, taken)
-
-
-def _is_soft(demand: Demand) -> bool:
-    return isinstance(demand, LimitPart) or (isinstance(demand, Cost) and demand.soft)
 
 
 def _hashed(kind: str, text: str) -> str:

@@ -4,13 +4,14 @@ its own state."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.cache.threshold.ledger import band_counts
 from gateway.config.policy.model import Target
 from gateway.errors import SnapshotInvalid
 from gateway.messages import TierDecision
@@ -355,7 +356,7 @@ class TierController:
             form, basis, arrays, recent, sources, version = msgpack.unpackb(data, use_list=False)
             if (form, basis) != (VERSION, self._basis):
                 raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self._basis!r}")
-            labels, worse, every, large = (_counts(array) for array in arrays)
+            labels, worse, every, large = (band_counts(array, BANDS) for array in arrays)
             scores = [float(score) for score in recent[-CAPACITY:]]
             if not all(math.isfinite(score) and 0 <= score <= 1 for score in scores):
                 raise SnapshotInvalid("scores outside of [0, 1]")
@@ -376,10 +377,3 @@ def rule_of(target: Target) -> tuple[str, float | tuple[float, ...]]:
         return "quality", target.quality
     above = target.escalate_above
     return "escalate_above", above[0] if len(above) == 1 else above
-
-
-def _counts(values: Sequence[float]) -> Floats:
-    array = np.array(values, np.float64)
-    if array.shape != (BANDS,) or not np.isfinite(array).all() or (array < 0).any():
-        raise SnapshotInvalid(f"{array.shape} counts, expected {BANDS} that are not negative")
-    return array

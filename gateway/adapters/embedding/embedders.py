@@ -54,8 +54,6 @@ class InlineEmbedder:
 # queued up by then. A lone question starts at once. Where few texts share a pass of the encoder, nobody waits for the
 # others of a batch either (`batch_limit`).
 
-log = logging.getLogger(__name__)
-
 Key = tuple[str, str]
 """Owner and text: what one owner asks is remembered, and shared, for that owner alone. Otherwise the time that an
 embedding takes would tell each tenant what the others have asked lately."""
@@ -217,7 +215,7 @@ class BatchingEmbedder:
             return str(error)
         except Exception as error:
             # The type alone: a message may quote the prompt.
-            log.error("the encoder failed on a batch of %d texts: %s", len(keys), type(error).__name__)
+            LOG.error("the encoder failed on a batch of %d texts: %s", len(keys), type(error).__name__)
             return "the encoder failed on this batch"
 
     def _deliver(self, questions: Sequence[_Question], answer: dict[Key, Embedding] | str) -> None:

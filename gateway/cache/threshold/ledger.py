@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.cache.threshold.wrong_hits import LabelPool, exceeds_risk, pool_adjacent_violators
+from gateway.errors import SnapshotInvalid
 
 
 # What a route has met since the last look, for other gateways to add to theirs. Pure.
@@ -280,3 +282,11 @@ def _shares(pools: Pools) -> list[float]:
 
 def band_of(score: float) -> int:
     return min(BANDS - 1, max(0, int((score - LOWEST) / WIDTH + 1e-9)))
+
+
+def band_counts(values: Sequence[float], bands: int) -> NDArray[np.float64]:
+    """Counts by band, (bands,), from a snapshot. Raises `SnapshotInvalid`."""
+    array = np.array(values, np.float64)
+    if array.shape != (bands,) or not np.isfinite(array).all() or (array < 0).any():
+        raise SnapshotInvalid(f"{array.shape} counts, expected {bands} that are not negative")
+    return array

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from gateway.cache.threshold.ledger import BANDS, ThresholdLedger, ThresholdState, TrafficCounts, band_of
+from gateway.cache.threshold.ledger import BANDS, ThresholdLedger, ThresholdState, TrafficCounts, band_counts, band_of
 from gateway.cache.threshold.wrong_hits import Label, WrongHitEstimate, WrongHits
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
@@ -353,7 +353,7 @@ class RouteControl:
             form, basis, arrays, sizes, wrong_hits, rows, version = msgpack.unpackb(data, use_list=False)
             if (form, basis) != (VERSION, self.basis):
                 raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self.basis!r}")
-            labels, wrong, met = (_counts(array) for array in arrays)
+            labels, wrong, met = (band_counts(array, BANDS) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
             requests, sized_lookups, log_size = map(float, sizes)
@@ -366,13 +366,6 @@ class RouteControl:
         self.version = version
         self._thresholds.clear()
         self._shares = self._ledger.wrong_shares()
-
-
-def _counts(values: Sequence[float]) -> np.ndarray:
-    array = np.array(values, np.float64)
-    if array.shape != (BANDS,) or not np.isfinite(array).all() or (array < 0).any():
-        raise SnapshotInvalid(f"{array.shape} counts, expected {BANDS} that are not negative")
-    return array
 
 
 # The promises of all routes, by name: a reload of the policy keeps what was learnt.
