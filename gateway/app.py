@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway import bootstrap as operations
+from gateway import bootstrap
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import LimitsHandler, shown
 from gateway.admin.explain_pair import ExplainHandler
@@ -64,11 +64,11 @@ class Gateway:
         self.config = config
         self.parts = parts
         self.stores = stores
-        self.removal = operations.purge_of(config, parts, stores, lambda: self.policy)
-        self.replication = operations.replication_of(stores, parts, self.removal)
-        self.recovery = operations.recovery_of(stores, parts.space, parts, self.removal, self.replication)
-        self.migration = operations.migration_of(stores, parts)
-        self.cutover = operations.cutover_of(config, stores, parts, self.migration, self._on_cutover)
+        self.removal = bootstrap.purge_of(config, parts, stores, lambda: self.policy)
+        self.replication = bootstrap.replication_of(stores, parts, self.removal)
+        self.recovery = bootstrap.recovery_of(stores, parts.space, parts, self.removal, self.replication)
+        self.migration = bootstrap.migration_of(stores, parts)
+        self.cutover = bootstrap.cutover_of(config, stores, parts, self.migration, self._on_cutover)
         self._deployment = Deployment.of(config)
         self._table = self._build(policy)
         self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")  # every request asks: no frame
@@ -110,7 +110,7 @@ class Gateway:
                 *self.dashboard.routes(),
                 *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
                 *ExplainRequests(lambda: self.policy, lambda: self.parts, self._deployment).routes(),
-                *operations.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
+                *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),

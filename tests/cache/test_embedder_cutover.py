@@ -19,8 +19,7 @@ from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.redis.keyspace import ONE_SERVER
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.adapters.redis.store import RedisStore
-from gateway.cache import embedding_migration as embedder_cutover
-from gateway.cache import model_factory
+from gateway.cache import embedding_migration, model_factory
 from gateway.cache.embedding_spaces import PendingEmbeddings
 from gateway.cache.recovery import Recovery
 from gateway.cache.threshold.route_control import Evidence
@@ -28,7 +27,7 @@ from gateway.config import Config
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Neighbour, Vector
 from gateway.ports import Embedder
-from gateway.steps import parts as space_factory
+from gateway.steps import parts
 from tests.cache.test_embedding_migration import Reversed, alike, is_exact, is_miss, is_semantic
 from tests.fixtures.entries import entry_of, vector_of
 from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, recovered
@@ -52,7 +51,7 @@ Start = Callable[..., Config]
 
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedder_cutover, "GRACE_S", 0.0)
+    monkeypatch.setattr(embedding_migration, "GRACE_S", 0.0)
 
 
 @pytest.fixture
@@ -267,7 +266,7 @@ async def test_the_former_model_and_its_index_are_let_go_of(start: Start, monkey
 async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
     start: Start, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_factory, "PendingEmbeddings", partial(PendingEmbeddings, 1))
+    monkeypatch.setattr(parts, "PendingEmbeddings", partial(PendingEmbeddings, 1))
     await fill(start(HASH))
     held = Held(monkeypatch)
     late = [LATE, "how many legs does a spider have", "what is the tallest tree in the forest"]
@@ -287,7 +286,7 @@ async def test_more_newcomers_than_are_remembered_are_found_in_the_store(
 async def test_too_many_newcomers_at_the_very_end_hold_the_swap_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_factory, "PendingEmbeddings", partial(PendingEmbeddings, 1))
+    monkeypatch.setattr(parts, "PendingEmbeddings", partial(PendingEmbeddings, 1))
     await fill(start(HASH))
     reconcile, late, times = Recovery.reconcile, [LATE, "how many legs does a spider have"], 0
     started = asyncio.Event()

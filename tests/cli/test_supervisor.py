@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import fleet_metrics as worker_metrics
+from gateway import fleet_metrics
 from gateway.cli.workers import FIRST_DELAY_S, STEADY_S, Supervisor, SupervisorPaths, Worker
 from gateway.fleet_metrics import WorkerMetrics
 from gateway.observability.telemetry import Telemetry
@@ -156,7 +156,7 @@ async def test_figures_that_cannot_be_written_now_are_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a full disk."""
-    monkeypatch.setattr(worker_metrics, "FIGURES_EVERY_S", 0.01)
+    monkeypatch.setattr(fleet_metrics, "FIGURES_EVERY_S", 0.01)
     telemetry, folder, sampled = Telemetry(), tmp_path / "figures", 0
 
     async def sample() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis import embedded_valkey as valkey_supervisor
+from gateway.adapters.redis import embedded_valkey
 from tests.admin.test_purge import PLAIN, purge, purged, verdict
 from tests.fixtures.gateways import Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
@@ -24,7 +24,7 @@ CLOSE = QUESTION + " please"
 
 @pytest.fixture
 async def served(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    monkeypatch.setattr(valkey_supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(embedded_valkey, "FIRST_PAUSE_S", 0.01)
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
     async with gateway_of(config, PLAIN) as gateway:
         await recovered(gateway)

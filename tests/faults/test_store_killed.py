@@ -19,7 +19,6 @@ import pytest
 from redis import Redis
 
 from gateway.adapters.redis import embedded_valkey
-from gateway.adapters.redis import embedded_valkey as valkey_supervisor
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey, LogLineReader, ValkeySupervisor
 from gateway.adapters.system.child_process import ChildFailed
 from gateway.messages import Entry
@@ -107,7 +106,7 @@ async def test_a_killed_store_comes_back_and_hits_with_it(
     assert ended["ended_with"] == "signal SIGKILL"
     assert Path(ended["log"]).is_file()
     assert again["pid"] == store_of(embedded).pid
-    assert again["away_s"] >= valkey_supervisor.FIRST_PAUSE_S
+    assert again["away_s"] >= embedded_valkey.FIRST_PAUSE_S
 
 
 async def test_a_removal_that_was_lost_with_the_store_holds_and_is_written_again(
@@ -166,8 +165,8 @@ async def test_jobs_go_on(embedded: Served, upstream: Upstream) -> None:
 async def test_a_store_that_cannot_be_started_at_first_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(valkey_supervisor, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(valkey_supervisor, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(embedded_valkey, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(embedded_valkey, "LONGEST_PAUSE_S", 0.05)
     told = asyncio.Event()
     store = await ValkeySupervisor.start(tmp_path, max_memory=MEMORY)
     store.told = told.set
@@ -203,7 +202,7 @@ async def test_the_first_start_is_not_tried_again(tmp_path: Path, monkeypatch: p
 async def test_a_stop_before_it_is_started_again_ends_it(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(valkey_supervisor, "STOP_S", 3600.0)  # nor is its end only given up
+    monkeypatch.setattr(embedded_valkey, "STOP_S", 3600.0)  # nor is its end only given up
     async with asyncio.timeout(120), gateway_on(upstream, tmp_path) as served:
         pid = store_of(served).pid
         os.kill(pid, signal.SIGKILL)

@@ -19,7 +19,7 @@ from gateway.config.api_keys import KeyChange, VersionConflict, digest_of, new_k
 from gateway.errors import Overloaded, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import Principal
-from gateway.steps import key_cache as keyrings
+from gateway.steps import key_cache
 from gateway.steps.key_cache import MAX_AGE_S, KeyCache
 from tests.admin.keys import ADMIN, admin, bearer, create, keyed
 from tests.fixtures.clock import FakeClock
@@ -93,8 +93,8 @@ async def test_what_is_no_key_is_asked_for_once_until_a_key_changes(store: Redis
 async def test_what_is_known_is_bounded_and_strangers_push_out_no_key(
     store: RedisApiKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyrings, "MAX_KNOWN", 5)
-    monkeypatch.setattr(keyrings, "MAX_UNKNOWN", 3)
+    monkeypatch.setattr(key_cache, "MAX_KNOWN", 5)
+    monkeypatch.setattr(key_cache, "MAX_UNKNOWN", 3)
     keyring = keyring_of(store, FakeClock())
     chain = KeyAdmin(store, keyring, FakeClock())
     texts = [(await chain.create(WANTED, {}, "test"))[1] for _ in range(7)]

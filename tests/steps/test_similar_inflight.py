@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.cache import inflight_questions as alofts
+from gateway.cache import inflight_questions
 from gateway.routing import budget
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion
@@ -155,7 +155,7 @@ async def test_when_the_one_in_flight_is_given_up_who_waits_calls(served: Served
 async def test_questions_in_flight_are_bounded(
     served: Served, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alofts, "MAX_IN_SCOPE", 1)
+    monkeypatch.setattr(inflight_questions, "MAX_IN_SCOPE", 1)
     first = await in_flight(served, upstream)
     unseen = asyncio.create_task(served.chat("which colour has the sky"))
     await until(lambda: len(upstream.calls) == 2)
