@@ -1,7 +1,7 @@
 """Check the language of the documentation and of the docstrings: `python -m docs.tools.prose [PATH ...]`.
 
-Three rules hold for each sentence. It has at most 25 words. It does not begin with a noun clause such as "What is sent".
-It has no word of the list below. A code span counts as one word, and so does a list of code spans.
+Three rules hold for each sentence. It has at most 25 words. It does not begin with a noun clause such as "What is
+sent". It has no word of the list below. A code span counts as one word, and so does a list of code spans.
 
 The checker prints one line for each fault, as `file:line: fault: sentence`, and exits with 1 if there is any.
 """
