@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -71,12 +71,13 @@ clients: $(STAMP)  ## install LangChain and LlamaIndex, which the tests then ask
 	@test -x .venv-clients/bin/pip || $(BIN)/python -m venv .venv-clients
 	@.venv-clients/bin/pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
 
-lint: $(STAMP)  ## ruff, mypy --strict, import layers, dead code
+lint: $(STAMP)  ## ruff, mypy --strict, import layers, dead code, the language of the documentation
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@! $(BIN)/vulture | grep -E '^(gateway|bench|quality|training)/.* unused (class|function|method|property|import) '
+	@$(BIN)/python -m docs.tools.prose
 
 bench-growth: setup $(QUALITY_ENV)/.requirements  ## cost against body size, connections, entries, routes (15 minutes, 6 GB, idle machine)
 	@$(BIN)/python -m bench.growth --tools $(QUALITY_ENV)/bin/python --json docs/performance/growth.json --picture docs/images/growth.svg
@@ -210,6 +211,16 @@ servers: $(STAMP)  ## real MLServer and TorchServe for the tests that run them (
 	  .venv-$$name/bin/pip install -q --disable-pip-version-check -r tests/servers/$$name.txt || exit 1; done
 	@command -v java >/dev/null || echo "TorchServe needs Java: apt-get install openjdk-17-jre-headless"
 
+DOCS_ENV := .venv-docs
+docs: $(STAMP)  ## build the documentation site into build/site, with every link checked (60 MB)
+	@test -x $(DOCS_ENV)/bin/pip || $(BIN)/python -m venv $(DOCS_ENV)
+	@$(DOCS_ENV)/bin/pip install -q --disable-pip-version-check -r docs/tools/requirements.txt
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build -q
+	@echo "open build/site/index.html"
+
+diagrams: $(STAMP)  ## draw docs/images/request.svg and pipeline.svg anew (needs graphviz)
+	@$(BIN)/python -m docs.tools.diagrams
+
 dist: $(STAMP)  ## build the wheel into dist/
 	@rm -rf dist build/lib
 	@$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
@@ -226,4 +237,4 @@ schema: $(STAMP)  ## write docs/schema anew, after a change of what the files ma
 	@for kind in policy config; do $(BIN)/nearhit schema $$kind > docs/schema/$$kind.json || exit 1; done
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) $(DEPLOY_ENV) .bootstrap var
+	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) $(DEPLOY_ENV) $(DOCS_ENV) .bootstrap build dist var

@@ -47,7 +47,8 @@ _ANSWERS = {
 
 def pipeline_source() -> str:
     """Return the Graphviz source of the pipeline."""
-    names = [step.name for step in (*SHARED, *PER_ROUTE)]
+    steps: list[Step[Any]] = [*SHARED, *PER_ROUTE]
+    names = [step.name for step in steps]
     body = [
         *_cluster("shared", "every request", SHARED),
         *_cluster("route", "the steps of its route (a step that policy turns off is absent)", PER_ROUTE),
