@@ -79,7 +79,7 @@ SHARED: Sequence[Step[SharedSteps]] = (
     Step("ExactFastPath", SharedSteps.exact_fast_path, "a repeated request is answered without parsing it again"),
     Step("Observe", SharedSteps.observe, "metrics, access log, span: sees every outcome exactly once", for_jobs=True),
     Step("ErrorBoundary", SharedSteps.error_boundary, "errors in the client's protocol; sheds load", for_jobs=True),
-    Step("Authenticate", SharedSteps.authenticate, "before the body is read: unknown clients cost little", for_jobs=True),
+    Step("Authenticate", SharedSteps.authenticate, "before the body: unknown clients cost nothing", for_jobs=True),
     Step("ControlEndpoints", SharedSteps.control_endpoints, "feedback, jobs, batches: no policy applies"),
     Step("ParseAndRoute", SharedSteps.parse_and_route, "protocol -> call, policy -> route, cache keys", for_jobs=True),
 )

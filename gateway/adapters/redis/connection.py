@@ -1,9 +1,9 @@
-"""Commands and their replies on one connection: those of one turn of the loop go out in one write, replies are matched
-in order.
+"""Commands and replies on one connection. Commands of one loop iteration are sent in one write; replies are matched in
+order.
 
-On a connection of redis-py a command costs a lock, a pool's turn and some sixty calls of functions, and each command in
-flight has a connection of its own. Here it is a future and a place in a queue. hiredis reads the replies, and errors
-are redis-py's, so that callers see no difference. Measured: docs/decisions/0031.
+On a redis-py connection a command costs a lock, a turn of the pool and some sixty function calls, and each command in
+flight needs its own connection. Here it is a future and a place in a queue. hiredis parses the replies, and errors are
+those of redis-py, so callers see no difference. Measured: docs/decisions/0031.
 """
 
 from __future__ import annotations
@@ -25,32 +25,37 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import StoreUnavailable
 
-# Of commands that are not answered yet, together: a burst of lookups fits in several times over, and what piles up
-# within a time limit before a server that hangs stays small beside a gateway's memory.
+# Limits on all unanswered commands together. A burst of lookups fits several times over. While a server hangs, the
+# backlog of one time limit stays small compared with a gateway's memory.
 MAX_PENDING_COMMANDS = 8_192
 
 MAX_PENDING_BYTES = 64 * 2**20
 
-MAX_REPLY_BYTES = 256 * 2**20  # of one reply: entries are limited to store.max_entry, others may have written anything
+# per reply: entries are limited to store.max_entry, but other programs may have written anything
+MAX_REPLY_BYTES = 256 * 2**20
 
-INCOMPLETE: Any = object()  # what the reader gives where no whole reply is there
+INCOMPLETE: Any = object()  # the reader's result if no complete reply has arrived
 
 Word = str | bytes | int | float
 
 Command = tuple[Word, ...] | bytes
-"""Its words; or all of it, as it goes over the wire."""
+"""Its words, or all of it in wire form."""
 
-# Its annotation asks for a tuple of one.
+# The library's annotation requires a tuple of one.
 _pack: Callable[[tuple[Word, ...]], bytes] = cast("Any", hiredis.pack_command)
 
-# Who waits for a reply; when it is due, on the loop's clock; bytes of the command.
+# The future of the reply, its deadline on the loop's clock, and the bytes of the command.
 _PendingReply = tuple["asyncio.Future[Any]", float, int]
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """`read_timeout_s`: for how long a server that owes a reply may say nothing. `is_demotion`: whether a reply says
-    that this server is not the one to ask; the connection ends with it, as it does with replies such as NOAUTH and
-    LOADING. `on_close`: called once, when nothing can be asked here any more."""
+    """`PipelinedConnection` sends commands on one connection.
+
+    - `read_timeout_s`: how long a server that owes a reply may be silent.
+    - `is_demotion`: whether a reply means that this server is no longer the primary. The connection then ends, as it
+      does with replies such as NOAUTH and LOADING.
+    - `on_close`: called once, when the connection can take no more commands.
+    """
 
     def __init__(
         self,
@@ -69,22 +74,22 @@ class PipelinedConnection(asyncio.Protocol):
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=INCOMPLETE
         )
         self._pending: deque[_PendingReply] = deque()
-        self._bytes = 0  # of the commands that wait
+        self._bytes = 0  # of the waiting commands
         self._unsent: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_deadline = 0.0  # of the timer
-        self._idle_since = 0.0  # when anything came last, or was asked for while nothing was owed
+        self._timer_deadline = 0.0  # deadline of the timer
+        self._idle_since = 0.0  # time of the last data, or of a command sent when no reply was due
         self._ended = False
         self.closed = loop.create_future()  # done once the connection is closed
 
     @property
     def pending_count(self) -> int:
-        """Commands; those that nobody waits for any more included."""
+        """The number of commands without a reply, including abandoned ones."""
         return len(self._pending)
 
     def attach(self, writer: asyncio.StreamWriter) -> None:
-        """The connection is there; from here on its transport is ours."""
-        self._writer = writer  # at its own end it would close the transport
+        """Take over the transport of an established connection."""
+        self._writer = writer  # a reference, because a collected writer closes the transport
         self._transport = writer.transport
         self._transport.set_protocol(self)
         if self._ended:
@@ -93,8 +98,11 @@ class PipelinedConnection(asyncio.Protocol):
             self._flush()
 
     def send(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
-        """The reply of a command; a `redis.exceptions.TimeoutError` after `timeout_s`. Whoever stops waiting leaves its
-        place: the reply is dropped when it comes. Raises `StoreUnavailable` where too much waits."""
+        """Return a future for the reply. It fails with `redis.exceptions.TimeoutError` after `timeout_s`.
+
+        A caller that stops waiting keeps its place in the queue: the reply is dropped when it comes. Raise
+        `StoreUnavailable` if too much waits.
+        """
         packed = command if isinstance(command, bytes) else _pack(command)
         size = len(packed)
         if len(self._pending) >= MAX_PENDING_COMMANDS or self._bytes + size > MAX_PENDING_BYTES:
@@ -120,7 +128,7 @@ class PipelinedConnection(asyncio.Protocol):
             reader.feed(data)
             while (reply := reader.gets()) is not INCOMPLETE:
                 if not pending:
-                    return self.end(RedisConnectionError("a reply to nothing that was asked"))
+                    return self.end(RedisConnectionError("a reply without a command"))
                 future, _, size = pending.popleft()
                 self._bytes -= size
                 if isinstance(reply, Exception):
@@ -140,7 +148,7 @@ class PipelinedConnection(asyncio.Protocol):
             self.closed.set_result(None)
 
     def end(self, error: Exception) -> None:
-        """Whoever waits gets `error`, and the connection is closed. As often as you like."""
+        """Fail all waiting commands with `error`, and close the connection. Further calls do nothing."""
         if self._ended:
             return
         self._ended = True
