@@ -136,7 +136,7 @@ async def test_a_server_that_is_away_at_a_later_start_is_asked_when_it_is_needed
         away.score("a", ["b"])
     kept.write_text("{")
     assert MetadataCache(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).load() is None
-    assert "what a served model was cannot be read" in caplog.messages
+    assert "the cached metadata of a served model cannot be read" in caplog.messages
 
 
 async def test_batches_form_over_gateways_and_leave_every_vector_as_it_is(served: FloatTriton, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ async def test_without_an_answer_the_first_opinion_stands_and_the_log_says_so_on
         with served.held(CROSS_ENCODER):
             for _ in range(FAILURES + 2):  # the last two are not even asked
                 assert await second() is None
-            with pytest.raises(ModelUnavailable, match="is left alone"):
+            with pytest.raises(ModelUnavailable, match="is not called for now"):
                 there.score("a", ["b"])
         there._model._timeout_s = 30.0
         clock.advance(COOLDOWN_S)

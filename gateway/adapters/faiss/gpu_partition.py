@@ -1,8 +1,8 @@
 """A large partition on a device such as a GPU: searched there, and kept on the CPU as before.
 
 FAISS indexes on a GPU support only addition and search. Removal, and copying list by list for the checkpoint, need the
-lists on the CPU, which remain the truth. The device has a replica. Searches of the replica are corrected here:
-additions wait in a small matrix until there is a batch of them, and removed entries are filtered from the results.
+lists on the CPU, which remain the truth. The device has a replica. Additions wait in a small matrix until there is a
+batch of them. Removed entries are filtered from the results.
 """
 
 from __future__ import annotations

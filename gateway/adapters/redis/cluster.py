@@ -46,8 +46,11 @@ class Cluster(RedisCluster):
             raise RedisConnectionError(str(error)) from error
 
     def refresh_topology(self) -> None:
-        """Read the slot map again with the next command, because a node did not answer in time and may have been
-        replaced. redis-py does this only for failed connections."""
+        """Let the next command read the slot map again.
+
+        A node did not answer in time, so another one may have taken over. redis-py does this only for failed
+        connections.
+        """
         self._initialize = True
 
     def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> Any:

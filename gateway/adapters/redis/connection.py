@@ -1,9 +1,9 @@
 """Commands and replies on one connection. Commands of one loop iteration are sent in one write; replies are matched in
 order.
 
-On a redis-py connection a command costs a lock, a turn of the pool and some sixty function calls, and each command in
-flight needs its own connection. Here it is a future and a place in a queue. hiredis parses the replies, and errors are
-those of redis-py, so callers see no difference. Measured: docs/decisions/0031.
+On a redis-py connection a command costs a lock, a turn of the pool and some sixty function calls. Each command in
+flight also needs its own connection. Here a command is a future and a place in a queue. hiredis parses the replies.
+Errors are those of redis-py, so callers see no difference. Measured: docs/decisions/0031.
 """
 
 from __future__ import annotations
@@ -171,11 +171,11 @@ class PipelinedConnection(asyncio.Protocol):
             self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     def _fail(self, future: asyncio.Future[Any], error: Exception) -> bool:
-        """-> whether the connection lasts."""
+        """Fail one command. Return whether the connection stays open."""
         if not future.done():
             future.set_exception(error)
         if isinstance(error, RedisConnectionError) or self._is_demotion(error):
-            self.end(RedisConnectionError(f"the server cannot be asked: {error}"))
+            self.end(RedisConnectionError(f"the server refuses commands: {error}"))
             return False
         return True
 
@@ -186,9 +186,11 @@ class PipelinedConnection(asyncio.Protocol):
         self._timer = self._loop.call_at(deadline, self._expire_pending)
 
     def _expire_pending(self) -> None:
-        """Who has waited long enough is told so. A connection on which nothing has come for `read_timeout_s` is given
-        up: what is at its other end may not be there any more. Not sooner: others may wait longer than who asks all the
-        time."""
+        """Fail the commands whose time is over.
+
+        A connection without any data for `read_timeout_s` is closed, because its peer may be gone. It is not closed
+        earlier, because other commands may have longer timeouts.
+        """
         self._timer = None
         now, late, next_deadline = self._loop.time(), False, float("inf")
         for future, deadline, _ in self._pending:
@@ -200,21 +202,21 @@ class PipelinedConnection(asyncio.Protocol):
             else:
                 next_deadline = min(next_deadline, deadline)
         if late and now >= self._idle_since + self._read_timeout_s and self._transport is not None:
-            self.end(RedisConnectionError("no reply in time to what was asked before"))
+            self.end(RedisConnectionError("no reply in time to earlier commands"))
         elif next_deadline < float("inf"):
             self._set_timer(next_deadline)
 
 
-# The connection that all commands of a request share: opened when the first one asks, and anew once it was lost.
+# The connection that all requests share. It is opened by the first command, and again after a loss.
 #
-# Who to connect to and as whom, with TLS, passwords, databases and sentinels, stays redis-py's: a connection of its
-# pool is opened and signed in by it, and then taken over.
-CLOSE_S = 0.5  # for what is still to be answered when the gateway ends
+# redis-py handles addresses, TLS, passwords, databases and sentinels. It opens and authenticates a connection of its
+# pool, which is then taken over.
+CLOSE_S = 0.5  # seconds for outstanding replies when the gateway stops
 
-# A server that takes connections and does not answer: redis-py bounds the first part alone.
-HANDSHAKE_TIMEOUT_FACTOR = 2.0  # times the limit of connecting
+# For a server that accepts connections and does not answer: redis-py limits only the time to connect.
+HANDSHAKE_TIMEOUT_FACTOR = 2.0  # times the connect timeout
 
-# The older protocol has no messages that nobody asked for.
+# RESP2 has no push messages.
 RESP2_OPTIONS = {
     "protocol": 2,
     "maint_notifications_config": MaintNotificationsConfig(enabled=False),
@@ -223,8 +225,11 @@ RESP2_OPTIONS = {
 
 
 class ReconnectingConnection:
-    """`client`: redis-py's, of one server or of those that sentinels watch over. `read_timeout_s`: as of
-    `PipelinedConnection`."""
+    """`ReconnectingConnection` opens a connection on the first command, and again after a loss.
+
+    `client` is redis-py's client of one server, or of one with sentinels. `read_timeout_s` is as in
+    `PipelinedConnection`.
+    """
 
     def __init__(self, client: redis.Redis, read_timeout_s: float) -> None:
         self._read_timeout_s = read_timeout_s
@@ -232,18 +237,18 @@ class ReconnectingConnection:
         self._exchange: PipelinedConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
-        # The one that sentinels named is another one's replica by now: the next connection asks them again.
+        # With sentinels, a read-only error means that the server is now a replica: the next connection asks them again.
         has_sentinels = isinstance(self._pool, SentinelConnectionPool)
         self._is_demotion = _is_read_only if has_sentinels else _never_demotes
 
     def send(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
-        """As `PipelinedConnection.ask`, within `timeout_s`."""
+        """Return a future for the reply, as `PipelinedConnection.send`."""
         loop = asyncio.get_running_loop()
         exchange = self._exchange if self._exchange is not None else self._open_connection(loop)
         return exchange.send(command, timeout_s)
 
     async def close(self) -> None:
-        """What was asked is answered first, if that takes no longer than `CLOSE_S`."""
+        """Close the connection. Wait up to `CLOSE_S` for outstanding replies."""
         self._closed = True
         exchange = self._exchange
         if exchange is None:
@@ -251,7 +256,7 @@ class ReconnectingConnection:
         if exchange.pending_count:
             with suppress(RedisError):
                 await self.send(("PING",), CLOSE_S)  # replies come in order
-        exchange.end(RedisConnectionError("the gateway ends"))
+        exchange.end(RedisConnectionError("the gateway is stopping"))
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
@@ -259,7 +264,7 @@ class ReconnectingConnection:
 
     def _open_connection(self, loop: asyncio.AbstractEventLoop) -> PipelinedConnection:
         if self._closed:
-            raise RedisConnectionError("the gateway ends")
+            raise RedisConnectionError("the gateway is stopping")
         exchange = self._exchange = PipelinedConnection(loop, self._read_timeout_s, self._is_demotion, self._on_close)
         self._opening = loop.create_task(self._connect(exchange))
         return exchange
@@ -280,8 +285,8 @@ class ReconnectingConnection:
             await connection.disconnect(nowait=True)
             raise
         else:
-            # There is no public way to be given the streams (redis-py 8.1): tests/adapters/test_redis_reconnecting.py
-            # holds that this one leads to them.
+            # redis-py 8.1 has no public access to the streams; tests/adapters/test_redis_reconnecting.py checks that
+            # this private one works.
             writer, connection._writer, connection._reader = connection._writer, None, None
             exchange.attach(writer)
         finally:
