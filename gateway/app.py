@@ -167,7 +167,7 @@ class Gateway:
 
     def _job_pipeline(self) -> Handler:
         """Return the pipeline for jobs. It has no limit on concurrency, because the job workers bound that.
-        Authentication took place when the job was accepted."""
+        The client was identified when the job was accepted."""
         access = self.access
         steps = SharedSteps(self.parts, self._current, self._observer, access.key_cache, access.authenticate_job)
         return shared_pipeline(steps, for_jobs=True)

@@ -143,9 +143,9 @@ class RequestContext:
         self.on_written: OnWritten | None = None
 
         self.dialect: Dialect | None = None
-        self.call: Call | None = None  # None: no dialect knows the path
+        self.call: Call | None = None  # None: no dialect claims the path
         self.tenant = tenant
-        self.permit: Principal | None = None  # of the API key, if the gateway requires one
+        self.permit: Principal | None = None  # the rights of the API key, if the gateway requires one
         self.table: Any = None  # `RouteTable`: the policy in force when the request arrived
         self.route = ""
         self.expose_headers = True
@@ -159,7 +159,7 @@ class RequestContext:
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
         self.bypass: Bypass | None = None  # why no lookup is made
-        self.embedding: Embedding | None = None  # of the question
+        self.embedding: Embedding | None = None  # the question's
         self.note: str | None = None  # why there was no semantic lookup, or why the nearest neighbour was refused
         self.served: tuple[Entry, Lifetime] | None = None  # exact hit: the entry, and its lifetime under the policy
         self.judged: Judgement | None = None  # the best neighbour with its score, if there is one

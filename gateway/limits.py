@@ -19,7 +19,7 @@ from typing import Literal
 
 MICROS = 1_000_000
 
-HALF_LIFE_US = 3600.0 * MICROS  # of counts for a share: a call an hour ago counts half
+HALF_LIFE_US = 3600.0 * MICROS  # decay of the counts for a share: a call an hour ago counts half
 
 SLACK_US = 1.0  # tolerance of a burst, so that its last unit does not fail by rounding
 

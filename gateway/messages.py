@@ -123,7 +123,7 @@ class Provenance:
     saved_tokens: int = 0  # output and input tokens that a hit saved
     saved_dollars: float = 0.0
     fingerprint: str = ""  # hits: fingerprint of the stored answer
-    output_tokens: int = 0  # hits: of the stored answer; 0 if unknown
+    output_tokens: int = 0  # hits: the stored answer's; 0 if unknown
     upstream_s: float = 0.0  # hits: duration of the original backend call
     beside: tuple[Usage, ...] = ()  # further calls for this answer that cost money, such as a rejected light answer
     forwarded: bool = True  # False: the gateway refused the request before it reached a backend
@@ -621,7 +621,7 @@ class RequestFacts(NamedTuple):
     temperature: float | None
     roles: tuple[str, ...]
     budget_s: float | None  # the budget that the client states
-    patient: bool  # a job: no budget
+    patient: bool  # a job, which has no budget
 
 
 @dataclass(frozen=True, slots=True)

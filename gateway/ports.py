@@ -162,7 +162,7 @@ class ResponseStore(Protocol):
 class Claim:
     """The answer to a request for a lease. At most one of the two fields is not 0. Both are 0 if an entry exists."""
 
-    token: int  # of the lease granted, 0: none; higher than the tokens of all leases granted before
+    token: int  # the granted lease's, 0: none; higher than the tokens of all leases granted before
     holder: int  # token of the lease that another gateway holds; 0: none
 
 
@@ -237,7 +237,7 @@ class ForeignEntry:
     """An entry that has a vector, but none of the embedder in use."""
 
     entry: Entry | None  # None: its record is unreadable
-    version: str  # of the record; changes when the entry is fetched again
+    version: str  # the record's; changes when the entry is fetched again
 
 
 class MigrationStore(Protocol):
@@ -637,7 +637,7 @@ class Judgement(Evaluated):
 
     entry: Entry
     question: str  # the client's question
-    vector: Vector  # of the question
+    vector: Vector  # the question's
 
 
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped

@@ -35,7 +35,7 @@ class Actor:
     name: str
     role: Role
     by: Literal["loopback", "token", "key", "oidc"]
-    tenant: str | None = None  # of the key, if a key authenticated it
+    tenant: str | None = None  # the key's, if a key authenticated it
 
 
 # Any client of a port on loopback that requires no authentication.
@@ -57,7 +57,7 @@ class Principal:
     """A client with the rights of its key. `generation` is that of the keys when the store was read
     (`gateway.steps.key_cache`)."""
 
-    id: str  # of the key; empty: a key of the configuration
+    id: str  # the key's; empty: a key of the configuration
     name: str
     tenant: str
     role: Role

@@ -118,14 +118,14 @@ class TraceRecorder:
         self.parent = parent
         self.sampled = sampled  # as reported to upstreams
         self.kind = kind
-        self.operation = ""  # of the call, if a dialect has parsed one
+        self.operation = ""  # the call's operation, if a dialect has parsed it
         self.model = ""
         self.marks: list[Mark] = []
         self.calls: tuple[UpstreamCall, ...] = ()
         self.links: tuple[tuple[str, str], ...] = ()  # (trace id, span id) of the requests whose answers it shared
         self.lost = 0  # records beyond `MAX_RECORDS`
         self.later: Callable[[TraceRecorder], None] | None = (
-            None  # set when the request is over: told of what comes then
+            None  # set when the request is over; called for later records
         )
 
     @property
@@ -184,35 +184,35 @@ class TraceRecorder:
 
 @dataclass(slots=True)
 class UpstreamCall:
-    """One call to one address. Times are monotonic seconds."""
+    """One call to one upstream address. Times are seconds on the monotonic clock."""
 
     backend: str
     provider: str  # the backend's `adapter`
     address: str
-    model: str  # as it is asked for there
+    model: str  # the model's name at that address
     call: Call | None
-    attempt: int  # 1: not asked before
-    purpose: str  # "": the client's answer; else what of the gateway's own it was for
+    attempt: int  # 1: the first attempt
+    purpose: str  # "": for the client's answer; else a word for the gateway's own purpose
     started: float
     span_id: str = field(default_factory=new_span_id)
-    first: float | None = None  # when its first byte came
+    first: float | None = None  # when its first byte arrived
     over: float | None = None
     status: int | None = None
-    error: str = ""  # why there is no whole answer
-    payload: list[bytes] = field(default_factory=list)  # what its usage is read from
-    tail: deque[bytes] | None = None  # its last events
+    error: str = ""  # why there is no complete answer
+    payload: list[bytes] = field(default_factory=list)  # the body or events from which the usage is read
+    tail: deque[bytes] | None = None  # the last events of its stream
     streamed: bool = False
-    usage: tuple[int, int] = (0, 0)  # input and output tokens, where the answer tells; see `settle`
+    usage: tuple[int, int] = (0, 0)  # input and output tokens, if the answer states them; see `settle`
 
     def answered(self, now: float, response: Response) -> None:
-        """The answer begins."""
+        """Record the start of the response."""
         self.first, self.status = now, response.status
         self.streamed = isinstance(response.body, EventStream)
         if isinstance(response.body, FullBody) and len(response.body.data) <= MAX_READ:
             self.payload.append(response.body.data)
 
     def settle(self) -> None:
-        """Reads the usage, and lets go of what it was read from."""
+        """Read the usage, and release the payload from which it was read."""
         if self.call is not None and self.payload:
             seen = self.call.dialect.inspect(self.call, (*self.payload, *(self.tail or ())), self.streamed)
             self.usage = (seen.input_tokens, seen.output_tokens)
@@ -220,7 +220,7 @@ class UpstreamCall:
         self.tail = None
 
     def saw(self, event: bytes) -> None:
-        """An event of its stream."""
+        """Record an event of the response stream."""
         if not self.payload:
             self.payload.append(event)
         else:

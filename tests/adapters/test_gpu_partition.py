@@ -244,7 +244,7 @@ def test_a_search_fetches_no_more_than_it_needs_and_gives_up_where_all_that_is_n
 
 def test_what_keeps_faiss_from_a_gpu_is_one_sentence() -> None:
     if not hasattr(faiss, "StandardGpuResources"):
-        with pytest.raises(StartupError, match=r"built for the CPU alone, expected faiss-gpu.*nearhit\[faiss-gpu\]"):
+        with pytest.raises(StartupError, match=r"supports only the CPU, expected faiss-gpu.*nearhit\[faiss-gpu\]"):
             CudaDevice("cuda")
     elif faiss.get_num_gpus() == 0:
         with pytest.raises(StartupError, match="finds no GPU, expected that GPU and its driver"):

@@ -28,7 +28,7 @@ class ShardMap:
     scopes: dict[int, str] = field(default_factory=dict)
     partitions: dict[str, Partition] = field(default_factory=dict)
     next_id: int = 1  # int64; never reused, so their order is that of age
-    partition_bytes: int = 0  # of all partitions
+    partition_bytes: int = 0  # sum over all partitions
     ages: array[int] = field(default_factory=lambda: array("q"))  # ids, oldest first, including removed ones
     head: int = 0  # all ids before this place in `ages` are removed
 

@@ -33,7 +33,7 @@ _PREFIX = b"transformer.embeddings.word_embeddings.weight_"
 
 _GRAPH, _INITIALIZER = 7, 5  # field numbers of ModelProto, GraphProto
 
-_FLOATS, _INTS, _NAME, _RAW = 4, 5, 8, 9  # of TensorProto
+_FLOATS, _INTS, _NAME, _RAW = 4, 5, 8, 9  # field numbers of TensorProto
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 

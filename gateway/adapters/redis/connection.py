@@ -74,10 +74,10 @@ class PipelinedConnection(asyncio.Protocol):
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=INCOMPLETE
         )
         self._pending: deque[_PendingReply] = deque()
-        self._bytes = 0  # of the waiting commands
+        self._bytes = 0  # total size of the waiting commands
         self._unsent: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_deadline = 0.0  # deadline of the timer
+        self._timer_deadline = 0.0  # the timer's deadline
         self._idle_since = 0.0  # time of the last data, or of a command sent when no reply was due
         self._ended = False
         self.closed = loop.create_future()  # done once the connection is closed

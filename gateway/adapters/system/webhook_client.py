@@ -10,7 +10,7 @@ from gateway.adapters.system.ssrf_safe_http import AddressRefused, SsrfSafeSessi
 from gateway.job_store import WebhookOutcome
 
 CONNECT_S, TOTAL_S = 5.0, 15.0  # the specification advises 15 to 30 seconds
-MAX_READ_BYTES = 4096  # of a response: only its status matters
+MAX_READ_BYTES = 4096  # maximum read of a response: only its status matters
 
 
 class WebhookClient:

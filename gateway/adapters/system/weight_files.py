@@ -30,7 +30,7 @@ class LoadedWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    name: str  # of `NAME.npz` and `NAME.json`
+    name: str  # NAME in `NAME.npz` and `NAME.json`
     what: str  # name of the weights in error messages
 
     @property

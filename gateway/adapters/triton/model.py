@@ -105,7 +105,7 @@ LENGTHS = (16, 32, 64, 128, 256)
 
 START_TIMEOUT_S = 10.0  # per call at the start: a cold model takes seconds for its first pass
 
-FAILURES, COOLDOWN_S, LONGEST_S = 3, 1.0, 30.0  # of the breaker
+FAILURES, COOLDOWN_S, LONGEST_S = 3, 1.0, 30.0  # the breaker's parameters
 
 VERIFY_INTERVAL_S = 60.0  # seconds for which the model counts as verified, without a failure in between
 
