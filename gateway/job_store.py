@@ -109,7 +109,7 @@ def decode_job(data: bytes) -> Job:
             raise ValueError(f"version {version!r}")
         return Job(identity, tenant, method, path, query, pairs, body, sealed, Priority(priority), webhook)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RecordUnreadable(f"no job of version {VERSION}: {type(error).__name__}") from None
+        raise RecordUnreadable(f"not a job of version {VERSION}: {type(error).__name__}") from None
 
 
 def encode_result(result: JobResult) -> bytes:
@@ -124,7 +124,7 @@ def decode_result(data: bytes) -> JobResult:
             raise ValueError(f"version {version!r}")
         return JobResult(status, tuple((str(name), str(value)) for name, value in headers), body)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RecordUnreadable(f"no result of version {VERSION}: {type(error).__name__}") from None
+        raise RecordUnreadable(f"not a result of version {VERSION}: {type(error).__name__}") from None
 
 
 def job_json(job_state: JobState, *, response: bool = True) -> dict[str, Any]:

@@ -91,7 +91,7 @@ async def test_other_weights_than_the_gateways_own_are_refused(served: FloatTrit
     about["served"][3][2] += 2 * TOLERANCE
     (tmp_path / "weights" / ABOUT_FILE).write_text(json.dumps(about))
     with pytest.raises(
-        StartupError, match=r"not the one that this gateway's weights belong to \(logits differ by up to"
+        StartupError, match=r"does not match this gateway's weights \(logits differ by up to"
     ):
         await asyncio.to_thread(cross_encoder, served.url, None, tmp_path / "weights")
     with pytest.raises(

@@ -37,7 +37,7 @@ class SentenceTransformersEncoder:
         self._model = SentenceTransformer(model, device=device)
         dimension = self._model.get_embedding_dimension()
         if dimension is None:
-            raise ValueError(f"the model {model} does not say how many dimensions its embeddings have")
+            raise ValueError(f"the model {model} does not state the dimension of its embeddings")
         self.dimension = int(dimension)
         self.fingerprint = f"{Path(model).name}/sentence-transformers/{_weights_digest(self._model)[:12]}"
 

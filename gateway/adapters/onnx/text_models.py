@@ -141,7 +141,7 @@ def parse_classifier_input(call: Call, backend: str) -> ClassifierInput:
     for field, values in NEUTRAL.items():
         if body.get(field) is not None and body[field] not in values:
             raise UnsupportedByBackend(
-                f"'{field}' is not supported by the model on this machine, leave it out", param=field
+                f"'{field}' is not supported by the model on this machine: leave it out", param=field
             )
     chat = "messages" in body
     return ClassifierInput(
@@ -161,7 +161,7 @@ def _as_openai(call: Call, backend: str) -> Mapping[str, Any]:
             raise UnsupportedByBackend(refused.message, param=refused.param) from None
         return body
     if not call.prompt:
-        raise UnsupportedByBackend(f"backend '{backend}' reads text, and the {call.dialect.name} call has none for it")
+        raise UnsupportedByBackend(f"backend '{backend}' reads text, but the {call.dialect.name} call contains none")
     return {"tools": call.body.get("tools"), "messages": [{"role": "user", "content": call.prompt}]}
 
 

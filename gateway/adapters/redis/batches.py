@@ -203,5 +203,5 @@ def _decode_record(data: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgpack.unpackb(data, unicode_errors=ODD)
     except (ValueError, msgpack.UnpackException):
-        raise StoreUnavailable("a record of files and batches is unreadable") from None
+        raise StoreUnavailable("a file or batch record is unreadable") from None
     return found

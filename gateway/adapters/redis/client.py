@@ -47,8 +47,8 @@ CONNECT_S = 1.0
 def connect(url: str, connect_timeout_s: float = CONNECT_S, access: StoreAccess = DEFAULT_ACCESS) -> Any:
     """Return a client. `url` is `store.url` or `unix://`. `connect_timeout_s` covers a connection with its handshakes.
 
-    At its limit, the pool fails instead of waiting. The return type is `Any`, because redis-py's annotations mix
-    synchronous and asynchronous results.
+    The pool is not bounded, because at its bound redis-py fails instead of waiting. The return type is `Any`, because
+    redis-py's annotations mix synchronous and asynchronous results.
     """
     options: dict[str, Any] = {
         # Callers limit the time of every operation. A timeout here would use `asyncio.wait_for`. On Python 3.11 that
@@ -124,8 +124,8 @@ class SentinelConnection(redis.Redis):
 
 
 class Sentinels(Sentinel):
-    """`Sentinels` tries the sentinel that answered last first. A sentinel that did not answer goes last, because those
-    of an isolated machine do not answer."""
+    """`Sentinels` moves a sentinel that answers to the front of its list, and one that times out to the end. Sentinels
+    on an unreachable machine do not answer."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]], options: dict[str, Any], access: StoreAccess) -> None:
         super().__init__([])  # type: ignore[no-untyped-call]

@@ -70,7 +70,7 @@ class TritonCrossEncoder:
     def _check(self, found: Matrix, expected: Matrix) -> None:
         if not (off := _max_deviation(found, expected)) <= TOLERANCE:
             raise StartupError(
-                f"{self._model.description} is not the one that this gateway's weights belong to (logits differ by "
+                f"{self._model.description} does not match this gateway's weights (logits differ by "
                 f"up to {off:.2f}, expected at most {TOLERANCE}): deploy the model that `nearhit model triton` writes"
             )
 
