@@ -90,9 +90,7 @@ async def test_other_weights_than_the_gateways_own_are_refused(served: FloatTrit
     about = json.loads((WEIGHTS / ABOUT_FILE).read_text())
     about["served"][3][2] += 2 * TOLERANCE
     (tmp_path / "weights" / ABOUT_FILE).write_text(json.dumps(about))
-    with pytest.raises(
-        StartupError, match=r"does not match this gateway's weights \(logits differ by up to"
-    ):
+    with pytest.raises(StartupError, match=r"does not match this gateway's weights \(logits differ by up to"):
         await asyncio.to_thread(cross_encoder, served.url, None, tmp_path / "weights")
     with pytest.raises(
         StartupError, match=r"has inputs .* expected INT64 input_ids, attention_mask and token_type_ids"
