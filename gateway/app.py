@@ -1,4 +1,4 @@
-"""The composition root: builds the parts, starts and stops everything in order."""
+"""The composition root. It builds the parts, and starts and stops everything in order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LOG = logging.getLogger("nearhit")
 
 
 class Gateway:
-    """A gateway that runs; made by `running`."""
+    """A gateway that runs. `running` creates it."""
 
     def __init__(
         self,
@@ -71,7 +71,8 @@ class Gateway:
         self.cutover = bootstrap.cutover_of(config, stores, parts, self.migration, self._on_cutover)
         self._deployment = Deployment.of(config)
         self._table = self._build(policy)
-        self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")  # every request asks: no frame
+        # called for every request; a partial needs no Python frame
+        self._current: Callable[[], RouteTable] = partial(getattr, self, "_table")
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.dashboard = Dashboard(parts, stores, observer, lambda: self.policy)
         self._observer = self.dashboard.observer
@@ -123,11 +124,11 @@ class Gateway:
         return self._table.policy
 
     def apply(self, policy: Policy) -> None:
-        """Puts `policy` in force: all is built first, then one reference is swapped."""
+        """Put `policy` in force: build everything first, then swap one reference."""
         self._table = self._build(policy)
 
     def policy_reloaded(self, policy: Policy | None, faults: Sequence[ConfigError]) -> None:
-        """What to do after an attempt to reload: None means that it failed and the last good one stays."""
+        """Act on the outcome of a reload. `policy` None: the reload failed and the last good policy stays."""
         if policy is not None:
             self.apply(policy)
             self.parts.fleet.policy(policy.hash)
@@ -143,12 +144,13 @@ class Gateway:
         self.parts.recorder.apply(policy)
         set_policy_gauges(self.parts.telemetry, policy)
         for route in policy.routes:
-            control = self.parts.space.controls.of(route.name)  # shown from the start, with all that is not known yet
+            # created here so that the route is shown from the start, before it has learnt anything
+            control = self.parts.space.controls.of(route.name)
             control.learning = route.semantic is not None and route.semantic.learns
         return table
 
     def _pipeline(self) -> Handler:
-        """Of requests that clients send, up to the steps of their route."""
+        """Return the pipeline for client requests, up to the steps of their route."""
         endpoints = [self.parts.feedback, *self.jobs.endpoints]
         access = self.access
         return shared_pipeline(
@@ -164,30 +166,31 @@ class Gateway:
         )
 
     def _job_pipeline(self) -> Handler:
-        """Of jobs when they are run: who asks was found out when they were accepted, and how many run at once is for
-        the workers to say."""
+        """Return the pipeline for jobs. It has no limit on concurrency, because the job workers bound that.
+        The client was identified when the job was accepted."""
         access = self.access
         steps = SharedSteps(self.parts, self._current, self._observer, access.key_cache, access.authenticate_job)
         return shared_pipeline(steps, for_jobs=True)
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
-        """Ready as soon as it serves: every cache is an optimisation, and a backend's fault is the backend's to say."""
+        """Report the gateway ready as soon as it serves. A failed cache or backend does not make it unready: caches are
+        an optimisation, and backends report their own state."""
         store = BreakerState(self.stores.redis.breaker).name.lower()
         return True, {"store_breaker": store, "index_ready": self.recovery.ready, "policy": self.policy.hash}
 
     async def recover(self) -> None:
-        """First what the store holds for this embedding model, then what it holds of another."""
+        """Load the entries of the current embedding model from the store, then migrate those of another model."""
         await self.recovery.run()
         await self.cutover.run()
 
     def _on_cutover(self) -> None:
-        """Another embedding model serves: requests that come from now on get its space."""
+        """Switch to the space of the new embedding model. Requests that arrive from now on use it."""
         self.parts = replace(self.parts, space=self.parts.spaces.serving)
         self.recovery = self.cutover.recovery
         self.apply(self.policy)
 
     def describe(self) -> dict[str, Any]:
-        """What the dashboard says beside the figures."""
+        """Return what the dashboard shows besides the metrics."""
         return {
             "listen": "{}://{}:{}".format(self.config.server.scheme, *self.data_address),
             "policy": {
@@ -221,23 +224,27 @@ async def running(
     policies: Path | None = None,
     worker_environment: WorkerEnvironment | None = None,
 ) -> AsyncIterator[Gateway]:
-    """A gateway that listens on both ports. Whatever was started is stopped again, in reverse order, also when a later
-    step fails. `draw` chooses the hits that are audited, by numbers in [0, 1). `policies`: the folder that `policy` was
-    read from; None: there are no files of it. `worker_environment`: it is one of several workers.
+    """Yield a gateway that listens on all its ports.
 
-    Raises `StartupError`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, one sentence each."""
+    On exit, everything that was started stops in reverse order, even if a later step of the start fails. `draw` returns
+    numbers in [0, 1) that choose the hits to audit. `policies` is the folder that `policy` was read from; None: the
+    policy has no files. `worker_environment` is set if the process is one of several workers.
+
+    Raise `StartupError`, `ChildFailed`, `ModelMissing` or `ModelCorrupt`, each with a one-sentence message.
+    """
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         if access_log is not None:
             stack.callback(access_log.flush)
-        if worker_environment is None:  # a worker's supervisor has it
+        if worker_environment is None:  # the supervisor of a worker holds the lock
             lock = DataDirLock(config.data_dir)
             stack.callback(lock.release)
         encoder, embedder = await asyncio.to_thread(build_embedder, config.embedder, config.data_dir)
         stack.callback(embedder.close)
         stores = await open_stores(config, environ, encoder.fingerprint, clock)
         stack.push_async_callback(stores.close)
-        # No name for the parts: this frame lives as long as the gateway, and would keep a former space in memory.
+        # Do not bind the parts to a name: this frame lives as long as the gateway, and would keep a former space in
+        # memory.
         gateway = Gateway(
             config,
             await build_parts(stack, config, environ, clock, draw, stores, embedder),
@@ -251,7 +258,7 @@ async def running(
         gateway.policy_reloaded(policy, ())
         await gateway.policies.begin()
         sync_policy(stack, gateway.policies, gateway.parts.fleet, stores.policies)
-        await gateway.removal.refresh()  # before anything of the store is served
+        await gateway.removal.refresh()  # before any stored entry is served
         await gateway.access.begin(stack)
         _start_background(gateway, stack, worker_environment)
         await _open_ports(gateway, stack, worker_environment)
@@ -259,7 +266,7 @@ async def running(
 
 
 def _start_background(gateway: Gateway, stack: AsyncExitStack, worker_environment: WorkerEnvironment | None) -> None:
-    """What runs beside requests."""
+    """Start the background tasks."""
     work = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
     work += [part.run() for part in (gateway.parts.cluster_leases, gateway.replication) if part is not None]
     gateway.figures.begin(stack, worker_environment)
@@ -269,12 +276,13 @@ def _start_background(gateway: Gateway, stack: AsyncExitStack, worker_environmen
 
 
 async def _open_ports(gateway: Gateway, stack: AsyncExitStack, worker_environment: WorkerEnvironment | None) -> None:
-    """The one that operators look at first, those of clients once all is there. Raises `StartupError`."""
+    """Open the admin port first, because operators look there first. Open the client ports once everything is ready.
+    Raise `StartupError`."""
     server, grpc_port = gateway.config.server, gateway.grpc_port
     if worker_environment is None or worker_environment.admin is not None:
         gateway.admin_address = await listening(gateway.admin_port.start(), "server.admin", server.admin)
         stack.push_async_callback(gateway.admin_port.stop)
-    stack.callback(gateway.dashboard.decisions.close)  # or the port would wait for those who watch
+    stack.callback(gateway.dashboard.decisions.close)  # otherwise the port would wait for clients of the live view
     gateway.parts.loop_monitor.begin(stack)
     gateway.data_address = await listening(gateway.data_port.start(), "server.listen", server.listen)
     stack.push_async_callback(gateway.data_port.stop)

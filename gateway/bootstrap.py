@@ -1,5 +1,4 @@
-"""Builders of the composition root: access, observer, operations on stored answers, dashboard, jobs. `app` calls
-them."""
+"""Builders that the composition root (`app`) calls: access, observer, cache operations, dashboard, jobs."""
 
 from __future__ import annotations
 
@@ -79,7 +78,8 @@ if TYPE_CHECKING:
 
 
 class Access:
-    """Raises `StartupError` where a named secret is not in the environment."""
+    """`Access` builds authentication for both ports. It raises `StartupError` if a configured secret is missing from
+    the environment."""
 
     def __init__(
         self, config: Config, environ: Mapping[str, str], stores: Stores, clock: Clock, telemetry: Telemetry
@@ -105,17 +105,17 @@ class Access:
         self._telemetry = telemetry
 
     def authenticate(self, inner: Handler) -> Handler:
-        """The step for requests that clients send."""
+        """Return the authentication step for client requests."""
         if not self._asked_for:
             return PassthroughAuth(inner).__call__
         return ApiKeyAuth(inner, self.key_cache, self._failures, self._telemetry).__call__
 
     def authenticate_job(self, inner: Handler) -> Handler:
-        """The step for requests that are run for clients."""
+        """Return the authentication step for requests that run on behalf of clients."""
         return JobAuth(inner, self.key_cache).__call__
 
     async def begin(self, stack: AsyncExitStack) -> None:
-        """Follows the keys of the store, until `stack` ends it."""
+        """Follow the keys in the store until `stack` closes."""
         await self.key_cache.refresh()
         stack.push_async_callback(self.key_cache.close)
         run_in(stack, self.key_cache.run())
@@ -128,7 +128,7 @@ def _configured(auth: AuthConfig) -> dict[str, Principal]:
 
 
 def _token_check(oidc: OidcConfig, clock: Clock) -> Check:
-    """Raises `StartupError`."""
+    """Build the check of OIDC tokens. Raise `StartupError`."""
     check: Check = import_module("gateway.admin.oidc").token_check(oidc, clock)
     return check
 
@@ -145,7 +145,7 @@ def _key_check(key_cache: KeyCache) -> Check:
     return check
 
 
-# Builds what is told of requests: the observer, and the exporter of traces where one is configured.
+# The observer, and the exporter of traces if one is configured.
 HEADERS = "telemetry.traces.headers_env"
 
 _NAME, _VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[ -~]*")
@@ -159,7 +159,7 @@ def observer_of(
     parts: Parts,
     decisions: LiveEvents,
 ) -> Observer:
-    """`stack` ends what it starts. Raises `StartupError`."""
+    """Build the observer. `stack` stops what it starts. Raise `StartupError`."""
     tracing = _tracing(stack, config, environ, parts.clock, parts.telemetry)
     shares = LogShares(config.telemetry.access_log.sample)
     used, recorder = parts.evictions.used, parts.recorder
@@ -169,11 +169,11 @@ def observer_of(
 def _tracing(
     stack: AsyncExitStack, config: Config, environ: Mapping[str, str], clock: Clock, telemetry: Telemetry
 ) -> Tracing | None:
-    """None where no receiver is configured."""
+    """Return None if no receiver is configured."""
     traces = config.telemetry.traces
     if traces.endpoint is None:
         return None
-    exporting = importlib.import_module("gateway.adapters.system.otlp_exporter")  # 0.2 s that nobody else needs
+    exporting = importlib.import_module("gateway.adapters.system.otlp_exporter")  # imported on demand: it takes 0.2 s
     receiver = exporting.SpanReceiver(traces.endpoint, _headers(environ, traces.headers_env), traces.timeout)
     resource = {
         "service.name": traces.service_name,
@@ -192,33 +192,34 @@ def _tracing(
 
 
 def _headers(environ: Mapping[str, str], variable: str | None) -> dict[str, str]:
-    """`name=value,name=value`, values percent-encoded, as OTEL_EXPORTER_OTLP_HEADERS has them. No sentence repeats
-    them."""
+    """Parse `name=value,name=value` with percent-encoded values, the format of OTEL_EXPORTER_OTLP_HEADERS.
+
+    No error message repeats the headers, because they may contain credentials.
+    """
     text = read_secret(environ, variable, HEADERS) or ""
     headers = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = part.partition("=")
         name, value = name.strip(), unquote(value.strip())
         if not equals or _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
-            raise StartupError(f"{HEADERS}: the variable {variable} is to hold name=value,name=value")
+            raise StartupError(f"{HEADERS}: the variable {variable} must hold name=value,name=value")
         headers[name] = value
     return headers
 
 
-# Builds what fills the indexes from the store, and what operators act on stored answers with. Used by `app` alone.
-
-# Builds what the dashboard is made of beside its figures: files, history, live view. Used by `app` alone.
+# The dashboard without its metrics: files, history, live view.
 SAMPLE_EVERY_S = 5.0
 
 Observed = Callable[[Parts, LiveEvents], Observer]
 
 
 class Dashboard:
-    """`observer` sees every request, for the metrics, the logs, the traces and those who watch."""
+    """`Dashboard` builds the dashboard. Its `observer` sees every request, for metrics, logs, traces and the live
+    view."""
 
     def __init__(self, parts: Parts, stores: Stores, make_observer: Observed, policy: Callable[[], Policy]) -> None:
-        """`policy` returns the one in force."""
-        spaces = parts.spaces  # the parts themselves would keep a former space in memory
+        """`policy` returns the policy in force."""
+        spaces = parts.spaces  # holding all the parts would keep a former space in memory
         self._entries = EntriesHandler(lambda: spaces.serving.store, parts.evictions, policy, parts.clock)
         self.decisions = LiveEvents()
         self.history_recorder = HistoryRecorder(parts.telemetry, RedisTimeline(stores.redis), parts.clock)
@@ -229,7 +230,7 @@ class Dashboard:
         return [route for handler in handlers for route in handler.routes()]
 
     def begin(self, stack: AsyncExitStack, sample: Callable[[], Awaitable[None]]) -> None:
-        """Until `stack` ends it. `sample` brings the gauges up to date."""
+        """Record the history until `stack` closes. `sample` updates the gauges."""
         stack.push_async_callback(self.history_recorder.close)
         run_in(stack, self.history_recorder.run())
         run_in(stack, self._record(sample))
@@ -242,7 +243,7 @@ class Dashboard:
 
 
 def purge_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], Policy]) -> Purge:
-    """`policy` returns the one in force."""
+    """Build the purge. `policy` returns the policy in force."""
     slowest_s = max(backend.timeouts.total for backend in config.backends.values())
 
     def horizon_s() -> float:
@@ -262,7 +263,7 @@ def purge_of(config: Config, parts: Parts, stores: Stores, policy: Callable[[], 
 def cache_admin_of(
     config: Config, parts: Parts, removal: Purge, access: Access, policy: Callable[[], Policy]
 ) -> CacheAdmin:
-    """`policy` returns the one in force."""
+    """Build the admin routes of the cache. `policy` returns the policy in force."""
     portability = ExportImport(
         front=parts.store,
         removal=removal,
@@ -277,7 +278,7 @@ def cache_admin_of(
 
 
 def replication_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | None:
-    """None: no other gateway is on this store."""
+    """Build the replication. Return None if no other gateway uses this store."""
     if stores.changes is None or stores.journal is None:
         return None
     known = parts.memory.counterexamples
@@ -310,8 +311,8 @@ def recovery_of(
     removal: Purge | None = None,
     replication: Replication | None = None,
 ) -> Recovery:
-    """`removal` and `replication` with the space that serves: what is learnt and removed has to be known before
-    anything is looked up."""
+    """Build the recovery of one space. Pass `removal` and `replication` only for the serving space: counterexamples and
+    removals must be known before any lookup."""
     return Recovery(
         space.store,
         stores.redis,
@@ -326,7 +327,7 @@ def recovery_of(
 
 
 def migration_of(stores: Stores, parts: Parts) -> EmbeddingMigration:
-    """To the model in use."""
+    """Build the migration of stored entries to the embedding model in use."""
     foreign = RedisMigration(stores.redis, embedder=parts.spaces.target.embedder.fingerprint)
     return EmbeddingMigration(foreign, parts.spaces, parts.telemetry, parts.clock)
 
@@ -334,22 +335,22 @@ def migration_of(stores: Stores, parts: Parts) -> EmbeddingMigration:
 def cutover_of(
     config: Config, stores: Stores, parts: Parts, migration: EmbeddingMigration, on_cutover: Callable[[], None]
 ) -> EmbedderCutover:
-    """`on_cutover`: builds what requests pass on the space that then serves."""
+    """Build the cutover. `on_cutover` rebuilds the request pipeline for the space that then serves."""
     recovery = recovery_of(stores, parts.spaces.target, parts)
     return EmbedderCutover(
         parts.spaces, migration, recovery, on_cutover, parts.former, lambda: remove_former_checkpoint(config)
     )
 
 
-# Builds what asynchronous inference is made of. Used by `app` alone.
+# Jobs (asynchronous inference).
 LOG = logging.getLogger("nearhit.jobs")
 
-KEY_LENGTH = 32  # of `jobs.key_env`, in characters
+KEY_LENGTH = 32  # minimum length of the secret in `jobs.key_env`, in characters
 
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """`work`: what runs as long as the gateway does."""
+    """The parts of asynchronous inference. `work` runs as long as the gateway."""
 
     endpoints: Sequence[Endpoint] = ()
     work: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
@@ -364,7 +365,7 @@ def build_jobs(
     clock: Clock,
     telemetry: Telemetry,
 ) -> JobParts:
-    """`handler`: the pipeline of a job that is run. Raises `StartupError`."""
+    """Build the job parts. `handler` is the pipeline that runs a job. Raise `StartupError`."""
     jobs, store = config.jobs, stores.jobs
     if not jobs.enabled:
         return JobParts()
@@ -405,8 +406,11 @@ def build_jobs(
 
 
 def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
-    """Warns of a short secret: the key is derived from it without slowness, and could be guessed. It is taken all
-    the same, as jobs may wait that are sealed with it. Raises `StartupError` where its variable is empty."""
+    """Build the sealer of credentials. Raise `StartupError` if the variable is empty.
+
+    A short secret causes a warning: the key derivation is fast, so the secret could be guessed. The secret is still
+    accepted, because queued jobs may be sealed with it.
+    """
     key = read_secret(environ, jobs.key_env, "jobs.key_env")
     if key is None:
         return None
@@ -437,7 +441,7 @@ def _batch_driver(
 def _webhook_delivery(
     config: Config, environ: Mapping[str, str], store: RedisJobs, clock: Clock, telemetry: Telemetry
 ) -> WebhookDelivery | None:
-    """None: no secret to sign with, so no webhooks. Raises `StartupError`."""
+    """Build the delivery of webhooks. Return None if there is no secret to sign them with. Raise `StartupError`."""
     jobs = config.jobs
     text = read_secret(environ, jobs.webhook_secret_env, "jobs.webhook_secret_env")
     if text is None:
@@ -451,7 +455,7 @@ def _webhook_delivery(
 
 
 def _credentials_needed(config: Config) -> bool:
-    """Whether a backend is asked with what its client has shown."""
+    """Return whether any backend is called with the client's own credentials."""
     if config.auth.mode != "passthrough":
         return False
     http = (backend for backend in config.backends.values() if isinstance(backend, OpenAIBackendConfig))

@@ -1,4 +1,4 @@
-"""A cache that is bounded in items and in bytes. Least recently used items make room."""
+"""A cache that is bounded in items and in bytes. It evicts the least recently used items."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ def _weightless(_: object) -> int:
 
 
 class BoundedCache(Generic[K, V]):
-    """At most `max_items` items that weigh `max_weight` together; `weigh` gives the weight of a value, say its bytes.
-    `evicted` is called with each item that made room. To be used from one thread."""
+    """`BoundedCache` holds at most `max_items` items, with a total weight of at most `max_weight`.
+
+    `weigh` returns the weight of a value, for example its bytes. `evicted` is called with each evicted item. Use it
+    from one thread only.
+    """
 
     __slots__ = ("_evicted", "_items", "_max_items", "_max_weight", "_weigh", "weight")
 
@@ -42,15 +45,15 @@ class BoundedCache(Generic[K, V]):
         return key in self._items
 
     def __iter__(self) -> Iterator[K]:
-        """From the least recently used one on."""
+        """Iterate over the keys, least recently used first."""
         return iter(self._items)
 
     def values(self) -> ValuesView[V]:
-        """In the same order; none counts as used."""
+        """Return the values in the same order. This does not count as a use."""
         return self._items.values()
 
     def get(self, key: K) -> V | None:
-        """The value, which counts as used."""
+        """Return the value, or None, and mark it as used."""
         try:
             self._items.move_to_end(key)
         except KeyError:
@@ -58,11 +61,11 @@ class BoundedCache(Generic[K, V]):
         return self._items[key]
 
     def peek(self, key: K) -> V | None:
-        """The value, which does not count as used."""
+        """Return the value, or None, without marking it as used."""
         return self._items.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """A value that outweighs the whole cache is not kept."""
+        """Store the value, unless it alone exceeds the maximum weight."""
         self.pop(key)
         weight = self._weigh(value)
         if weight > self._max_weight:

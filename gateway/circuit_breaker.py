@@ -1,4 +1,4 @@
-"""A circuit breaker: pure, the clock's reading comes in."""
+"""A circuit breaker. Pure: the caller passes the clock's reading."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class BreakerState(IntEnum):
-    """The value is that of the metric `nearhit_breaker_state`."""
+    """The state of a circuit breaker, with the value of the metric `nearhit_breaker_state`."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -14,12 +14,15 @@ class BreakerState(IntEnum):
 
 
 class CircuitBreaker:
-    """Closed until `threshold` failures in a row, or until it is ejected; then open for `cooldown_s`; then one probe at
-    a time decides.
+    """`CircuitBreaker` stops calls to a target that fails.
 
-    With `longest_s` each opening that follows upon the last one's end by less than that is twice as long, up to it:
-    what comes back and fails again at once is let in more rarely. A probe that fails costs one call, so the next one
-    comes after no longer a time."""
+    It is closed until `threshold` failures in a row, or until `eject`. It is then open for `cooldown_s`. After that it
+    is half-open: one probe at a time decides.
+
+    With `longest_s`, an opening that follows the end of the previous one by less than `longest_s` lasts twice as long,
+    up to `longest_s`. So a target that recovers and fails again at once is tried less often. A failed probe does not
+    lengthen the time until the next probe, because it costs only one call.
+    """
 
     __slots__ = (
         "_cooldown_s",
@@ -48,7 +51,7 @@ class CircuitBreaker:
         return BreakerState.HALF_OPEN if now >= self._probe_at else BreakerState.OPEN
 
     def ready(self, now: float) -> bool:
-        """Whether `allow` would say yes."""
+        """Return whether `allow` would return True."""
         if self.failures < self._threshold:
             return True
         state = self.state(now)
@@ -57,8 +60,11 @@ class CircuitBreaker:
         return state is BreakerState.CLOSED
 
     def allow(self, now: float) -> bool:
-        """Whether a call may be made now. In the half-open state only one caller is let through, and another one if
-        nothing has been heard of it for a whole cooldown (it may have been cancelled)."""
+        """Return whether a call may be made now.
+
+        In the half-open state one caller is let through. Another one follows if the first reports nothing for a whole
+        cooldown, because it may have been cancelled.
+        """
         if self.failures < self._threshold:
             return True
         if not self.ready(now):
@@ -68,14 +74,15 @@ class CircuitBreaker:
         return True
 
     def succeeded(self, sent_at: float | None = None) -> None:
-        """`sent_at`: when the call was sent, where that is known. What was sent before the opening proves nothing."""
+        """Record a success. `sent_at`: when the call was sent, or None. A call that was sent before the breaker opened
+        does not close it."""
         if sent_at is not None and self.failures >= self._threshold and sent_at < self._opened_at:
             return
         self.failures = 0
         self._probing_since = None
 
     def failed(self, now: float, sent_at: float | None = None) -> None:
-        """`sent_at` as above: what was on its way at the opening, and fails too, is no news."""
+        """Record a failure. A call that was sent before the breaker opened (`sent_at`) does not count."""
         if self.failures >= self._threshold:
             if sent_at is not None and sent_at < self._opened_at:
                 return
@@ -88,12 +95,12 @@ class CircuitBreaker:
         self._probe_at = now + self._open_s
 
     def hint(self) -> None:
-        """Another gateway's has opened: where this one meets a failure, too, it need not meet all of them."""
+        """Note that another gateway's breaker has opened: the next failure here opens this one."""
         if self.failures < self._threshold:
             self.failures = self._threshold - 1
 
     def eject(self, now: float) -> None:
-        """Opens it whatever the failures in a row."""
+        """Open the breaker regardless of the failures in a row."""
         if self.failures < self._threshold:
             self.failures = self._threshold
             self._open(now)

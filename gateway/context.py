@@ -1,4 +1,4 @@
-"""The request context: what is known of one request on its way through the pipeline, and who handles it."""
+"""The request context: what the pipeline knows of one request. Also the types that handle it."""
 
 from __future__ import annotations
 
@@ -33,66 +33,70 @@ from gateway.tracing import TraceRecorder, UpstreamCall
 
 
 class HeadMemo:
-    """Results that steps derive from method, path, query and those headers that do not trace a request. Clients send
-    the same head over and over: requests with the same head share this object, and each step derives its part once.
-    None: not derived yet."""
+    """`HeadMemo` keeps results that steps derive from a request head: method, path, query, and headers other than trace
+    headers.
+
+    Clients send the same head over and over. Requests with the same head share this object, so each step derives its
+    result once. None: not derived yet.
+    """
 
     __slots__ = ("has_budget", "is_control_request", "tenant", "upstream")
 
     def __init__(self) -> None:
-        self.tenant: str | None = None  # whose credentials these are, where a backend judges them
-        self.is_control_request: bool | None = None  # whether an endpoint of the gateway's own answers it
+        self.tenant: str | None = None  # whose credentials these are, if a backend checks them
+        self.is_control_request: bool | None = None  # whether the gateway itself answers it
         self.has_budget: bool | None = None  # whether it states a latency budget or a priority
-        self.upstream: dict[Any, Any] = {}  # by backend: its form there
+        self.upstream: dict[Any, Any] = {}  # by backend: the form of the head there
 
 
-# One request on its way through the pipeline.
 TraceHeaders = Sequence[tuple[str, str]]
 
-MAX_LINKS = 8  # spans of other requests that a span names
+MAX_LINKS = 8  # maximum number of links from a span to spans of other requests
 
 
 OnWritten = Callable[["RequestContext", Response, Any, bytes, bytes], None]
-"""Takes the request, its response, the `HeaderTemplate` of its own headers, the head as a format, and the body."""
+"""Arguments: the request, its response, the `HeaderTemplate` of the gateway's own headers, the head as a format, the
+body."""
 
 
 class InputBatch(Protocol):
-    """Collects the inputs of one request that no cache has: `gateway.upstream.input_batch`."""
+    """`InputBatch` collects the inputs of one request that are in no cache: see `gateway.upstream.input_batch`."""
 
     async def join(self, request: RequestContext, forward: Handler) -> Response:
-        """The response for this input. Raises what the call to the backend raised."""
+        """Return the response for this input. Raise the error of the backend call."""
 
     def mark_resolved(self, fingerprint: str) -> None:
-        """This input has come, or has been answered otherwise."""
+        """Note that this input has joined, or was answered in another way."""
 
 
 class Inspected(NamedTuple):
-    """A fresh answer, before the policy's rules decide whether it is stored."""
+    """A fresh answer, before the policy decides whether to store it."""
 
     inspection: Inspection
     dollars: float
     size: int  # bytes
-    seconds: float  # from before the backend was called to the answer's end
+    seconds: float  # from before the backend call to the end of the answer
 
 
 class RequestContext:
-    """A request from its first byte to its last: one object, which the steps of the pipeline fill.
+    """`RequestContext` is a request from its first byte to its last: one object that the pipeline steps fill.
 
-    The HTTP server creates it with the group `http`; each step adds what it finds out and what it decides. Times are
-    seconds on the monotonic clock."""
+    The HTTP server creates it with the group `http`. Each step adds its results and decisions. Times are seconds on the
+    monotonic clock.
+    """
 
     __slots__ = (  # noqa: RUF023 - in groups
-        # http: what came, from where, and what it has cost so far
+        # http: the request as received, its origin, and its cost so far
         "id", "method", "path", "query", "headers", "body_source", "body", "received", "client_address",
         "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
         "on_written",
-        # call: what is asked for, by whom, and under which rules
+        # call: what the client asks for, its identity, and the rules in force
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts",
-        # cache: what may answer it, and what was found
+        # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "scope", "fingerprint", "bypass", "embedding", "note", "served", "judged",
         "considered", "stored", "inspected", "stale_available", "gathering", "lease",
-        # budget: when its answer is due, and what may be spent on it
+        # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_deadline", "priority", "complexity", "wish", "outlook",
         "light_only", "metered", "overloaded",
     )  # fmt: skip
@@ -120,93 +124,96 @@ class RequestContext:
         self.query = query  # as sent, without "?"
         self.headers = headers  # case-insensitive multi-mapping
         self.body_source = body_source
-        self.body = b""  # read where a dialect claims the path; any other body streams from `body_source`
+        self.body = b""  # read if a dialect claims the path; any other body streams from `body_source`
         self.received = clock.monotonic()
-        self.client_address = client_address  # empty: it did not come from a client
+        self.client_address = client_address  # empty: not from a client
         self.head = head or HeadMemo()
-        # A digest of its head without the headers that trace it, where it may be answered as another one with the same
-        # head and body. Empty: it may not.
+        # A digest of the head without trace headers, if a request with the same head and body may get the same
+        # response. Empty: it may not.
         self.head_digest = head_digest
-        self.trace_headers = trace_headers  # those of `credentials.TRACING`; None: not picked out of `headers` yet
-        self.background = background  # a job: it yields to all others and has no latency budget
+        # the headers named in `credentials.TRACING`; None: not extracted from `headers` yet
+        self.trace_headers = trace_headers
+        self.background = background  # a job: it yields to all other requests and has no latency budget
         self.clock = clock
         self.timings: dict[str, float] = {}  # seconds by step, in the order in which the steps ended
-        self.traced: TraceRecorder | None = None  # where traces are exported
-        self.purpose = ""  # of work that is not part of a client's request: a word for it
-        self.upstream_call: UpstreamCall | None = None  # the last one, where the request is traced
-        # The HTTP server calls it with what it wrote: the gateway's own headers, head and body as a format, the body.
+        self.traced: TraceRecorder | None = None  # set if traces are exported
+        self.purpose = ""  # a word for work that is not part of a client's request
+        self.upstream_call: UpstreamCall | None = None  # the last call, if the request is traced
+        # The HTTP server calls it after writing: see `OnWritten`.
         self.on_written: OnWritten | None = None
 
         self.dialect: Dialect | None = None
-        self.call: Call | None = None  # None: no dialect knows the path
+        self.call: Call | None = None  # None: no dialect claims the path
         self.tenant = tenant
-        self.permit: Principal | None = None  # of the API key, where the gateway asks for one
-        self.table: Any = None  # `RouteTable`: the policy that it met
+        self.permit: Principal | None = None  # the rights of the API key, if the gateway requires one
+        self.table: Any = None  # `RouteTable`: the policy in force when the request arrived
         self.route = ""
         self.expose_headers = True
-        self.expose_timings = True  # no: its answers may be shared with anybody, and the time would tell who asked what
-        self.internal = False  # a call of the gateway's own: no client asked for it
-        self.facts: TrafficFacts | None = None  # for the traffic log, on routes that record
+        # False: answers may be shared with anybody, and their timing would reveal earlier questions
+        self.expose_timings = True
+        self.internal = False  # a call that the gateway makes for itself
+        self.facts: TrafficFacts | None = None  # for the traffic log, on routes that record traffic
 
         self.directives: CacheDirectives = NO_DIRECTIVES
-        self.owner = ""  # who may share its answers, by the policy: see `cache.keys.owner_of`
-        self.scope = ""  # hex SHA-256: who and what may share
+        self.owner = ""  # the party that may share its answers under the policy: see `cache.keys.owner_of`
+        self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
-        self.bypass: Bypass | None = None  # why no stored answer is looked for
-        self.embedding: Embedding | None = None  # of the question
-        self.note: str | None = None  # why no semantic lookup was made, or why the nearest neighbour was refused
-        self.served: tuple[Entry, Lifetime] | None = None  # of an exact hit: the entry, and its lifetime by the policy
-        self.judged: Judgement | None = None  # the best neighbour with its score, where there was one
-        self.considered: Sequence[Judgement] = ()  # every neighbour with a score
-        self.stored: Entry | None = None  # the entry that was made of a fresh answer
-        self.inspected: Inspected | None = None  # what the dialect read from a fresh answer
-        self.stale_available = False  # a stored answer past its time may be served where no backend answers
-        self.gathering: InputBatch | None = None  # of one input of several: collects those that no cache has
-        self.lease = 0  # the token under which the backend is called for all gateways on the store; 0: none
+        self.bypass: Bypass | None = None  # why no lookup is made
+        self.embedding: Embedding | None = None  # the question's
+        self.note: str | None = None  # why there was no semantic lookup, or why the nearest neighbour was refused
+        self.served: tuple[Entry, Lifetime] | None = None  # exact hit: the entry, and its lifetime under the policy
+        self.judged: Judgement | None = None  # the best neighbour with its score, if there is one
+        self.considered: Sequence[Judgement] = ()  # all neighbours with their scores
+        self.stored: Entry | None = None  # the entry made from a fresh answer
+        self.inspected: Inspected | None = None  # the dialect's reading of a fresh answer
+        self.stale_available = False  # a stale entry may be served if no backend answers
+        self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
+        self.lease = 0  # the fencing token of the lease on the backend call; 0: no lease
 
         self.deadline: float | None = None  # when the whole answer is due
-        self.ttft_deadline: float | None = None  # when its first token is due
-        self.tpot_s: float | None = None  # seconds an output token may take
+        self.ttft_deadline: float | None = None  # when the first token is due
+        self.tpot_s: float | None = None  # maximum seconds per output token
         self.upstream_deadline = math.inf  # event loop time: the end of all attempts together, see `timeouts.total`
-        self.priority = Priority.NORMAL  # where there is not room for all
+        self.priority = Priority.NORMAL  # for when there is not enough capacity for all
         self.complexity: float | None = None  # in [0, 1]
-        self.wish: TierDecision | None = None  # what the rule between light and large asks for
-        self.outlook: LatencyForecast | None = None  # what the backends were predicted to take, where there is a budget
-        self.light_only = False  # a limit of the policy keeps it from all but the lightest model
-        self.metered = False  # what it costs is counted: the backend is to tell
-        self.overloaded = False  # the gateway is at `server.max_inflight`: only what need not wait is answered
+        self.wish: TierDecision | None = None  # the tier that the light/large rule prefers
+        self.outlook: LatencyForecast | None = None  # predicted latency of the backends, if there is a budget
+        self.light_only = False  # a limit of the policy restricts it to the lightest model
+        self.metered = False  # its cost is counted, so the backend has to report usage
+        # the gateway is at `server.max_inflight`: it answers only what it can answer without waiting
+        self.overloaded = False
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """Its name in lines of the log."""
+        """The fields that identify the request in log lines."""
         return {"id": self.id} if self.traced is None else {"id": self.id, "trace_id": self.traced.trace_id}
 
     # budget
 
     @property
     def has_budget(self) -> bool:
-        """Whether it has a latency budget of any kind."""
+        """Whether the request has a latency budget of any kind."""
         return self.deadline is not None or self.ttft_deadline is not None or self.tpot_s is not None
 
     @property
     def due(self) -> float:
-        """When the answer, or its first token, is due; infinite where nobody waits for it."""
+        """When the answer or its first token is due, whichever is earlier; infinite if nobody waits for it."""
         whole, first = self.deadline, self.ttft_deadline
         return min(math.inf if whole is None else whole, math.inf if first is None else first)
 
     def require_capacity(self) -> None:
-        """A step calls this before it waits. Raises `TooManyInflight` at `server.max_inflight`."""
+        """Raise `TooManyInflight` at `server.max_inflight`. A step calls this before it waits."""
         if self.overloaded:
             raise TooManyInflight
 
     # timings
 
     def timer(self, name: str) -> Timer:
-        """Adds the time spent inside the `with` block to `name`."""
+        """Return a context manager that adds the time inside the `with` block to `name`."""
         return Timer(self, name)
 
     def since(self, name: str, started: float) -> float:
-        """Adds the time since `started` to `name`, and returns the clock's reading."""
+        """Add the time since `started` to `name`, and return the clock's reading."""
         now = self.clock.monotonic()
         timings = self.timings
         timings[name] = timings[name] + now - started if name in timings else now - started
@@ -220,17 +227,17 @@ class RequestContext:
     # traces
 
     def headers_with_parent(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """`headers` for work that comes of this request later: with its span as the parent, where it is traced."""
+        """Return `headers` for later work that this request causes. If it is traced, its span becomes the parent."""
         return headers if self.traced is None else self.traced.traced_headers(headers)
 
     def upstream_headers(self) -> Mapping[str, str]:
-        """Its headers as an upstream is to have them: with the span of this call as the parent, where it is traced."""
+        """Return the headers for the upstream. If the request is traced, the span of this call becomes the parent."""
         if self.traced is None or self.upstream_call is None:
             return self.headers
         return self.traced.traced_headers(self.headers, self.upstream_call.span_id)
 
     def upstream_trace_headers(self) -> TraceHeaders:
-        """Of those the ones that trace it."""
+        """Return the trace headers among the headers for the upstream."""
         if self.trace_headers is None:
             self.trace_headers = [(name, value) for name, value in self.headers.items() if name.lower() in TRACING]
         if self.traced is None or self.upstream_call is None:
@@ -238,15 +245,15 @@ class RequestContext:
         return self.traced.inject_trace(self.trace_headers, self.upstream_call.span_id)
 
     def link(self, origin: TraceRecorder | None) -> None:
-        """The answer is that of another request, `origin`, where that one is traced."""
+        """Link to the span of `origin`, the request whose answer is shared, if both are traced."""
         if self.traced is not None and origin is not None and len(self.traced.links) < MAX_LINKS:
             self.traced.links += ((origin.trace_id, origin.span_id),)
 
     # work on its behalf
 
     def child(self, purpose: str) -> RequestContext:
-        """The same request with nothing spent and nothing found yet, for work on its behalf that is not part of it.
-        `purpose`: a word for that work, such as `shadow`."""
+        """Return a copy without costs or results, for side work such as `shadow` that is not part of the request.
+        `purpose` is a word for that work."""
         child = copy(self)
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
@@ -254,14 +261,14 @@ class RequestContext:
         return child
 
     def with_call(self, call: Call) -> RequestContext:
-        """The same request that asks for something else. What it takes counts for both."""
+        """Return a copy with another call. Both share the timings."""
         other = copy(self)
         other.call = call
         return other
 
     def internal_child(self, purpose: str) -> RequestContext:
-        """A child that the gateway asks for itself: nobody waits, so that no budget chooses the model, and no lease was
-        taken for it."""
+        """Return a child for a call that the gateway makes for itself. It has no latency budget, because nobody waits
+        for it, and no lease."""
         child = self.child(purpose)
         child.deadline = child.ttft_deadline = child.tpot_s = None
         child.lease, child.internal, child.upstream_deadline = 0, True, math.inf
@@ -269,16 +276,16 @@ class RequestContext:
 
 
 Handler = Callable[[RequestContext], Response | Awaitable[Response]]
-"""Answers a request: at once where nothing is waited for, else with what is to be awaited."""
+"""Answers a request: returns the response if it is ready, otherwise an awaitable."""
 
 
 async def resolve_response(answer: Response | Awaitable[Response]) -> Response:
-    """What a handler has returned, waited for where that has to be."""
+    """Return the response of a handler; await it if necessary."""
     return answer if isinstance(answer, Response) else await answer
 
 
 class Timer:
-    """A class rather than a generator: a third of the cost."""
+    """`Timer` measures a `with` block. A class costs a third of a generator."""
 
     __slots__ = ("_name", "_request", "_started")
 
@@ -297,43 +304,43 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of a backend at once."""
+    """The current load of a backend."""
 
     inflight: int
-    limit: int  # on that, at the moment
-    queued: int  # those who wait for a place
+    limit: int  # current limit on `inflight`
+    queued: int  # requests that wait for a permit
 
 
 class Backend(Protocol):
-    """A named service that answers."""
+    """A named service that answers requests."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def http(self) -> bool:
-        """Whether paths that no dialect knows can be passed through to it."""
+        """Whether requests on paths that no dialect claims can be forwarded to it."""
 
     @property
     def speaks(self) -> str:
-        """The name of the dialect that it understands; `text` where it is given a prompt and answers with a text."""
+        """The name of the dialect that it understands; `text` if it takes a prompt and returns a text."""
 
     @property
     def crowd(self) -> Load: ...
 
     def wait_s(self, priority: Priority) -> float:
-        """How long a request would wait for a place, as it looks now; 0 where one is free."""
+        """Return the expected wait for a permit in seconds; 0 if one is free."""
 
     def send(self, request: RequestContext) -> Awaitable[Response]:
-        """Sends the call and answers once the status and the first byte of the body are there.
+        """Send the call, and return when the status and the first byte of the body have arrived.
 
-        Raises `BackendError` when it fails before that. Closing the response's body cancels the call upstream.
+        Raise `BackendError` if it fails before that. Closing the response's body cancels the upstream call.
         """
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
-        """The models it offers, as OpenAI model objects. Raises `BackendError`."""
+        """Return the models that it offers, as OpenAI model objects. Raise `BackendError`."""
 
     async def ready(self) -> bool:
-        """A cheap health probe; never raises."""
+        """Probe its health cheaply. Never raise."""
 
     async def close(self) -> None: ...

@@ -1,5 +1,5 @@
-"""The error tree. `steps.error_boundary` alone turns `GatewayError` and its subclasses into responses. The others never
-leave the step that can do without the part which failed."""
+"""The error tree. Only `steps.error_boundary` turns `GatewayError` and its subclasses into responses. The other errors
+never leave the step that can work without the failed part."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from gateway.priority import ShedReason
 
 
 class GatewayError(Exception):
-    """The request ends with an error response: `status`, a machine-readable `kind`, a sentence for the client.
-    `forwarded`: whether it was put to a backend; `param`: where in the body the fault is, such as
-    `messages[1].content`."""
+    """The request ends with an error response: `status`, a machine-readable `kind`, and a sentence for the client.
+
+    `forwarded` tells whether it was sent to a backend. `param` names the faulty place in the body, such as
+    `messages[1].content`.
+    """
 
     status = 500
     kind = "internal_error"
@@ -20,7 +22,7 @@ class GatewayError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.param = param
-        self.headers: tuple[tuple[str, str], ...] = ()  # beside Retry-After
+        self.headers: tuple[tuple[str, str], ...] = ()  # besides Retry-After
 
 
 class BadRequest(GatewayError):
@@ -34,18 +36,18 @@ class Unauthorized(GatewayError):
 
 
 class TooManyAuthFailures(GatewayError):
-    """From an address that has shown too many credentials that are none."""
+    """An address has sent too many unknown credentials."""
 
     status = 429
     kind = "rate_limit_error"
 
     def __init__(self, *, retry_after_s: int) -> None:
-        message = f"too many credentials that are not known came from this address: try again in {retry_after_s} s"
+        message = f"too many unknown credentials from this address: try again in {retry_after_s} s"
         super().__init__(message, retry_after_s=retry_after_s)
 
 
 class Forbidden(GatewayError):
-    """It is known who asks, and he may not."""
+    """The client is authenticated but not permitted."""
 
     status = 403
     kind = "permission_error"
@@ -57,14 +59,15 @@ class NotFound(GatewayError):
 
 
 class Conflict(GatewayError):
-    """An idempotency key that stands for another request (draft-ietf-httpapi-idempotency-key-header-07 section 2.7)."""
+    """An idempotency key is used again with a different request (draft-ietf-httpapi-idempotency-key-header-07, section
+    2.7)."""
 
     status = 422
     kind = "idempotency_error"
 
 
 class TooManyJobs(GatewayError):
-    """Of one tenant."""
+    """One tenant has too many jobs in the queue."""
 
     status = 429
     kind = "rate_limit_error"
@@ -83,7 +86,7 @@ class RequestTimeout(GatewayError):
 
 
 class LimitReached(GatewayError):
-    """A limit of the policy. `asker` says for whom: who is somebody else may ask for himself."""
+    """A limit of the policy is reached. `asker` names the party that the limit counts; another party may still call."""
 
     status = 429
     kind = "rate_limit_error"
@@ -107,22 +110,24 @@ class TooManyInflight(Overloaded):
 
 
 class OnlyIfCached(GatewayError):
-    """The client asked for a cached answer or none (RFC 9111 section 5.2.1.7)."""
+    """The client asked for a cached answer or none (RFC 9111, section 5.2.1.7)."""
 
     status = 504
     kind = "not_cached"
 
 
 class BudgetExceeded(GatewayError):
-    """No backend is predicted to answer within the latency budget, and the policy would rather say so at once."""
+    """No backend is predicted to answer within the latency budget, and the policy prefers an immediate error."""
 
     status = 504
     kind = "latency_budget_error"
 
 
 class BackendError(GatewayError):
-    """A backend gave no usable answer before its first byte. `retryable`: another backend may be asked. `sent` False:
-    it is certain that nothing of the request has reached it."""
+    """A backend gave no usable answer before its first byte.
+
+    `retryable`: another backend may be tried. `sent` False: certainly no byte of the request has reached the backend.
+    """
 
     status = 502
     kind = "upstream_error"
@@ -136,17 +141,17 @@ class BackendError(GatewayError):
 
 
 class ModelNotReady(BackendError):
-    """The upstream is there, its model is not: no call succeeds until the model is loaded again."""
+    """The upstream is reachable but its model is not loaded. Every call fails until the model is loaded again."""
 
 
 class BackendOverloaded(BackendError):
-    """The gateway's own limit on what a backend gets at once: that says nothing of the backend's health."""
+    """The gateway's own limit on concurrent calls to a backend. This says nothing about the backend's health."""
 
     kind = "overloaded_error"
     forwarded = False
 
     def __init__(self, message: str, reason: ShedReason, retry_after_s: int) -> None:
-        theirs = reason is ShedReason.TENANT_SHARE  # others of less appetite are let in
+        theirs = reason is ShedReason.TENANT_SHARE  # only this tenant is over its share; others are still admitted
         super().__init__(message, status=429 if theirs else 503, sent=False)
         if theirs:
             self.kind = "rate_limit_error"
@@ -155,8 +160,8 @@ class BackendOverloaded(BackendError):
 
 
 class UnsupportedByBackend(BackendError):
-    """The backend cannot do what this call asks, and says so before it begins: another one may be asked, and it says
-    nothing of the backend's health."""
+    """The backend cannot do what this call asks, and says so before it begins. Another backend may be tried. This says
+    nothing about the backend's health."""
 
     kind = "invalid_request_error"
     forwarded = False
@@ -167,14 +172,14 @@ class UnsupportedByBackend(BackendError):
 
 
 class AttemptTimedOut(BackendError):
-    """An upstream was given up before its first byte, while another one could still answer in time."""
+    """The gateway gave up on an upstream before its first byte, while another one could still answer in time."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=504)
 
 
 class RateLimited(BackendError):
-    """Every upstream of a backend wants to be left alone for a while."""
+    """Every upstream of a backend has asked not to be called for a while."""
 
     kind = "rate_limit_error"
     forwarded = False
@@ -185,7 +190,7 @@ class RateLimited(BackendError):
 
 
 class ServeStale(BackendError):
-    """No backend is predicted to answer within the latency budget, and a stored answer past its time stands by."""
+    """No backend is predicted to answer within the latency budget, and a stale entry is available."""
 
     forwarded = False
 
@@ -194,36 +199,37 @@ class ServeStale(BackendError):
 
 
 class UpstreamStreamError(Exception):
-    """An answer broke after its first byte; nothing is retried, the client is told in the stream."""
+    """An answer broke off after its first byte. Nothing is retried; the client learns of it in the stream."""
 
 
 class MalformedResponse(Exception):
-    """An answer that is not in its dialect's form, or that is an error in the form of an answer."""
+    """An answer does not have the form of its dialect, or is an error in the form of an answer."""
 
 
 class ModelControlDisabled(Exception):
-    """A server does not let its models be loaded and unloaded."""
+    """A server does not allow its models to be loaded and unloaded."""
 
 
 class StoreUnavailable(Exception):
-    """The store did not answer in time, or not at all. Requests go on as misses."""
+    """The store failed or did not answer in time. Requests continue as misses."""
 
 
 class IndexUnavailable(StoreUnavailable):
-    """The vector index failed or did not answer in time. Who can do without the store can do without it."""
+    """The vector index failed or did not answer in time. Code that can work without the store can work without the
+    index."""
 
 
 class EmbedderUnavailable(Exception):
-    """No embedding within the embedder's bounds. Requests go on without a semantic lookup."""
+    """The embedder gave no embedding within its bounds. Requests continue without a semantic lookup."""
 
 
 class ModelUnavailable(Exception):
-    """A model on a server gives no answer, or none that can be used; the message says why, and no text is in it."""
+    """A model on a server gave no usable answer. The message tells why and contains no request text."""
 
 
 class SnapshotInvalid(ValueError):
-    """What was kept of what a route had learnt does not fit this gateway; the route starts from the calibration."""
+    """The saved learning state of a route does not fit this gateway. The route starts from the calibration."""
 
 
 class StartupError(Exception):
-    """The gateway cannot start; the message is one sentence for the operator."""
+    """The gateway cannot start. The message is one sentence for the operator."""

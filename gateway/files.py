@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also when the machine stops on the way."""
+"""Atomic file replacement: a file is complete or absent, even if the machine stops in between."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replaced(path: Path, content: bytes, beside: Path, mode: int) -> None:
-    """Writes `beside`, syncs it, and gives it the name. Raises `OSError`."""
+    """Write the content to `beside`, sync it, and rename it to `path`. Raise `OSError`."""
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(file.fileno(), mode)

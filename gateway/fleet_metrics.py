@@ -1,4 +1,4 @@
-"""Metrics of several processes as one: of the workers of this machine, and of all gateways on a store."""
+"""Metrics of several processes as one: of the workers on this machine, and of all gateways on a store."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from gateway.observability.telemetry import Telemetry
 from gateway.tasks import run_in
 from gateway.worker import FOLDER, WorkerEnvironment
 
-# The figures of all processes behind one address: each leaves its own in a file of one folder, and the worker with the
-# admin port reads those of the others.
+# Workers share one admin port. Each writes its metrics to a file in one folder, and the worker with the admin port
+# reads the files of the others.
 LOG = logging.getLogger("nearhit.workers")
 
 FIGURES_EVERY_S = 2.0
 
-COMPACT_AT = 8  # files of processes that have ended, before they become one
+COMPACT_AT = 8  # files of ended processes, before they are merged into one
 
 
 class OwnMetrics:
-    """Those of this process, in `folder` for the others to read."""
+    """`OwnMetrics` writes the metrics of this process to `folder`, for the other workers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._failing = False
 
     def write(self, figures: bytes) -> None:
-        """`figures`: as `pack_metrics` makes them. What cannot be written now, as on a full disk, is in what is written
-        later."""
+        """Write `figures`, in the format of `pack_metrics`. If a write fails, for example on a full disk, the next one
+        contains everything."""
         path = self._folder / str(os.getpid())
         temporary = path.with_suffix(".new")
         try:
@@ -48,15 +48,17 @@ class OwnMetrics:
             temporary.replace(path)
         except OSError as error:
             if not self._failing:
-                LOG.warning("the figures of this process cannot be written", extra={"fields": {"error": str(error)}})
+                LOG.warning("the metrics of this process cannot be written", extra={"fields": {"error": str(error)}})
             self._failing = True
         else:
             self._failing = False
 
 
 class WorkerMetrics:
-    """The figures of all workers as one, for the admin port. Each writes its own now and then, and at its end; with
-    nobody else they are its own."""
+    """`WorkerMetrics` merges the metrics of all workers, for the admin port.
+
+    Each worker writes its metrics periodically and when it ends. A single process uses its own metrics directly.
+    """
 
     def __init__(self, telemetry: Telemetry, folder: Path | None) -> None:
         self._own = telemetry
@@ -65,7 +67,7 @@ class WorkerMetrics:
         self.telemetry = telemetry if folder is None else Telemetry()
 
     def sampling_all(self, sample: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """The same, and then what the others say."""
+        """Return a function that calls `sample` and then merges the metrics of the other workers."""
 
         async def sampled() -> None:
             await sample()
@@ -74,7 +76,7 @@ class WorkerMetrics:
         return sampled
 
     async def merge_workers(self) -> None:
-        """Makes `telemetry` what all of them say."""
+        """Set `telemetry` to the merged metrics of all workers."""
         if self._folder is not None:
             alive, ended = await asyncio.to_thread(_read, self._folder)
             self._mismatch.report(merge(self.telemetry, self._own, alive, ended))
@@ -94,7 +96,7 @@ class WorkerMetrics:
 
 
 def _read(folder: Path) -> tuple[list[bytes], list[bytes]]:
-    """Of the other processes: those that live, and those that have ended."""
+    """Return the files of other processes: those alive, and those that have ended."""
     alive: list[bytes] = []
     ended: list[bytes] = []
     with _locked(folder, fcntl.LOCK_SH):
@@ -107,7 +109,7 @@ def _read(folder: Path) -> tuple[list[bytes], list[bytes]]:
 
 
 def compact(folder: Path) -> None:
-    """What processes that have ended have left becomes one file, where there are some of them. By the supervisor."""
+    """Merge the files of ended processes into one, if there are at least `COMPACT_AT`. The supervisor calls it."""
     with _locked(folder, fcntl.LOCK_EX):
         ended = [path for path in folder.iterdir() if not path.suffix and not Path("/proc", path.name).exists()]
         if len(ended) < COMPACT_AT:
@@ -127,45 +129,48 @@ def _locked(folder: Path, mode: int) -> Iterator[None]:
 
 
 def figures_folder(data_dir: Path) -> Path:
-    """`data_dir` as the configuration has it."""
+    """Return the folder of the workers' metrics. `data_dir` is the configured one."""
     return data_dir / FOLDER / "figures"
 
 
 def worker_metrics_of(
     config: Config, worker_environment: WorkerEnvironment | None, telemetry: Telemetry
 ) -> WorkerMetrics:
-    """`config`: as `WorkerEnvironment.applied` has made it."""
+    """`config` is the result of `WorkerEnvironment.applied`."""
     return WorkerMetrics(telemetry, None if worker_environment is None else config.data_dir.parent / "figures")
 
 
 PUBLISH_EVERY_S = 2.0
 
-RETENTION_S = 15  # after which a gateway that says nothing is gone
+RETENTION_S = 15  # seconds after which a silent gateway no longer counts
 
 
 class MetricsStore(Protocol):
-    """Where gateways on one store leave their figures. Both raise `StoreUnavailable`."""
+    """The port to the metrics of other gateways on the store. Both methods raise `StoreUnavailable`."""
 
     async def publish(self, figures: bytes, keep_s: int) -> None:
-        """This gateway's. Those of gateways that have said nothing for `keep_s` seconds go."""
+        """Publish this gateway's metrics. Those of gateways silent for `keep_s` seconds are dropped."""
 
     async def others(self) -> list[bytes]:
-        """What the other gateways have said."""
+        """Return the metrics that the other gateways have published."""
 
 
 class FleetMetrics:
-    """`telemetry` is what all of them say together, at most `PUBLISH_EVERY_S` old for the others, after `refresh`.
-    While the store is away, and where nobody else is on it, it is this gateway's own: `gateways` says of how many it
-    is."""
+    """`FleetMetrics` merges the metrics of all gateways on a store.
+
+    After `refresh`, `telemetry` has the merged metrics; those of other gateways are at most `PUBLISH_EVERY_S` old. If
+    the store is unavailable or has no other gateway, it has only this gateway's own. `gateways` is the number of
+    gateways that it covers.
+    """
 
     def __init__(self, store: MetricsStore | None, workers: WorkerMetrics, gauges: Gauges, started: float) -> None:
-        """`workers`: the workers of this gateway; `gauges`: of this process. `started`: seconds since 1970."""
+        """`workers` covers the workers of this gateway, `gauges` this process. `started`: seconds since 1970."""
         self._store = store
         self._workers = workers
         self._gauges = gauges
         self._own_start = started
         self._mismatch = VersionMismatch()
-        self.own = workers.telemetry  # of this gateway with its workers, once `sample` has run
+        self.own = workers.telemetry  # this gateway with its workers, after `sample`
         self.sample = workers.sampling_all(gauges.sample)
         self.telemetry = self.own if store is None else Telemetry()
         self.started, self.gateways = started, 1
@@ -183,22 +188,24 @@ class FleetMetrics:
         self.gateways = 1 + len(others)
 
     def begin(self, stack: AsyncExitStack, worker_environment: WorkerEnvironment | None) -> None:
-        """Begins to tell the other workers, and the other gateways: there the first worker speaks for all."""
+        """Start to report to the other workers and gateways. To other gateways only the first worker reports, for
+        all."""
         self._workers.begin(stack, self._gauges.sample)
         if self._store is not None and (worker_environment is None or worker_environment.admin is not None):
             run_in(stack, self._publish(self._store))
 
     async def _publish(self, store: MetricsStore) -> None:
         while True:
-            self._gauges.sample_pools()  # what the store has is the same for all: who is asked looks by itself
+            # gauges of the store are the same for all gateways, so the reader samples them itself
+            self._gauges.sample_pools()
             await self._workers.merge_workers()
-            with suppress(StoreUnavailable):  # the next time all of it is said again
+            with suppress(StoreUnavailable):  # the next publication contains everything again
                 await store.publish(msgpack.packb((self._own_start, pack_metrics(self.own))), RETENTION_S)
             await asyncio.sleep(PUBLISH_EVERY_S)
 
 
 def _unpack(data: bytes) -> tuple[float, bytes] | None:
-    """None for what another version has said."""
+    """Return None for data of another version."""
     try:
         started, figures = msgpack.unpackb(data)
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -214,5 +221,5 @@ def figures_of(
     gauges: Gauges,
     started: float,
 ) -> FleetMetrics:
-    """`config`: as `WorkerEnvironment.applied` has made it."""
+    """`config` is the result of `WorkerEnvironment.applied`."""
     return FleetMetrics(stores.figures, worker_metrics_of(config, worker_environment, telemetry), gauges, started)

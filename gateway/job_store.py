@@ -1,4 +1,4 @@
-"""Records of jobs and batches, and the ports to where they are kept."""
+"""Records of jobs and batches, and the ports of their stores."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import orjson
 
 from gateway.priority import Priority
 
-# Jobs, what became of them, and how both are kept. Pure.
+# Jobs, their results, and the encoding of both. Pure.
 VERSION = 1
 
-ODD = "surrogatepass"  # of headers that are no UTF-8, as `msgpack` writes and reads them
+ODD = "surrogatepass"  # `msgpack` error handler for headers that are not UTF-8
 
 Headers = tuple[tuple[str, str], ...]
 
 
 class JobStatus(StrEnum):
-    """Of a job, as its client sees it."""
+    """The status of a job, as its client sees it."""
 
     QUEUED = "queued"  # also between two attempts
     RUNNING = "running"
-    COMPLETED = "completed"  # with an answer of a status below 400
-    FAILED = "failed"  # with an error, or without any answer
+    COMPLETED = "completed"  # the answer has a status below 400
+    FAILED = "failed"  # the answer is an error, or there is no answer
     CANCELLED = "cancelled"
 
     @property
@@ -36,16 +36,16 @@ class JobStatus(StrEnum):
 
 
 class Unsealable(Exception):
-    """Clients' credentials that cannot be opened, and why: one sentence."""
+    """Sealed credentials of a client cannot be opened. The message gives the reason in one sentence."""
 
 
 class RecordUnreadable(ValueError):
-    """What lies in the store is no job, or one of another version."""
+    """A record in the store is no job, or has another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request to be answered later."""
+    """A request that is answered later."""
 
     id: str
     tenant: str
@@ -55,7 +55,7 @@ class Job:
     headers: Headers  # without credentials
     body: bytes
     sealed: bytes  # headers with credentials, encrypted; empty: none
-    priority: Priority  # among jobs: at backends all of them yield to requests that somebody waits for
+    priority: Priority  # rank among jobs; at a backend every job yields to interactive requests
     webhook: str  # a URL; empty: none
 
 
@@ -70,7 +70,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedJob:
-    """A job that a worker holds. `token`: rises with every claim; what is said under an older one is not heard."""
+    """A job that a worker has claimed. `token` rises with every claim; the store ignores calls with an older token."""
 
     job: Job
     token: int
@@ -80,7 +80,7 @@ class ClaimedJob:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """How a job stands. Times: wall clock of the store, seconds; 0: not yet."""
+    """The state of a job. Times are seconds on the store's wall clock; 0: not yet."""
 
     id: str
     tenant: str
@@ -89,9 +89,9 @@ class JobState:
     started: float
     finished: float
     attempts: int
-    error: str  # why it failed, where there is more to say than its answer does
+    error: str  # why it failed, if the answer does not tell
     result: JobResult | None
-    dead: bool = False  # it failed though its client is not to blame: an operator may have it tried again
+    dead: bool = False  # failed through no fault of its client: an operator may retry it
 
 
 def encode_job(job: Job) -> bytes:
@@ -100,7 +100,7 @@ def encode_job(job: Job) -> bytes:
 
 
 def decode_job(data: bytes) -> Job:
-    """Raises `RecordUnreadable`."""
+    """Return the job. Raise `RecordUnreadable`."""
     try:
         version, *fields = msgpack.unpackb(data, unicode_errors=ODD)
         identity, tenant, method, path, query, headers, body, sealed, priority, webhook = fields
@@ -109,7 +109,7 @@ def decode_job(data: bytes) -> Job:
             raise ValueError(f"version {version!r}")
         return Job(identity, tenant, method, path, query, pairs, body, sealed, Priority(priority), webhook)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RecordUnreadable(f"no job of version {VERSION}: {type(error).__name__}") from None
+        raise RecordUnreadable(f"not a job of version {VERSION}: {type(error).__name__}") from None
 
 
 def encode_result(result: JobResult) -> bytes:
@@ -117,18 +117,18 @@ def encode_result(result: JobResult) -> bytes:
 
 
 def decode_result(data: bytes) -> JobResult:
-    """Raises `RecordUnreadable`."""
+    """Return the result. Raise `RecordUnreadable`."""
     try:
         version, status, headers, body = msgpack.unpackb(data, unicode_errors=ODD)
         if version != VERSION:
             raise ValueError(f"version {version!r}")
         return JobResult(status, tuple((str(name), str(value)) for name, value in headers), body)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RecordUnreadable(f"no result of version {VERSION}: {type(error).__name__}") from None
+        raise RecordUnreadable(f"not a result of version {VERSION}: {type(error).__name__}") from None
 
 
 def job_json(job_state: JobState, *, response: bool = True) -> dict[str, Any]:
-    """What a client sees of its job."""
+    """Return the job as its client sees it."""
     view: dict[str, Any] = {
         "id": job_state.id,
         "object": "job",
@@ -146,7 +146,8 @@ def job_json(job_state: JobState, *, response: bool = True) -> dict[str, Any]:
 
 
 def result_json(result: JobResult) -> dict[str, Any]:
-    """`body`: what its JSON says, else its text, else null beside `body_base64`."""
+    """Return the result as JSON. `body` is the parsed JSON, else the text, else null with the bytes in
+    `body_base64`."""
     view: dict[str, Any] = {"status": result.status, "headers": _by_name(result.headers)}
     content_type = next((value for name, value in result.headers if name.lower() == "content-type"), "")
     if "json" in content_type.lower():
@@ -173,7 +174,7 @@ OPEN = frozenset({"validating", "in_progress", "cancelling"})
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """Of a tenant. Times: wall clock of the store's gateway, seconds."""
+    """A file of a tenant. Times are seconds on the wall clock of the gateway that stored it."""
 
     id: str
     tenant: str
@@ -195,7 +196,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
-    """What is wrong with a line; 0: with the file."""
+    """A fault in a batch file. `line` 0: the fault is in the file as a whole."""
 
     line: int
     message: str
@@ -204,8 +205,8 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class JobBatch:
-    """`headers` and `sealed`: what its requests are sent with, as of a job. `times`: by the names that OpenAI gives
-    them, without `_at`."""
+    """A batch. `headers` and `sealed` go with each of its requests, as with a job. The keys of `times` are OpenAI's
+    names without `_at`."""
 
     id: str
     tenant: str
@@ -231,37 +232,37 @@ class JobBatch:
         return replace(self, status=status, times={**self.times, status: now}, **more)
 
 
-# The port to where jobs lie, and to what their webhooks still have to be told.
+# The port to the store of jobs and of their pending webhooks.
 class Admittance(StrEnum):
-    """What came of offering a job."""
+    """The outcome of offering a job to the store."""
 
     ACCEPTED = "accepted"
-    KNOWN = "known"  # the same idempotency key came with the same request before
-    CONFLICT = "conflict"  # ... with another request
-    FULL = "full"  # all gateways together hold as much as they may
+    KNOWN = "known"  # the same idempotency key came before, with the same request
+    CONFLICT = "conflict"  # the same idempotency key came before, with another request
+    FULL = "full"  # the gateways on the store have reached their common limit
     TENANT_FULL = "tenant-full"
 
 
 class JobHold(StrEnum):
-    """What a heartbeat says of a claim."""
+    """The answer to a heartbeat for a claim."""
 
     HELD = "held"
-    LOST = "lost"  # cancelled, or taken over
+    LOST = "lost"  # cancelled, or claimed by another worker
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of all gateways on a store."""
+    """Limits on the jobs of all gateways on a store."""
 
     max_queued: int
     max_queued_per_tenant: int
     max_bytes: int
-    keep_key_s: float  # an idempotency key
+    keep_key_s: float  # seconds for which an idempotency key is kept
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """A job is over."""
+    """The end of a job."""
 
     status: JobStatus
     result: JobResult | None
@@ -272,19 +273,19 @@ class Conclusion:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of all gateways on a store."""
+    """Totals over all gateways on a store."""
 
-    queued: int  # those that wait for their next attempt included
+    queued: int  # including jobs that wait for their next attempt
     running: int
     dead: int
-    bytes: int  # of the requests of those that are not over
-    webhooks: int  # still to be told
-    oldest_s: float  # age of the oldest that is not over
+    bytes: int  # request bytes of unfinished jobs
+    webhooks: int  # not yet delivered
+    oldest_s: float  # age of the oldest unfinished job
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A webhook to be told. `attempt`: 1 is the first."""
+    """A webhook to deliver. `attempt` 1 is the first attempt."""
 
     job: str
     url: str
@@ -293,62 +294,68 @@ class Delivery:
 
 
 class JobStore(Protocol):
-    """Every method raises `StoreUnavailable`. Each is one step: it happens as a whole or not at all."""
+    """The port to the job store. Every method is atomic and raises `StoreUnavailable`."""
 
     async def accept(self, job: Job, bounds: Bounds, key: str, digest: str) -> tuple[Admittance, str]:
-        """Puts a job at the end of its tenant's line. -> (what came of it, the job's id: of `KNOWN` the first one's).
+        """Put a job at the end of its tenant's queue.
 
-        `key`: what must not be accepted twice, empty for none; `digest` of the request it stands for."""
+        Return the outcome and the job's id; for `KNOWN`, the id of the first job. `key` is the idempotency key, empty
+        for none; `digest` is that of the request.
+        """
 
     async def claim(
         self, worker: str, most: int, *, visibility_s: float, attempts: int, dead_s: float, lost: bool = True
     ) -> list[ClaimedJob]:
-        """At most `most` jobs, for `worker` to run: by priority, within one round the tenants by turns. Jobs of workers
-        not heard of for `visibility_s` go first; one that has been begun `attempts` times is dead instead, and kept for
-        `dead_s`."""
+        """Claim at most `most` jobs for `worker`: by priority, and within a priority by tenant in turns.
+
+        Jobs of workers silent for `visibility_s` come first. A job that was started `attempts` times becomes dead
+        instead, and is kept for `dead_s`.
+        """
 
     async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:
-        """Keeps claims (id, token) for as long again."""
+        """Prolong claims (id, token) by the visibility timeout."""
 
     async def conclude(self, job: str, token: int, conclusion: Conclusion) -> bool:
-        """False, and nothing is written, where the claim was lost."""
+        """End a job. Return False, and write nothing, if the claim was lost."""
 
     async def requeue(self, job: str, token: int, delay_s: float, *, counted: bool, error: str) -> bool:
-        """To be tried again after `delay_s`. `counted` False: that was no attempt. False where the claim was lost."""
+        """Queue the job again after `delay_s`. `counted` False: this does not count as an attempt. Return False if the
+        claim was lost."""
 
     async def job_state(self, job: str) -> JobState | None: ...
 
     async def status(self, job: str, tenant: str) -> JobStatus | None:
-        """Cheap; None where that tenant has no such job."""
+        """Return the status cheaply; None if the tenant has no such job."""
 
     async def cancel(self, job: str, tenant: str, keep_s: float) -> JobState | None:
-        """At once, whoever runs it: he learns by his next beat. What is over stays as it is. None: that tenant has no
-        such job."""
+        """Cancel a job at once. A worker that runs it learns of it with its next heartbeat. A finished job stays as it
+        is. Return None if the tenant has no such job."""
 
     async def due_webhooks(self, most: int, hold_s: float) -> list[Delivery]:
-        """Nobody else gets them for `hold_s`."""
+        """Return due webhooks. No other caller gets them for `hold_s`."""
 
     async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
-        """`retry_s`: tell it again after that; None: it is over."""
+        """Record the outcome of a delivery. `retry_s`: deliver again after that time; None: finished."""
 
     async def counts(self) -> Counts: ...
 
     async def listed(self, state: str, limit: int) -> list[JobState]:
-        """`state`: active, dead or finished. The youngest first, without results."""
+        """Return jobs without results, youngest first. `state` is `active`, `dead` or `finished`."""
 
     async def retry(self, job: str) -> bool:
-        """A dead one gets into line again, as if it had never been tried. False: there is no such dead job."""
+        """Queue a dead job again with its attempts reset. Return False if there is no such dead job."""
 
     async def drop(self, job: str) -> bool:
-        """A dead one is forgotten."""
+        """Delete a dead job. Return False if there is no such dead job."""
 
     async def sweep(self, worker: str) -> None:
-        """Forgets what has expired, in steps of bounded size."""
+        """Delete expired records, in steps of bounded size."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookOutcome:
-    """What came of telling. `status`: None where there was no answer; `word` for the store and the metrics."""
+    """The outcome of a webhook delivery. `status`: None if there was no response. `word`: for the store and the
+    metrics."""
 
     status: int | None
     word: str
@@ -358,17 +365,18 @@ class WebhookOutcome:
         return self.status is not None and 200 <= self.status < 300
 
 
-# The port to where files and batches lie.
+# The port to the store of files and batches.
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """What is known of a batch's requests, by line number."""
+    """The progress of a batch, by line number."""
 
-    jobs: dict[int, str]  # accepted ones
-    done: frozenset[int]  # those whose line of output there is
+    jobs: dict[int, str]  # ids of accepted jobs
+    done: frozenset[int]  # lines that have output
 
 
 class BatchStore(Protocol):
-    """Every method raises `StoreUnavailable`. What a driver writes may be written twice: it comes out the same."""
+    """The port to the batch store. Every method raises `StoreUnavailable`. A driver may repeat its writes: they are
+    idempotent."""
 
     async def put_file(self, file: BatchFile, content: bytes) -> None: ...
 
@@ -377,35 +385,35 @@ class BatchStore(Protocol):
     async def content(self, identity: str) -> bytes | None: ...
 
     async def files(self, tenant: str) -> Sequence[BatchFile]:
-        """The youngest first."""
+        """Return the files of a tenant, youngest first."""
 
     async def held(self) -> tuple[int, int]:
-        """-> (files, bytes) of all tenants."""
+        """Return the number of files and their bytes, over all tenants."""
 
     async def delete_file(self, identity: str, tenant: str) -> None: ...
 
     async def create(self, batch: JobBatch) -> None:
-        """From now on it is driven, and its input file kept."""
+        """Store a batch. From now on it is driven, and its input file does not expire."""
 
     async def save(self, batch: JobBatch) -> None: ...
 
     async def batch(self, identity: str) -> JobBatch | None: ...
 
     async def batches(self, tenant: str) -> Sequence[str]:
-        """The ids of those that there are, the youngest first."""
+        """Return the ids of the existing batches, youngest first."""
 
     async def counted(self, batch: str) -> tuple[int, int]:
-        """-> (completed, failed) requests so far."""
+        """Return the numbers of completed and failed requests so far."""
 
     async def cancel(self, batch: str) -> None: ...
 
     async def cancelled(self, batch: str) -> bool: ...
 
     async def open(self) -> Sequence[str]:
-        """Those to be driven."""
+        """Return the ids of batches to drive."""
 
     async def lease(self, batch: str, driver: str, hold_s: float) -> bool:
-        """Whether `driver` is to drive it, for so long again."""
+        """Take or prolong the driver's lease by `hold_s` seconds. Return whether `driver` has it."""
 
     async def progress(self, batch: str) -> BatchProgress: ...
 
@@ -416,4 +424,4 @@ class BatchStore(Protocol):
     async def outputs(self, batch: str, *, completed: bool) -> dict[int, bytes]: ...
 
     async def close(self, batch: JobBatch, keep_s: float) -> None:
-        """It is over: driven no more, and its input file expires again."""
+        """End a batch: no driver takes it any more, and its input file expires again."""

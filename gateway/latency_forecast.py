@@ -1,4 +1,4 @@
-"""What a choice between backends is made by: what each is predicted to take, and what is left. Pure."""
+"""The basis of a choice between backends: predicted latencies and remaining budgets. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What is left of the request's budgets after the time already spent, in seconds; None: no such budget."""
+    """The request's latency budgets less the time already spent, in seconds; None: no such budget."""
 
     total_s: float | None = None
     ttft_s: float | None = None
@@ -22,21 +22,24 @@ class Remaining:
 
     @property
     def spent(self) -> bool:
-        """Whether it is too late for whoever is asked."""
+        """Whether the budget is used up, so that no backend can answer in time."""
         return (self.total_s is not None and self.total_s <= 0) or (self.ttft_s is not None and self.ttft_s <= 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyForecast:
-    """`predictions`: by backend; None of whom nothing recent is known, endless of whom somebody is finding out.
-    `confidence`: with which each of them is kept, in (0, 1)."""
+    """Predicted latencies of the backends.
+
+    `predictions`, by backend: None if there are no recent measurements, infinite while another request is measuring.
+    `confidence`, in (0, 1): the probability with which each prediction is kept.
+    """
 
     remaining: Remaining
     predictions: Mapping[str, Prediction | None]
     confidence: float
 
     def as_json(self) -> dict[str, Any]:
-        """Seconds; null where nothing is known."""
+        """Return the forecast in seconds; null for a backend without measurements."""
         return {
             "confidence": self.confidence,
             "left": asdict(self.remaining),
@@ -47,8 +50,10 @@ class LatencyForecast:
         }
 
     def server_timing(self) -> str:
-        """For `Server-Timing`: `light=0.21 large=1.4 left=0.78 sure=0.62`, in seconds, `?` where nothing is known. A
-        bound on the first token or on each further one has its own, `ttft.light=0.1`."""
+        """Return the `Server-Timing` text: `light=0.21 large=1.4 left=0.78 sure=0.62`, in seconds; `?` means unknown.
+
+        A budget for the first token or for each further token has a prefix: `ttft.light=0.1`.
+        """
         return " ".join([*self._figures(), f"sure={self.confidence:.2f}"])
 
     def describe(self) -> str:
@@ -73,7 +78,7 @@ def _format(seconds: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Upper bounds in seconds, each kept with the confidence that was asked for."""
+    """Upper bounds in seconds. Each is kept with the requested confidence."""
 
     ttft_s: float
     tpot_s: float  # 0 for answers that come in one piece

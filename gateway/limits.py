@@ -1,4 +1,4 @@
-"""Limits: what a policy allows, and the arithmetic of GCRA, caps and slots. Pure; times are microseconds."""
+"""Limits: the rules of a policy, and the arithmetic of GCRA, caps and slots. Pure; times are in microseconds."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-# Limits as arithmetic: how much of what may be had now, and when there is more. Pure; times are microseconds.
+# The arithmetic of limits: how much is left now, and when more is available.
 #
-# `Meters` is the arithmetic in one process. The store runs the same (`gateway.adapters.redis.quotas`); a property test
-# holds the two against each other.
+# `Meters` does this in one process. The store does the same (`gateway.adapters.redis.quotas`); a property test compares
+# the two.
 #
-# Rates are limited by GCRA (ITU-T I.371, annex A; as redis-cell's CL.THROTTLE does): one number a limit, its backlog,
-# the time until all that was taken would have come at the rate. At most `burst + rate * t` units are given in any span
-# `t`. What turns out dearer than it was taken for goes into debt, and later requests wait for it.
+# Rates use GCRA (ITU-T I.371, annex A; also redis-cell's CL.THROTTLE). Each limit is one number, its backlog: the time
+# in which the units taken would accrue at the rate. At most `burst + rate * t` units are granted in any span `t`. A
+# request that costs more than estimated leaves a debt, and later requests wait for it.
 
 MICROS = 1_000_000
 
-HALF_LIFE_US = 3600.0 * MICROS  # of what counts for a share: an hour ago counts half
+HALF_LIFE_US = 3600.0 * MICROS  # decay of the counts for a share: a call an hour ago counts half
 
-SLACK_US = 1.0  # of a burst: the last unit of it must not fail by rounding
+SLACK_US = 1.0  # tolerance of a burst, so that its last unit does not fail by rounding
 
-MAX_KEYS = 10_000  # what one process remembers; beyond it the longest unused are forgotten
+MAX_KEYS = 10_000  # keys that one process keeps; beyond that it drops the least recently used
 
 DAY_US = 86_400 * MICROS
 
@@ -32,10 +32,11 @@ Window = Literal["day", "month"]
 
 @dataclass(frozen=True, slots=True)
 class PacedLimit:
-    """So many units of a rate; at most a whole burst, so that what is larger can be had at all, into debt."""
+    """Units of a rate. At most one burst is charged at once, so that larger requests can be granted; the rest becomes
+    debt."""
 
     key: str
-    interval_us: float  # of one unit
+    interval_us: float  # per unit
     burst: int
     units: float
 
@@ -50,28 +51,28 @@ class PacedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One of so many places, until it is left."""
+    """One of a limited number of concurrent places, until it is released."""
 
     key: str
     places: int
-    member: str  # who takes it; unique
+    member: str  # unique name of the holder
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """So much of a cap, in millionths of a dollar, within a UTC day or month."""
+    """A share of a spending cap, in millionths of a dollar, within a UTC day or month."""
 
     key: str
     cap: int
     amount: int
     window: Window
-    soft: bool  # beyond it nothing is refused: it is spent all the same, and said
+    soft: bool  # beyond the cap nothing is refused: the spending continues and is reported
 
 
 @dataclass(frozen=True, slots=True)
 class LimitPart:
-    """One more, of which at most such a part may be large ones; never refused, only said. Taken as a large one where it
-    may be."""
+    """One more call, of which at most `share` may go to large models. It is never refused, only reported. It counts as
+    large if the share allows it."""
 
     key: str
     share: float  # in [0, 1]
@@ -82,8 +83,11 @@ Demand = PacedLimit | Slot | Cost | LimitPart
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """What became of a demand. `level` before it: backlog in us (`PacedLimit`), places taken, millionths of a dollar
-    spent, or share in millionths."""
+    """The outcome of a demand.
+
+    `level` is the value before it: backlog in us (`PacedLimit`), places taken, millionths of a dollar spent, or share
+    in millionths.
+    """
 
     ok: bool
     level: int
@@ -91,17 +95,20 @@ class LimitState:
 
 @dataclass(frozen=True, slots=True)
 class TakeResult:
-    """All of the demands are met, or none: those that are soft do not count."""
+    """The outcome of a set of demands: all are met or none, apart from soft ones."""
 
     granted: bool
     observed: tuple[LimitState, ...]
-    at_us: int  # wall clock of who decided
+    at_us: int  # wall clock of the store or process that decided
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """What is put right once it is known: `pace` and `spend` by `amount` (less than 0: given back), a place that is
-    left, a large one that was none. `of`: the window of a spending, the member of a place."""
+    """A correction once the real cost is known.
+
+    For `pace` and `spend`, `amount` is added (below 0: given back). `place` releases a place, `part` takes back a call
+    that did not go to a large model. `of` is the window of a spending, or the member of a place.
+    """
 
     kind: Literal["pace", "place", "spend", "part"]
     key: str
@@ -110,7 +117,7 @@ class Return:
 
 
 def window_of(window: Window, wall_us: int) -> str:
-    """The UTC day or month of a time, by which caps are counted anew."""
+    """Return the UTC day or month of a time. Caps restart with each window."""
     if window == "day":
         return f"d{wall_us // DAY_US}"
     day = datetime.fromtimestamp(wall_us // MICROS, UTC)
@@ -118,7 +125,7 @@ def window_of(window: Window, wall_us: int) -> str:
 
 
 def window_ends_us(window: Window, wall_us: int) -> int:
-    """When the window of that time is over."""
+    """Return when the window of that time ends."""
     if window == "day":
         return (wall_us // DAY_US + 1) * DAY_US
     day = datetime.fromtimestamp(wall_us // MICROS, UTC)
@@ -127,7 +134,8 @@ def window_ends_us(window: Window, wall_us: int) -> int:
 
 
 def left(demand: Demand, observed: LimitState, *, taken: bool) -> float:
-    """How much of a limit is left, in its own units (dollars in millionths), after this if it was `taken`."""
+    """Return how much of a limit is left, in its own units (dollars in millionths). `taken`: subtract this demand,
+    too."""
     if isinstance(demand, PacedLimit):
         backlog = observed.level + (demand.cost_us if taken else 0.0)
         return max(0.0, (demand.burst_us + SLACK_US - backlog) // demand.interval_us)
@@ -139,7 +147,8 @@ def left(demand: Demand, observed: LimitState, *, taken: bool) -> float:
 
 
 def wait_us(demand: Demand, observed: LimitState, wall_us: int) -> float:
-    """Until a demand that was not met would be, if nobody else came; when a place is free nobody knows: a second."""
+    """Return the time until an unmet demand could be met if nobody else came. For a place the time is unknown: return
+    one second."""
     if isinstance(demand, PacedLimit):
         return max(0.0, observed.level + demand.cost_us - demand.burst_us)
     if isinstance(demand, Cost):
@@ -149,21 +158,24 @@ def wait_us(demand: Demand, observed: LimitState, wall_us: int) -> float:
 
 @dataclass(slots=True)
 class _MeterState:
-    """Of one key; which fields count, its demands say."""
+    """The state of one key. Its demands decide which fields apply."""
 
-    until_us: float = 0.0  # paced: when the backlog is gone
+    until_us: float = 0.0  # rates: when the backlog is gone
     members: set[str] = field(default_factory=set)
     window: str = ""
     spent: int = 0
-    base: int = 0  # of what is spent: what the store said last
+    base: int = 0  # part of `spent` that the store reported last
     large: float = 0.0
     total: float = 0.0
     at_us: float = 0.0
 
 
 class Meters:
-    """The limits of one process, which has `1/gateways` of each: of rates and bursts, of places (at least one), and of
-    what is left of a cap. Times are of one clock that does not go back, windows of the wall clock."""
+    """`Meters` counts the limits of one process, which gets `1/gateways` of each.
+
+    This applies to rates, bursts, places (at least one) and the rest of a cap. Times are on a monotonic clock, windows
+    on the wall clock.
+    """
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self._states: OrderedDict[str, _MeterState] = OrderedDict()
@@ -182,8 +194,8 @@ class Meters:
         return TakeResult(granted, tuple(observed), wall_us)
 
     def saw(self, demand: Demand, observed: LimitState, now_us: int, wall_us: int) -> None:
-        """Takes over what the store said after this demand had been met there: where the store fails, it goes on from
-        that. The backlog of a rate is a time, and the same for a part of it."""
+        """Adopt the store's level after it has met this demand. If the store fails, the process continues from there.
+        The backlog of a rate is a time, so it is the same for a part of the rate."""
         state = self._state(demand.key)
         if isinstance(demand, PacedLimit):
             state.until_us = now_us + observed.level + demand.cost_us
@@ -208,7 +220,7 @@ class Meters:
                 state.large = max(0.0, state.large - 1.0)
 
     def places(self) -> list[tuple[str, str]]:
-        """Key and member of every place that this process has taken."""
+        """Return key and member of every place that this process holds."""
         return [(key, member) for key, state in self._states.items() for member in state.members]
 
     def _state(self, key: str) -> _MeterState:
@@ -220,7 +232,7 @@ class Meters:
         return state
 
     def _prune(self) -> None:
-        """Places that are taken are never forgotten: there are no more of them than requests in flight."""
+        """Drop the oldest keys. Places that are taken stay: there are at most as many as requests in flight."""
         for key in list(self._states)[: max(0, len(self._states) - self._max_keys)]:
             if not self._states[key].members:
                 del self._states[key]
@@ -246,7 +258,7 @@ class Meters:
 
 
 def is_soft(demand: Demand) -> bool:
-    """A soft demand is counted, and never refused."""
+    """Return whether a demand is soft: counted, but never refused."""
     return isinstance(demand, LimitPart) or (isinstance(demand, Cost) and demand.soft)
 
 
@@ -273,11 +285,11 @@ Per = Literal["tenant", "key", "user", "route"]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A rate, and how much of it may come at once."""
+    """A rate and its burst."""
 
-    amount: int  # units a period
+    amount: int  # units per period
     period: str  # a key of PERIODS_S
-    burst: int  # units; at most burst + amount * t / period in any span t
+    burst: int  # units; in any span t at most burst + amount * t / period
 
     @property
     def period_s(self) -> int:
@@ -289,21 +301,21 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """What may be spent in a UTC day or month."""
+    """The maximum spending in a UTC day or month."""
 
     window: Literal["day", "month"]
     micros: int  # millionths of a dollar
-    light: bool  # beyond it: True: the lightest model answers; False: nothing is asked of any
+    light: bool  # beyond the cap, True: only the lightest model answers; False: no model is called
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What everybody of a kind (`per`) may have. Empty or None: no bound."""
+    """The limits of each party of a kind (`per`). Empty or None: no bound."""
 
     per: Per = "tenant"
     requests: tuple[Pace, ...] = ()
     tokens: tuple[Pace, ...] = ()
     concurrency: int | None = None  # calls in flight
-    large_share: float | None = None  # of the calls, in (0, 1]
+    large_share: float | None = None  # maximum share of the calls, in (0, 1]
     caps: tuple[Cap, ...] = ()
-    count_hits: bool = False  # whether `requests` counts what the caches answer, too
+    count_hits: bool = False  # whether `requests` also counts cache hits

@@ -1,7 +1,8 @@
 """Calls, responses, stored entries, and the dialects that read and write them.
 
-A value here never changes once it is made. Where one is made for each request it is a dataclass that is not frozen:
-the constructor of a frozen one takes two to four times as long."""
+A value of this module never changes after its creation. Values that each request creates are dataclasses without
+`frozen`: the constructor of a frozen one takes two to four times as long.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class Verdict(StrEnum):
-    """What the cache made of a request; the label `verdict` of the metrics."""
+    """The cache's verdict on a request; the label `verdict` of the metrics."""
 
     EXACT = "exact"
     SEMANTIC = "semantic"
@@ -26,44 +27,44 @@ class Verdict(StrEnum):
 
 
 class Bypass(StrEnum):
-    """Why the caches were not asked, or why a neighbour was not looked for."""
+    """Why the caches were skipped, or why there was no semantic lookup."""
 
-    PASS_THROUGH = "pass-through"  # no dialect knows this path  # noqa: S105 - not a password
+    PASS_THROUGH = "pass-through"  # no dialect claims this path  # noqa: S105 - not a password
     POLICY = "policy"  # the route's policy has both caches off
     NO_STORE = "no-store"  # the client said Cache-Control: no-store
-    NO_CACHE = "no-cache"  # the client asked for a fresh answer; it is stored
-    NO_TEXT = "no-text"  # nothing to match on: no text in the last turn, or images beside it
-    TOO_LONG = "too-long"  # the question exceeds what the embedding model reads
+    NO_CACHE = "no-cache"  # the client asked for a fresh answer, which is stored
+    NO_TEXT = "no-text"  # nothing to match: no text in the last turn, or images with it
+    TOO_LONG = "too-long"  # the question is longer than the embedding model's input
     UNREADABLE = "unreadable"  # the question has words that the embedding model cannot read, e.g. Chinese ones
     EMBEDDER = "embedder-unavailable"
     STORE = "store-unavailable"
     SEQUENCE = "sequence"  # the answer depends on requests before this one
-    SHARED_MEMORY = "shared-memory"  # tensors lie where the gateway does not look
-    RAW = "raw"  # a body of bytes alone, which the model reads by its own configuration
+    SHARED_MEMORY = "shared-memory"  # tensors are in shared memory, which the gateway does not read
+    RAW = "raw"  # a body of raw bytes, which the model reads by its own configuration
     FEEDBACK = "feedback"  # the request is about an answer
-    BACKGROUND = "background"  # the answer is not awaited, but asked for again until it is there
-    CONVERSATION = "conversation"  # the call changes a conversation that the backend keeps
+    BACKGROUND = "background"  # the answer is polled for, not awaited
+    CONVERSATION = "conversation"  # the call changes a conversation that the backend stores
     JOB = "job"  # the request is about an answer that comes later
 
 
 class Refusal(StrEnum):
-    """Why a neighbour's answer was not accepted for this question."""
+    """Why a neighbour's answer was refused for this question."""
 
     SIMILARITY = "similarity"
-    PAYLOAD = "payload"  # the text to be translated, summarised, ... or a quoted one is another
-    TEMPLATE = "template"  # prompts of one frame, and what varies in it is another
+    PAYLOAD = "payload"  # the text to translate, summarise, ... or a quoted text differs
+    TEMPLATE = "template"  # both prompts fill the same template, with different values
     NUMBERS = "numbers"
     NEGATION = "negation"
     ENTITIES = "entities"
     DIRECTION = "direction"
     ANTONYM = "antonym"
-    COUNTEREXAMPLE = "counterexample"  # a client said that this answer is wrong for this question
+    COUNTEREXAMPLE = "counterexample"  # a client reported this answer as wrong for this question
     EXPIRED = "expired"
-    FOREIGN = "foreign"  # the record belongs to another scope than the index said
+    FOREIGN = "foreign"  # the entry's scope differs from the one in the index
 
 
 class Admission(StrEnum):
-    """Whether an answer may be stored, and if not, why."""
+    """Whether an answer may be stored; if not, the reason."""
 
     STORED = "stored"
     ERROR_STATUS = "error-status"
@@ -72,14 +73,14 @@ class Admission(StrEnum):
     CUT = "cut"  # the stream ended before its end marker
     TOOLS = "tools"
     TOO_LARGE = "too-large"
-    TEMPERATURE = "temperature"  # this and what follows: the policy's `admit`
+    TEMPERATURE = "temperature"  # this and the following: the policy's `admit`
     ROLE = "role"
     TOO_SHORT = "too-short"
     TOO_LONG = "too-long"
     TOO_CHEAP = "too-cheap"
-    RARE = "rare"  # not asked often enough lately
+    RARE = "rare"  # too few requests for it lately
     MALFORMED = "malformed"
-    PURGED = "purged"  # a removal that came while it was fetched means it
+    PURGED = "purged"  # a purge during the fetch covers it
 
 
 class Choice(StrEnum):
@@ -88,18 +89,18 @@ class Choice(StrEnum):
     ONLY = "only-backend"
     SIMPLE = "below-threshold"
     COMPLEX = "above-threshold"
-    BUDGET = "budget"  # the large model's predicted latency does not fit what is left
+    BUDGET = "budget"  # the large model's predicted latency exceeds the remaining budget
     FALLBACK = "fallback"  # the first choice failed before its first byte
-    LIMIT = "limit"  # the policy's `limits` leave the lightest model alone
-    OVERLOADED = "overloaded"  # the first choice had no place, or none in time
-    ACCEPTED = "cascade-accepted"  # the lightest model was tried first, and the check was confident of its answer
-    ESCALATED = "cascade-escalated"  # the check was not, or could not tell, or there was no answer to check
-    KEPT = "cascade-kept"  # the check was not, and nobody better could answer, or none in time
+    LIMIT = "limit"  # the policy's `limits` allow only the lightest model
+    OVERLOADED = "overloaded"  # the first choice had no permit, or none in time
+    ACCEPTED = "cascade-accepted"  # the lightest model was tried first, and the check accepted its answer
+    ESCALATED = "cascade-escalated"  # the check rejected the answer, could not tell, or had none to check
+    KEPT = "cascade-kept"  # the check rejected the answer, but no better model could answer, or none in time
 
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of one call to a backend."""
+    """The tokens of one backend call."""
 
     backend: str
     input_tokens: int
@@ -108,24 +109,24 @@ class Usage:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Provenance:
-    """Where an answer came from: the source of Cache-Status, the x-nearhit-* headers and the metric labels."""
+    """The origin of an answer: the source of Cache-Status, the x-nearhit-* headers and the metric labels."""
 
     verdict: Verdict
     reason: str | None = None  # a member of Bypass, Refusal or Choice, or the kind of an error
-    similarity: float | None = None  # in [0, 1], semantic hits
+    similarity: float | None = None  # semantic hits: in [0, 1]
     age_s: float | None = None  # hits: seconds since the answer was made
     ttl_s: float | None = None  # hits: seconds of freshness left
     backend: str | None = None
-    tier: str | None = None  # light | large, where the route has tiers
+    tier: str | None = None  # light | large, if the route has tiers
     complexity: float | None = None  # in [0, 1]
-    stored: bool = False  # the answer is, or at its end will be, stored
-    saved_tokens: int = 0  # output and input tokens that a hit did not cost
+    stored: bool = False  # the answer is stored, or will be when it ends
+    saved_tokens: int = 0  # output and input tokens that a hit saved
     saved_dollars: float = 0.0
-    fingerprint: str = ""  # hits: of the stored answer
-    output_tokens: int = 0  # hits: of the stored answer; 0 where it does not tell
-    upstream_s: float = 0.0  # hits: how long the stored answer took to come
-    beside: tuple[Usage, ...] = ()  # calls that were made for this answer, and are paid for, but are not this answer
-    forwarded: bool = True  # False: the gateway refused the request before it went to a backend
+    fingerprint: str = ""  # hits: fingerprint of the stored answer
+    output_tokens: int = 0  # hits: the stored answer's; 0 if unknown
+    upstream_s: float = 0.0  # hits: duration of the original backend call
+    beside: tuple[Usage, ...] = ()  # further calls for this answer that cost money, such as a rejected light answer
+    forwarded: bool = True  # False: the gateway refused the request before it reached a backend
 
     def as_stored(self) -> Provenance:
         return replace(self, stored=True)
@@ -133,7 +134,7 @@ class Provenance:
 
 MISSED = Provenance(Verdict.MISS)
 
-# What is stored of an answer, and what it is found by.
+# Stored answers and their keys.
 Vector = NDArray[np.float32]
 """A unit-length embedding: float32, shape (d,)."""
 
@@ -142,12 +143,12 @@ Vector = NDArray[np.float32]
 class Embedding:
     vector: Vector
     tokens: int
-    truncated: bool  # the text was longer than the model reads: the vector stands for its head only
-    unreadable: bool = False  # some of its words are none that the model knows: texts that differ there look the same
+    truncated: bool  # the text exceeds the model's input: the vector covers only its beginning
+    unreadable: bool = False  # the model does not know some words: texts that differ only there get the same vector
 
     @property
     def partial(self) -> bool:
-        """The vector does not stand for the whole text, so nothing may be matched by it."""
+        """Whether the vector covers only part of the text. Such a vector must not be matched."""
         return self.truncated or self.unreadable
 
     @property
@@ -159,9 +160,9 @@ class Embedding:
 
 @dataclass(slots=True)
 class Entry:
-    """A stored answer with all that is needed to check whose it is and to serve it.
+    """A stored answer with all that is needed to check its owner and to serve it.
 
-    `payload` holds the event data of a stream in order, or one element: the whole body.
+    `payload` is the event data of a stream in order, or one element: the whole body.
     """
 
     fingerprint: str
@@ -176,30 +177,31 @@ class Entry:
     payload: tuple[bytes, ...]
     content_type: str
     created: float  # wall clock, seconds
-    expires: float  # wall clock: when the store may forget it (the longest of all uses)
+    expires: float  # wall clock: when the store may delete it (the latest end of all uses)
     backend: str
     input_tokens: int
     output_tokens: int
     cost_dollars: float
-    upstream_s: float  # from before the backend was asked to `created`
+    upstream_s: float  # from before the backend call to `created`
     tags: tuple[str, ...] = ()
-    imported: float = 0.0  # wall clock: when an operator brought it here; 0 where it was fetched
+    imported: float = 0.0  # wall clock: when an operator imported it; 0 if it was fetched
 
     @property
     def asked(self) -> float:
-        """Wall clock: when its backend was asked, or it was imported. Removals before that do not mean it."""
+        """Wall clock: when the backend was called, or when the entry was imported. Purges before that time do not cover
+        it."""
         return max(self.created - self.upstream_s, self.imported)
 
     @property
     def size(self) -> int:
-        """Bytes of the answer and the question, as far as they count for a memory bound."""
+        """Bytes of the answer and the question, as they count towards a memory bound."""
         return sum(map(len, self.payload)) + len(self.question or "") + 512
 
 
 @dataclass(slots=True, eq=False)  # arrays do not compare
 class EmbeddedVector:
-    """A vector with the fingerprint of the embedder that made it, where those of several may meet: vectors of different
-    fingerprints are never compared."""
+    """A vector with the fingerprint of its embedder, for places that hold vectors of several embedders. Vectors of
+    different fingerprints are never compared."""
 
     vector: Vector
     embedder: str
@@ -213,24 +215,24 @@ class Neighbour:
     similarity: float  # inner product of unit vectors, clipped to [0, 1]
 
 
-# What is said back: the forms that a body may have, and the response that carries it.
+# Responses, and the forms that their bodies can have.
 
-# A number: `b"\n" in data` takes ten times as long, as CPython 3.11 makes a `TypeError` and drops it first.
+# A number, because `b"\n" in data` takes ten times as long: CPython 3.11 first raises and drops a `TypeError`.
 LF = 10
 
 
 @dataclass(slots=True)
 class Event:
-    """One server-sent event of an answer, in the client dialect's own wire form.
+    """One server-sent event of an answer, in the wire form of the client's dialect.
 
-    `data` is the payload of the `data:` lines, joined with newlines; `name` that of `event:`.
+    `data` is the payload of the `data:` lines, joined with newlines; `name` is that of `event:`.
     """
 
     data: bytes
     name: str | None = None
 
     def frame(self) -> bytes:
-        """The event as it goes over the wire, with its closing blank line."""
+        """Return the event in wire form, with its closing blank line."""
         if self.name is None and LF not in self.data:
             return b"data: %b\n\n" % self.data
         head = b"" if self.name is None else b"event: " + self.name.encode() + b"\n"
@@ -248,25 +250,25 @@ class FullBody:
 
 @dataclass(slots=True)
 class EventStream:
-    """A body of server-sent events. Whoever holds it iterates it to the end or calls `aclose()` on it."""
+    """A body of server-sent events. Its holder must iterate it to the end or call `aclose()`."""
 
     events: AsyncIterator[Event]
 
 
 @dataclass(slots=True)
 class ByteStream:
-    """An opaque body, relayed as it comes."""
+    """An opaque body, relayed as it arrives."""
 
     chunks: AsyncIterator[bytes]
 
 
 Frame = str | bytes
-"""What one side of a WebSocket says: text or binary."""
+"""A WebSocket frame: text or binary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The end of a WebSocket: a status code (RFC 6455 section 7.4) and a reason."""
+    """The end of a WebSocket: a status code (RFC 6455, section 7.4) and a reason."""
 
     code: int
     reason: str = ""
@@ -274,7 +276,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Tunnel:
-    """The backend has agreed to a WebSocket. Whoever holds it relays it to its end, or closes it."""
+    """A WebSocket that the backend has accepted. Its holder must relay it to its end or close it."""
 
     upstream: Duplex
 
@@ -285,10 +287,10 @@ Body = FullBody | EventStream | ByteStream | Tunnel
 @dataclass(slots=True)
 class Response:
     status: int
-    headers: tuple[tuple[str, str], ...]  # end-to-end headers, without framing and hop-by-hop ones
+    headers: tuple[tuple[str, str], ...]  # end-to-end headers, without framing and hop-by-hop headers
     body: Body
-    provenance: Provenance = MISSED  # what a backend returns; `Dispatch` says more
-    wire: bytes | None = None  # head and body as they go over the wire, where they are known; the rest is empty then
+    provenance: Provenance = MISSED  # as the backend sets it; `Dispatch` completes it
+    wire: bytes | None = None  # head and body in wire form, if ready; the other fields are then empty
 
     @property
     def content_type(self) -> str:
@@ -298,18 +300,18 @@ class Response:
         return ""
 
 
-# A model call as its dialect reads it, and what its client says of caching.
+# A model call as its dialect reads it, and the client's cache directives.
 STATEFUL = frozenset({Bypass.SEQUENCE, Bypass.SHARED_MEMORY, Bypass.BACKGROUND, Bypass.CONVERSATION})
 
 
 @dataclass(slots=True)
 class Decisive:
-    """What decides a call's answer."""
+    """`Decisive` is the part of a call that decides its answer."""
 
-    canonical: bytes  # canonical JSON of all of it: what the fingerprint is made of
-    context: bytes  # canonical JSON of everything but the question: what the scope is made of
-    question: str | None  # the text matched by similarity; None: no semantic lookup
-    no_question: Bypass | None = None  # why there is none
+    canonical: bytes  # canonical JSON of all of it: the input of the fingerprint
+    context: bytes  # canonical JSON of everything but the question: the input of the scope
+    question: str | None  # the text for the semantic lookup; None: no semantic lookup
+    no_question: Bypass | None = None  # why there is no question
 
 
 @dataclass(slots=True)
@@ -321,18 +323,18 @@ class Call:
     body: Mapping[str, Any]
     model: str  # as the client named it
     stream: bool
-    found: Decisive | Callable[[], Decisive]  # or what finds it: without a cache nobody asks
-    said: str | Callable[[Mapping[str, Any]], str]  # the prompt, or what reads it from the body
+    found: Decisive | Callable[[], Decisive]  # a function defers the work: without a cache it is never needed
+    said: str | Callable[[Mapping[str, Any]], str]  # the prompt, or a function that reads it from the body
     max_tokens: int | None
     user: str | None  # the end user that the body names
     questions: tuple[str, ...] = ()  # operation embeddings: the texts to embed
-    uncached: Bypass | None = None  # why its answer is neither kept nor looked for
-    stored: bool = False  # the backend keeps the answer under its id: two runs leave two
-    batch: InputSplit | None = None  # how it is taken apart, where it has several inputs that are independent
-    written: bytes | None = None  # `body` as JSON, where that is at hand
+    uncached: Bypass | None = None  # why its answer is neither stored nor looked up
+    stored: bool = False  # the backend stores the answer under an id: two calls store two answers
+    batch: InputSplit | None = None  # how to split it, if it has several independent inputs
+    written: bytes | None = None  # `body` as JSON, if available
 
-    # Puts what the answer repeats of its request, and decides nothing, into one that was made for another request: a
-    # whole body or one event's data; None where the protocol repeats nothing.
+    # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
+    # argument is a whole body or one event's data. None: the protocol echoes nothing.
     own: Callable[[bytes], bytes] | None = None
 
     @property
@@ -359,18 +361,19 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        """The text that complexity is judged on, and what text-only backends are sent: few calls are asked for it."""
+        """The text for the complexity score and for text-only backends. It is built on demand, because few calls need
+        it."""
         return self.said if isinstance(self.said, str) else self.said(self.body)
 
     @property
     def stateful(self) -> bool:
-        """It changes something where it is answered: sent twice, it would not be the same."""
+        """Whether the call changes state at the backend, so that sending it twice has a different effect."""
         return self.uncached in STATEFUL
 
 
 @dataclass(frozen=True, slots=True)
 class CacheDirectives:
-    """Cache-Control of a request (RFC 9111 section 5.2.1), as far as this gateway heeds it."""
+    """The Cache-Control directives of a request (RFC 9111, section 5.2.1) that this gateway supports."""
 
     no_store: bool = False
     no_cache: bool = False
@@ -381,39 +384,40 @@ class CacheDirectives:
 
 NO_DIRECTIVES = CacheDirectives()
 
-NO_CACHE = CacheDirectives(no_cache=True)  # of calls that the gateway makes to replace an answer
+NO_CACHE = CacheDirectives(no_cache=True)  # for the gateway's own calls that replace an answer
 
 
-# Who answers, and the protocols that clients speak.
+# Backends' WebSockets, and the protocols that clients speak.
 class Duplex(Protocol):
     """A WebSocket to a backend."""
 
     @property
     def protocol(self) -> str | None:
-        """The subprotocol that the backend has chosen of those that the client offered."""
+        """The subprotocol that the backend chose from the client's offers."""
 
     async def send(self, frame: Frame) -> None:
-        """Waits until it may be sent. Raises `ConnectionError` where the other side is gone."""
+        """Send a frame; wait until that is possible. Raise `ConnectionError` if the other side is gone."""
 
     async def receive(self) -> Frame | Closing:
-        """The next frame, or how it ended."""
+        """Return the next frame, or the close."""
 
     async def close(self, closing: Closing) -> None:
-        """Says goodbye, within bounds. Closing twice does no harm."""
+        """Close the WebSocket within a bounded time. Closing twice is harmless."""
 
 
 @dataclass(slots=True)
 class Inspection:
-    """What a dialect reads from a finished answer."""
+    """The dialect's reading of a complete answer."""
 
     admission: Admission
-    input_tokens: int  # 0 where the answer does not tell
+    input_tokens: int  # 0 if the answer does not tell
     output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of an answer. `logprob`: natural logarithm of how likely it was; `beside`: the likeliest ones."""
+    """One token of an answer. `logprob` is the natural logarithm of its probability; `beside` are the likeliest
+    alternatives."""
 
     text: str
     logprob: float
@@ -421,50 +425,50 @@ class Token:
 
 
 class TextAnswer(Protocol):
-    """Puts plain text into a dialect's wire form, for backends that know nothing but text."""
+    """`TextAnswer` puts plain text into a dialect's wire form, for backends that return only text."""
 
     def start(self) -> Sequence[Event]:
-        """What goes before the first text."""
+        """Return the events before the first text."""
 
     def delta(self, text: str, tokens: Sequence[Token] = ()) -> Event:
-        """`tokens` of `text`, where the client asked how likely they were and its dialect has a place for that."""
+        """Return the event of a piece of text. `tokens` are those of `text`, if the client asked for log probabilities
+        and its dialect supports them."""
 
     def finish(self, reason: str, input_tokens: int, output_tokens: int) -> Sequence[Event]:
-        """What ends the stream. `reason`: `stop` or `length`."""
+        """Return the events that end the stream. `reason` is `stop` or `length`."""
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """A call as it is sent to a backend that speaks its dialect."""
+    """A call in the form for a backend that speaks its dialect."""
 
     path: str
     body: bytes
-    headers: tuple[tuple[str, str], ...] = ()  # beside the client's own: what says how the body is to be read
+    headers: tuple[tuple[str, str], ...] = ()  # added to the client's own: headers that describe the body
 
 
 @dataclass(frozen=True, slots=True)
 class ClientForm:
-    """A whole answer as one client is given it."""
+    """A whole answer in the form that one client gets."""
 
     data: bytes
-    headers: tuple[tuple[str, str], ...]  # what says how it is to be read, its Content-Type among it
+    headers: tuple[tuple[str, str], ...]  # headers that describe the body, including Content-Type
 
 
 class InputSplit(Protocol):
-    """How a call of several independent inputs is taken apart, and put together again. Pure."""
+    """`InputSplit` splits a call of several independent inputs, and joins the answers. Pure."""
 
     def apart(self, call: Call) -> tuple[Call, ...]:
-        """A call for each input, in order."""
+        """Return one call per input, in order."""
 
     def gathered(self, calls: Sequence[Call]) -> Call:
-        """One call for the inputs of several that differ in nothing else."""
+        """Return one call with the inputs of several calls that differ in nothing else."""
 
     def divided(self, calls: Sequence[Call], whole: bytes) -> list[bytes]:
-        """The body that answers `gathered(calls)` -> one for each call. Raises `MalformedResponse`."""
+        """Split the body that answers `gathered(calls)` into one body per call. Raise `MalformedResponse`."""
 
     def joined(self, wholes: Sequence[bytes]) -> bytes:
-        """The bodies that answer the calls of `apart`, in order -> the one that answers all. Raises
-        `MalformedResponse`."""
+        """Join the bodies that answer the calls of `apart`, in order, into one body. Raise `MalformedResponse`."""
 
 
 class Dialect(Protocol):
@@ -475,101 +479,108 @@ class Dialect(Protocol):
 
     @property
     def id_header(self) -> str | None:
-        """Where its clients look for a request's id; None: in x-request-id, which all answers have."""
+        """The header in which its clients look for a request id; None: x-request-id, which every answer has."""
 
     def claims(self, method: str, path: str) -> bool:
-        """Whether requests like this are this dialect's. What nobody claims is passed through as it comes."""
+        """Return whether such requests belong to this dialect. Requests that no dialect claims are passed through
+        unchanged."""
 
     def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> Call:
-        """The call of a request that this dialect claims; `headers` case-insensitive. Raises `BadRequest`."""
+        """Return the call of a request that this dialect claims. `headers` is case-insensitive. Raise `BadRequest`."""
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:
-        """What a backend is sent: what was parsed, never the raw bytes, so that two parsers cannot disagree on it.
+        """Return the request for the backend. It is built from the parsed call, never from the raw bytes, so that two
+        parsers cannot disagree.
 
-        `model`: the name it is asked for by; None: the client's. `kept`: the answer may be stored, so that all of it
-        is wanted, what this client did not ask for included (`shown` hides that again)."""
+        `model`: the name at the backend; None: the client's name. `kept`: the answer may be stored, so all optional
+        parts are requested. `shown` hides those that this client did not ask for.
+        """
 
     @property
     def reforms(self) -> bool:
         """Whether `stored_form` and `client_form` ever change anything."""
 
     def stored_form(self, call: Call, data: bytes, headers: Mapping[str, str]) -> bytes:
-        """A backend's whole answer, of status 200, in the form in which it is kept: without what belongs to this one
-        request, and to be read without `headers`. Raises `MalformedResponse`."""
+        """Return a backend's whole answer of status 200 in the form in which it is stored: without request-specific
+        parts, and readable without `headers`. Raise `MalformedResponse`."""
 
     def client_form(self, call: Call, data: bytes) -> ClientForm | None:
-        """A whole answer in its stored form as this client asked for it; None: as it is, with the headers it has.
+        """Return a whole stored answer in the form that this client asked for; None: unchanged, with its own headers.
 
-        Raises `MalformedResponse`, and `BadRequest` where the answer cannot be said in that form."""
-
-    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
-        """Judges a finished answer; `payload` as in `Entry`. Never raises: what it cannot read is `MALFORMED`."""
-
-    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
-        """The event data of a complete stream -> the body that a non-stream client expects. Lossless.
-
-        Raises `MalformedResponse`.
+        Raise `MalformedResponse`, or `BadRequest` if that form cannot express the answer.
         """
 
+    def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
+        """Judge a complete answer; `payload` as in `Entry`. Never raise: an unreadable answer is `MALFORMED`."""
+
+    def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
+        """Convert the event data of a complete stream to the body for a non-streaming client. Lossless. Raise
+        `MalformedResponse`."""
+
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
-        """A whole body -> the events that a stream client expects. Lossless. Raises `MalformedResponse`."""
+        """Convert a whole body to the events for a streaming client. Lossless. Raise `MalformedResponse`."""
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
-        """A whole body, or one event's data, as if it were made now: under an id of the dialect's form made of
-        `answer_id`, and with `created`, seconds since the epoch. What has neither comes back as it is."""
+        """Return a whole body, or one event's data, as if it were created now.
+
+        Its id is made of `answer_id` in the dialect's form, and its time is `created`, seconds since the epoch. Data
+        without id and time is returned unchanged.
+        """
 
     def event(self, call: Call, data: bytes) -> Event:
-        """A stored event's data as it goes over the wire, under its name where the protocol names events."""
+        """Return the event for stored event data, with its name if the protocol names events."""
 
     def shown(self, call: Call, event: Event) -> bool:
-        """Whether this client asked for this event; the gateway itself may have asked for more."""
+        """Return whether this client asked for this event; the gateway may have requested more events."""
 
     def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
-        """Those that are `shown`."""
+        """Return the events that are `shown`."""
 
     def answer_text(self, call: Call, payload: Sequence[bytes], streamed: bool) -> str | None:
-        """What a finished answer says, as plain text; None where it is not text alone. `payload` as in `Entry`."""
+        """Return the plain text of a complete answer; None if it contains anything but text. `payload` as in
+        `Entry`."""
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer: ...
 
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
-        """The body that answers a call of operation `embeddings`."""
+        """Return the body that answers a call of operation `embeddings`."""
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
-        """An error body in the dialect's own shape. `param`: as in `Refused`, for those that have a place for it."""
+        """Return an error body in the dialect's form. `param` is as in `GatewayError`, for dialects that have a field
+        for it."""
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
-        """What ends a stream that broke after its first byte."""
+        """Return the events that end a stream which broke after its first byte."""
 
 
 class Aged(Protocol):
-    """A stored answer, as far as its age goes."""
+    """A stored answer, reduced to its age."""
 
     @property
     def fingerprint(self) -> str: ...
 
     @property
     def created(self) -> float:
-        """Wall clock."""
+        """Creation time on the wall clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How long a policy lets answers live; seconds."""
+    """The lifetime that a policy gives to answers, in seconds."""
 
     ttl_s: float
-    jitter: float = 0.0  # share of the TTL, in [0, 1], by up to which an entry's own is shorter
-    revalidate_s: float = 0.0  # after the TTL: served once more while it is fetched anew (RFC 5861)
-    error_s: float = 0.0  # after the TTL: served where no backend answers (RFC 5861)
+    jitter: float = 0.0  # share of the TTL, in [0, 1], by which an entry's own TTL may be shorter
+    revalidate_s: float = 0.0  # after the TTL: serve the entry while it is fetched again (RFC 5861)
+    error_s: float = 0.0  # after the TTL: serve the entry if no backend answers (RFC 5861)
 
     @property
     def longest_s(self) -> float:
-        """After which nobody has a use for an entry."""
+        """The time after which an entry has no use."""
         return self.ttl_s + max(self.revalidate_s, self.error_s)
 
     def ttl_of(self, entry: Aged) -> float:
-        """The entry's own: what was stored together does not expire together. It follows from the fingerprint, so that
-        all replicas agree."""
+        """Return the TTL of one entry, shortened by the jitter so that entries stored together do not expire together.
+        The jitter follows from the fingerprint, so all replicas agree."""
         if self.jitter == 0.0:
             return self.ttl_s
         return self.ttl_s * (1.0 - self.jitter * int(entry.fingerprint[:8], 16) / 0x1_0000_0000)
@@ -577,56 +588,56 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class TierDecision:
-    """What the rule asks for, budgets and failures aside."""
+    """The tier that the rule prefers, before budgets and failures are considered."""
 
     large: bool
-    threshold: float  # the score above which the large model is wanted now, in [0, 1]
-    carried: float | None = None  # what the next of equal scores adds its part to, in [0, 1); None: nothing new
+    threshold: float  # the large model is preferred above this score, in [0, 1]
+    carried: float | None = None  # carry for the next request of equal score, in [0, 1); None: unchanged
 
 
 class RequestFacts(NamedTuple):
-    """What is known of a request before anything is decided. Digests are keyed, 16 bytes; durations are seconds."""
+    """Facts about a request before any decision. Digests are keyed, 16 bytes; durations are seconds."""
 
     path: str
     model: str
     dialect: str
     operation: str
-    headers: tuple[tuple[str, str], ...]  # those that the policy in force matched by
+    headers: tuple[tuple[str, str], ...]  # the headers that the policy in force matches on
     tenant: bytes
-    user: bytes  # of the body; empty: none
-    canonical: bytes  # of all that decides the answer
-    context: bytes  # of all but the question
-    question: bytes | None  # None: nothing is matched by similarity
+    user: bytes  # of the body's user; empty: none
+    canonical: bytes  # of everything that decides the answer
+    context: bytes  # of everything but the question
+    question: bytes | None  # None: no semantic lookup
     no_store: bool
     no_cache: bool
     only_if_cached: bool
     max_age_s: float | None
     min_fresh_s: float
-    uncached: str | None  # why its answer is neither kept nor looked for
-    inputs: bool  # it has several, which are answered apart
+    uncached: str | None  # why its answer is neither stored nor looked up
+    inputs: bool  # it has several inputs, which are answered separately
     stream: bool
-    input_tokens: int  # as estimated from its text
+    input_tokens: int  # estimated from its text
     max_tokens: int | None
     temperature: float | None
     roles: tuple[str, ...]
-    budget_s: float | None  # the client's own
-    patient: bool  # a job: no budget
+    budget_s: float | None  # the budget that the client states
+    patient: bool  # a job, which has no budget
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficFacts:
-    """Of a request that is recorded: what is known of it before anything is decided."""
+    """Facts about a recorded request before any decision."""
 
-    plain: bool  # its route goes by similarity alone: nothing was asked of the verifier
+    plain: bool  # its route uses a plain similarity threshold: the verifier is not used
     given: RequestFacts
-    question: str | None  # in memory alone
+    question: str | None  # kept in memory only
     keeps_prompt: bool
 
 
-# What a call costs.
+# The price of a call.
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars per million tokens."""
+    """A price in US dollars per million tokens."""
 
     input_per_million: float = 0.0
     output_per_million: float = 0.0

@@ -1,6 +1,8 @@
-"""The pipeline: every request takes these steps, outermost first. A step answers, hands the request on to the next one,
-or waits; what a route's policy turns off is absent. `nearhit explain REQUEST.json --steps` prints the pipeline of a
-route as it stands."""
+"""The pipeline: the steps of every request, outermost first.
+
+A step answers the request, passes it to the next step, or waits. Steps that a route's policy turns off are absent.
+`nearhit explain REQUEST.json --steps` prints the pipeline of a route.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What of the configuration, beside a route, decides which steps there are."""
+    """The configuration that decides, together with a route, which steps exist."""
 
-    api_keys: bool  # clients show API keys, which may have limits of their own
-    shared_store: bool  # other gateways are on the store
+    api_keys: bool  # clients authenticate with API keys, which may have limits
+    shared_store: bool  # other gateways use the store
 
     @classmethod
     def of(cls, config: Config) -> Deployment:
@@ -63,8 +65,8 @@ def _leased(route: Route, deployment: Deployment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[B]):
-    """`build` makes it around the next one; `applies`: whether a route has it; `for_jobs`: whether a
-    job takes it when it runs."""
+    """A step of the pipeline. `build` wraps it around the next step, `applies` tells whether a route has it, and
+    `for_jobs` whether it also runs for jobs."""
 
     name: str
     build: Callable[[B, Handler], Handler]
@@ -74,33 +76,33 @@ class Step(Generic[B]):
 
 
 SHARED: Sequence[Step[SharedSteps]] = (
-    Step("ExactFastPath", SharedSteps.exact_fast_path, "bytes that were just answered need not be read again"),
+    Step("ExactFastPath", SharedSteps.exact_fast_path, "a repeated request is answered without parsing it again"),
     Step("Observe", SharedSteps.observe, "metrics, access log, span: sees every outcome exactly once", for_jobs=True),
     Step("ErrorBoundary", SharedSteps.error_boundary, "errors in the client's protocol; sheds load", for_jobs=True),
-    Step("Authenticate", SharedSteps.authenticate, "before the body is read: strangers cost nothing", for_jobs=True),
-    Step("ControlEndpoints", SharedSteps.control_endpoints, "feedback, jobs, batches: no policy is asked"),
+    Step("Authenticate", SharedSteps.authenticate, "before the body: unknown clients cost nothing", for_jobs=True),
+    Step("ControlEndpoints", SharedSteps.control_endpoints, "feedback, jobs, batches: no policy applies"),
     Step("ParseAndRoute", SharedSteps.parse_and_route, "protocol -> call, policy -> route, cache keys", for_jobs=True),
 )
 PER_ROUTE: Sequence[Step[RouteSteps]] = (
-    Step("CountRequests", RouteSteps.count_requests, "limits that count hits, too", _counts_hits),
-    Step("Negotiate", RouteSteps.negotiate, "stream or whole, split or joined, whichever was stored"),
+    Step("CountRequests", RouteSteps.count_requests, "limits that also count hits", _counts_hits),
+    Step("Negotiate", RouteSteps.negotiate, "stream or whole, split or joined, from either stored form"),
     Step("ExactCache", RouteSteps.exact_cache, "memory, then store: the cheapest answer first", _exact),
     Step("SingleFlight", RouteSteps.single_flight, "identical misses make one call", _cached),
-    Step("SemanticCache", RouteSteps.semantic_cache, "embed, search, verify: the same in other words", _semantic),
+    Step("SemanticCache", RouteSteps.semantic_cache, "embed, search, verify: paraphrased questions", _semantic),
     Step("ClusterLease", RouteSteps.cluster_lease, "one call over all gateways on a store", _leased),
     Step("StoreResponse", RouteSteps.store_response, "admission, put, index: before the flight lands", _cached),
-    Step("RateLimit", RouteSteps.rate_limit, "what a call to a backend takes of its limits", _limited),
+    Step("RateLimit", RouteSteps.rate_limit, "limits on calls to backends", _limited),
     Step("Dispatch", RouteSteps.dispatch, "tier, budget, fallback, retry, hedge, send"),
 )  # fmt: skip
 
 
 def shared_pipeline(steps: SharedSteps, *, for_jobs: bool = False) -> Handler:
-    """From a request's first byte to its route, whose own steps follow."""
+    """Return the steps from a request's first byte to its route. The route's own steps follow."""
     return _compose([step for step in SHARED if step.for_jobs or not for_jobs], steps)
 
 
 def route_table(policy: Policy, deployment: Deployment, steps_of: Callable[[Route], RouteSteps]) -> RouteTable:
-    """A policy with the steps of each of its routes."""
+    """Return a policy with the pipeline of each of its routes."""
     pipelines = {
         route.name: _compose([step for step in PER_ROUTE if step.applies(route, deployment)], steps_of(route))
         for route in policy.routes
@@ -109,7 +111,7 @@ def route_table(policy: Policy, deployment: Deployment, steps_of: Callable[[Rout
 
 
 def steps_of(route: Route, deployment: Deployment) -> list[tuple[str, str]]:
-    """Name and reason of each step that a request of this route takes."""
+    """Return the name and reason of each step that requests of this route take."""
     taken: list[Step[Any]] = [*SHARED]
     taken += (step for step in PER_ROUTE if step.applies(route, deployment))
     return [(step.name, step.reason) for step in taken]
@@ -123,4 +125,4 @@ def _compose(steps: Sequence[Step[B]], builder: B) -> Handler:
 
 
 def _no_next_step(_: RequestContext) -> Response:
-    raise AssertionError("the last step has none behind it")
+    raise AssertionError("no step follows the last one")

@@ -1,5 +1,8 @@
-"""The Protocols that the pipeline depends on: clock, embedder, index, store, verifier. `gateway.adapters` has the real
-implementations; the contract suites run against every implementation and every shared fake."""
+"""The Protocols that the pipeline depends on: clock, embedder, index, store, verifier.
+
+`gateway.adapters` has the real implementations. The contract suites run against every implementation and every shared
+fake.
+"""
 
 from __future__ import annotations
 
@@ -15,53 +18,53 @@ from gateway.messages import Call, EmbeddedVector, Embedding, Entry, Event, Neig
 
 class Clock(Protocol):
     def wall(self) -> float:
-        """Seconds since the epoch; may jump."""
+        """Return seconds since the epoch; may jump."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean something."""
+        """Return seconds on a clock that never goes back; only differences have a meaning."""
 
 
 class BodySource(Protocol):
-    """A request's body, not yet read. One of the two may be used, once."""
+    """The unread body of a request. Use either `read` or `stream`, once."""
 
     async def read(self) -> bytes:
-        """All of it, decoded. Raises `PayloadTooLarge`, `RequestTimeout` or `BadRequest`."""
+        """Return the whole body, decoded. Raise `PayloadTooLarge`, `RequestTimeout` or `BadRequest`."""
 
     def read_nowait(self) -> bytes | None:
-        """What `read` returns, where it is here already; None where it has to be waited for. Raises as `read`."""
+        """Return the result of `read` if the body has arrived, else None. Raise as `read`."""
 
     async def buffer(self) -> None:
-        """Waits until the whole body is here, or more of it than is buffered. Raises `RequestTimeout` or
+        """Wait until the whole body, or more of it than the buffer holds, has arrived. Raise `RequestTimeout` or
         `BadRequest`."""
 
     def stream(self) -> AsyncIterator[bytes] | None:
-        """As it comes, undecoded; None where there is none."""
+        """Return the body undecoded, as it arrives; None if there is none."""
 
     @property
     def buffered_body(self) -> bytes | None:
-        """What `stream` would give, where all of it is here already; empty where there is no body."""
+        """The content of `stream`, if all of it has arrived; empty if there is no body; else None."""
 
     @property
     def replayable(self) -> bool:
-        """Whether `stream` gives the same body each time: it is here already, or there is none."""
+        """Whether `stream` yields the same body each time: it has arrived completely, or there is none."""
 
 
 class TextEncoder(Protocol):
-    """The synchronous half of an embedder. One thread at a time calls it; it may take milliseconds."""
+    """The synchronous half of an embedder. One thread at a time calls it; a call may take milliseconds."""
 
     @property
     def fingerprint(self) -> str:
-        """Names model, weights and quantisation. Vectors of different fingerprints are never compared."""
+        """The name of model, weights and quantisation. Vectors of different fingerprints are never compared."""
 
     @property
     def dimension(self) -> int: ...
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
-        """One embedding a text, in order; vectors are float32 of shape (dimension,) and unit length."""
+        """Return one embedding per text, in order. Vectors are float32 of shape (dimension,) and unit length."""
 
 
 class ImmediateEncoder(TextEncoder, Protocol):
-    """One that takes microseconds."""
+    """A text encoder that takes microseconds."""
 
     def encode_one(self, text: str) -> Embedding: ...
 
@@ -74,22 +77,26 @@ class Embedder(Protocol):
     def dimension(self) -> int: ...
 
     async def embed(self, text: str, owner: str = "") -> Embedding:
-        """`owner`: who may notice by the time it takes that the text was embedded before, see `cache.keys.owner_of`;
-        empty: the gateway itself. Raises `EmbedderUnavailable` when it cannot answer within its bounds; never hangs."""
+        """Return the embedding of a text. Raise `EmbedderUnavailable` if that is not possible within the embedder's
+        bounds; never hang.
+
+        `owner` is the party that may learn, from the time it takes, that the text was embedded before (see
+        `cache.keys.owner_of`). Empty: the gateway itself.
+        """
 
     def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
-        """What `embed` would return, where that takes microseconds; None where it has to be waited for."""
+        """Return the result of `embed` if that takes microseconds, else None."""
 
 
 class EagerEmbedder(Embedder, Protocol):
     def begin(self, text: str, owner: str = "") -> None:
-        """A hint that `embed` is likely to be called with the same in a moment. May do nothing."""
+        """Hint that a call of `embed` with the same arguments is likely to follow. May do nothing."""
 
 
-# Where answers, vectors and what was learnt are kept.
+# Stores of answers, vectors and learning.
 @dataclass(frozen=True, slots=True)
 class StoredVector:
-    """What the store keeps for the index to be rebuilt from."""
+    """A vector in the store, from which the index can be rebuilt."""
 
     fingerprint: str
     scope: str
@@ -105,174 +112,188 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class EntrySize:
-    """What the store says of an entry that it lists."""
+    """The store's information on an entry that it lists."""
 
     fingerprint: str
-    size: int  # bytes of record and vector; 0: it is gone, and no longer listed
+    size: int  # bytes of record and vector; 0: deleted, and no longer listed
     worth: float  # US dollars that a hit saves
-    expired: bool  # where it is gone: because its time was over
+    expired: bool  # if deleted: whether its time was over
 
 
 class SizedStore(Protocol):
-    """Raises `StoreUnavailable`."""
+    """A store that lists its entries with their sizes. Raises `StoreUnavailable`."""
 
     def weights(self) -> AsyncIterator[Sequence[EntrySize]]:
-        """Of all entries, in pages of bounded size, in no order. What is listed and gone is listed no longer."""
+        """Yield all entries in pages of bounded size, in no order. Entries found to be deleted are removed from the
+        list."""
 
 
 class ResponseStore(Protocol):
-    """The source of truth. Every method raises `StoreUnavailable` when the store does not answer in time."""
+    """The source of truth. Every method raises `StoreUnavailable` if the store does not answer in time."""
 
     async def get(self, fingerprint: str) -> Entry | None: ...
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
-        """Stores or replaces. The entry is forgotten by itself at `entry.expires`.
+        """Store or replace an entry. The store deletes it at `entry.expires`.
 
-        `lease`: the token under which its answer was fetched, 0 for none; the lease ends with it. False, and nothing is
-        written, where that lease was lost and what lies there may be newer.
+        `lease` is the token under which the answer was fetched, 0 for none; the lease ends. Return False, and write
+        nothing, if that lease was lost, because the stored entry may be newer.
         """
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
-        """Returns how many there were."""
+        """Delete entries. Return how many existed."""
 
     def vectors(self) -> AsyncIterator[StoredVector]:
-        """Every stored vector of the current embedder, in no order."""
+        """Yield every stored vector of the current embedder, in no order."""
 
     def fingerprints(self) -> AsyncIterator[tuple[str, float]]:
-        """Every entry's fingerprint and expiry (wall clock, seconds), without reading the entries; in no order.
+        """Yield every entry's fingerprint and expiry (wall clock, seconds), in no order, without reading the entries.
 
-        One may come twice, and one that has just expired, or made room for others, may still come.
+        A fingerprint may come twice. An entry that has just expired or been evicted may still come.
         """
 
     async def vectors_of(self, fingerprints: Sequence[str]) -> Sequence[StoredVector]:
-        """What `vectors` gives, of these alone."""
+        """Return the stored vectors of these entries."""
 
     async def stats(self) -> StoreStats: ...
 
 
 @dataclass(slots=True)
 class Claim:
-    """What came of asking for a lease; at most one of the two is not 0. Both are 0 where an answer lies there."""
+    """The answer to a request for a lease. At most one of the two fields is not 0. Both are 0 if an entry exists."""
 
-    token: int  # of the lease that was given, 0: none; higher than that of every lease given before
-    holder: int  # the token of the lease that somebody else holds; 0: nobody does
+    token: int  # the granted lease's, 0: none; higher than the tokens of all leases granted before
+    holder: int  # token of the lease that another gateway holds; 0: none
 
 
 class Leases(Protocol):
-    """Who may call a backend for a fingerprint, among all gateways on a store. Leases expire by themselves.
+    """Leases: the right to call a backend for a fingerprint, among all gateways on a store. They expire.
 
-    Every method raises `StoreUnavailable` when the store does not answer in time."""
+    Every method raises `StoreUnavailable` if the store does not answer in time.
+    """
 
     async def acquire(self, fingerprint: str, since: int | None) -> Claim:
-        """Gives a lease unless another one is in force, or an entry lies there that was put under the token `since` or
-        a later one; 0: any entry; None: no entry keeps it from being given."""
+        """Grant a lease, unless another one is in force or an entry exists that was put under token `since` or later.
+
+        `since` 0: any entry prevents the lease. None: no entry does.
+        """
 
     async def renew(self, held: Mapping[str, int]) -> Sequence[str]:
-        """Prolongs leases (fingerprint -> token). Returns those that are no longer in force: they stay lost."""
+        """Prolong leases (fingerprint -> token). Return the fingerprints of those that are lost; they stay lost."""
 
     async def release(self, held: Mapping[str, int]) -> None:
-        """Ends leases, of those named the ones that are still in force."""
+        """End leases, as far as they are still in force."""
 
     async def holders(self, fingerprints: Sequence[str]) -> Sequence[int]:
-        """The token of the lease in force for each, 0 for none."""
+        """Return the token of each lease in force, 0 for none."""
 
 
 class CounterexampleStore(Protocol):
-    """What clients said was wrong, for all gateways on a store. Raises `StoreUnavailable`."""
+    """Counterexamples that clients reported, for all gateways on a store. Raises `StoreUnavailable`."""
 
     async def add_counterexample(self, key: str) -> None: ...
 
     async def counterexamples(self) -> list[str]:
-        """The keys, oldest first; bounded, the oldest are forgotten."""
+        """Return the keys, oldest first. Their number is bounded: the oldest are deleted."""
 
 
 class LearningStore(Protocol):
-    """What routes have learnt, over a restart. Raises `StoreUnavailable`."""
+    """The learning state of routes, which survives a restart. Raises `StoreUnavailable`."""
 
     async def put_learning(self, route: str, snapshot: bytes) -> None:
-        """Stores or replaces. Bounded: beyond some hundreds of routes others are forgotten."""
+        """Store or replace the state of a route. Beyond some hundreds of routes, others are deleted."""
 
     async def learning(self, route: str) -> bytes | None: ...
 
 
 class RemovalStore(Protocol):
-    """What removals need of the store. Every method raises `StoreUnavailable`."""
+    """The part of the store that purges use. Every method raises `StoreUnavailable`."""
 
     async def version(self) -> bytes:
-        """Changes whenever the bans do; cheap."""
+        """Return a value that changes with the bans; cheap."""
 
     async def bans(self) -> Sequence[bytes]: ...
 
     async def write_bans(self, bans: Mapping[str, bytes], drop: Sequence[str]) -> bool:
-        """Adds or replaces by id, forgets those of `drop`. Returns whether it is known to have reached the disk."""
+        """Add or replace bans by id, and delete those in `drop`. Return whether the change is known to be on disk."""
 
     async def latest_expiry(self) -> float:
-        """Of all entries; wall clock, seconds. 0 where there is none."""
+        """Return the latest expiry of all entries; wall clock, seconds. 0 if there is none."""
 
     def records(self, embedder: str) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
-        """All entries in pages of bounded size, in no order; with their vector where they have one of that embedder."""
+        """Yield all entries in pages of bounded size, in no order. Each comes with its vector, if it has one of that
+        embedder."""
 
     async def delete(self, fingerprints: Sequence[str]) -> int: ...
 
     async def add_audit(self, line: bytes) -> None: ...
 
     async def audits(self, limit: int) -> Sequence[bytes]:
-        """The youngest first; bounded, the oldest are forgotten."""
+        """Return audit lines, youngest first. Their number is bounded: the oldest are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignEntry:
-    """An entry that has a vector, and none of the embedder in use."""
+    """An entry that has a vector, but none of the embedder in use."""
 
-    entry: Entry | None  # None: its record cannot be read
-    version: str  # of the record; another one once the entry is answered anew
+    entry: Entry | None  # None: its record is unreadable
+    version: str  # the record's; changes when the entry is fetched again
 
 
 class MigrationStore(Protocol):
-    """Entries from before the embedder was another one. Every method raises `StoreUnavailable`."""
+    """Access to entries with vectors of a former embedder. Every method raises `StoreUnavailable`."""
 
     def foreign(self) -> AsyncIterator[Sequence[str]]:
-        """The fingerprints of such entries, in pages of bounded size, in no order."""
+        """Yield the fingerprints of such entries, in pages of bounded size, in no order."""
 
     async def read(self, fingerprint: str) -> ForeignEntry | None:
-        """None: it is gone, or no such entry."""
+        """Return the entry; None if it is gone or has no foreign vector."""
 
     async def replace(self, fingerprint: str, version: str, vector: Vector, keep: str = "") -> bool:
-        """Gives the entry a vector of the embedder in use, if its record is still that version; its expiry stays, and
-        so does a vector of the embedder `keep`. False, and nothing is written, where it is gone or has been answered
-        anew."""
+        """Give the entry a vector of the embedder in use, if its record still has that version.
+
+        The expiry stays, and so does a vector of the embedder `keep`. Return False, and write nothing, if the entry is
+        gone or was fetched again.
+        """
 
     async def settled(self) -> bool:
-        """Whether lookups have gone over to the embedder in use, also before a restart."""
+        """Return whether lookups use the embedder in use, also before a restart."""
 
     async def settle(self) -> None:
-        """They have: what was kept of the embedder before is dropped, once."""
+        """Record that lookups have switched, and drop the former embedder's data once."""
 
 
 class NearbyStore(ResponseStore, Protocol):
     """A store that keeps its hottest entries in process."""
 
     def peek(self, fingerprint: str) -> Entry | None:
-        """What is in process, without asking further."""
+        """Return the entry if it is in process, without further lookups."""
 
     def forget(self, fingerprint: str) -> None:
-        """Lets go of what is in process: the store has another one now."""
+        """Drop the entry from the process, because the store has another one now."""
 
     def banned(self, entry: Entry, vector: Vector | None = None, asked: float = ...) -> bool:
-        """Whether a removal covers it; `vector`: its own, where it is known; `asked`: when its backend was, by the
-        monotonic clock, of one that is fetched here. `get` and `peek` return no such entry: this is for one that has
-        been in hand for a while, or is about to be put."""
+        """Return whether a purge covers the entry.
+
+        `vector` is its own, if known. `asked` is when its backend was called, on the monotonic clock, for an entry
+        fetched here. `get` and `peek` never return such an entry. This check is for an entry held for a while, or about
+        to be stored.
+        """
 
 
 class VectorIndex(Protocol):
-    """Nearest neighbours within one scope. Never returns an entry of another scope.
+    """Nearest neighbours within one scope. It never returns an entry of another scope.
 
-    Everything that waits raises `IndexUnavailable` where the index does not answer."""
+    Every method that waits raises `IndexUnavailable` if the index does not answer.
+    """
 
     @property
     def shared(self) -> bool:
-        """Whether it lies outside, and all gateways on the store use it: then who stores an answer writes its vector,
-        and nobody fills it from the store, follows the others for it or compares it with the store."""
+        """Whether the index is external and common to all gateways on the store.
+
+        The gateway that stores an answer then writes its vector. No gateway fills the index from the store, replicates
+        it or compares it with the store.
+        """
 
     @property
     def size(self) -> int: ...
@@ -282,42 +303,46 @@ class VectorIndex(Protocol):
 
     @property
     def placed(self) -> int | None:
-        """Entries that are searched on a device beside the CPU; None: it has none."""
+        """The number of entries on a device other than the CPU; None: there is no device."""
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
-        """Adds or replaces. After `expires` (wall clock, seconds) it may be forgotten."""
+        """Add or replace a vector. After `expires` (wall clock, seconds) it may be dropped."""
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
-        """Adds or replaces several, for less than one by one; what does not fit is left out."""
+        """Add or replace several vectors, at less cost than one by one. Vectors that do not fit are left out."""
 
     def holds(self, fingerprint: str) -> bool:
-        """Whether it is there; at once, and right up to what is just changing. False: a shared index cannot tell."""
+        """Return at once whether the entry is present, apart from changes in progress. A shared index cannot tell and
+        returns False."""
 
     def count(self, scope: str) -> int:
-        """How many entries a search of this scope compares with; at once, and right up to what is just changing, or of
-        a shared index to what it was a minute ago."""
+        """Return at once how many entries a search of this scope compares. The number excludes changes in progress; for
+        a shared index it is up to a minute old."""
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
-        """At most `k` neighbours, most similar first."""
+        """Return at most `k` neighbours, most similar first."""
 
     def search_nowait(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
-        """What `search` finds, where that takes microseconds; None where it has to be waited for."""
+        """Return the result of `search` if that takes microseconds, else None."""
 
     async def near(self, vector: Vector, similarity: float) -> Sequence[str]:
-        """The fingerprints of all scopes within `similarity`, in [0, 1], of `vector`; for removals, not for requests:
-        it looks at everything. What comes or goes meanwhile may or may not be among them."""
+        """Return the fingerprints, from all scopes, within `similarity` (in [0, 1]) of `vector`.
+
+        It scans everything, so it is for purges and not for requests. Entries that change meanwhile may or may not be
+        included.
+        """
 
     async def remove(self, fingerprints: Sequence[str]) -> int:
-        """Returns how many there were."""
+        """Remove entries. Return how many existed."""
 
     async def fingerprints(self) -> Sequence[str]:
-        """Everything it holds, in no order."""
+        """Return all fingerprints, in no order."""
 
 
-# Whether the answer to a stored question answers this one.
+# Decide whether the answer to a stored question also answers this one.
 @dataclass(slots=True)
 class StoredCandidate:
-    """A neighbour with the question its answer was made for."""
+    """A neighbour with the question that its answer was made for."""
 
     question: str
     similarity: float  # in [0, 1]
@@ -325,61 +350,63 @@ class StoredCandidate:
 
 @dataclass(slots=True)
 class Opinion:
-    """What a verifier thinks of serving a candidate's answer."""
+    """A verifier's opinion on serving a candidate's answer."""
 
-    score: float  # rises with the chance of being right, at most 1: what a route's threshold is held against
-    probability: float  # that the answer is right, in [0, 1], as calibrated on the verifier's own material
-    veto: Refusal | None = None  # not to be served whatever the score
-    doubt: Refusal | None = None  # what spoke against it most: the reason if it is refused
+    score: float  # rises with the probability of being right, at most 1; a route compares it with its threshold
+    probability: float  # that the answer is right, in [0, 1], as calibrated on the verifier's own data
+    veto: Refusal | None = None  # not to be served at any score
+    doubt: Refusal | None = None  # the strongest objection: the reason if the candidate is refused
 
 
 PriorBands = Sequence[tuple[float, float]]
-"""By band of scores (`gateway.cache.threshold.ledger`): the share of neighbours that were wrong, and neighbours met a
-request, on the material that a verifier was calibrated on."""
+"""Per band of scores (`gateway.cache.threshold.ledger`), on the verifier's calibration data: the share of wrong
+neighbours, and the neighbours per request."""
 
 
 class Verifier(Protocol):
-    """Judges whether the answer to a stored question answers this one. Whether it is served, the route decides."""
+    """`Verifier` judges whether the answer to a stored question answers this one. The route decides whether to serve
+    it."""
 
     @property
     def basis(self) -> str:
-        """Names it and its weights: scores of different bases are never compared."""
+        """The name of the verifier and its weights. Scores of different bases are never compared."""
 
     @property
     def prior(self) -> PriorBands: ...
 
     @property
     def floor(self) -> float:
-        """The similarity in [0, 1] below which no neighbour is worth reading."""
+        """The similarity in [0, 1] below which a neighbour is not read at all."""
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
-        """One a candidate, in order."""
+        """Return one opinion per candidate, in order."""
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
-        """A closer and dearer look, for candidates near the threshold. None: it has none to give."""
+        """Return a more precise and more expensive opinion, for candidates near the threshold. None: not available."""
 
     def close(self) -> None:
-        """Lets go of threads and models."""
+        """Release threads and models."""
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
-        """What it sees that sets the two apart, by name, to be shown; what is as between equals is left out."""
+        """Return the differences that it sees between the two questions, by name, for display. Features that equal
+        questions share are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What a route's policy demands of a semantic hit; exactly one of the two is set."""
+    """A route's condition for a semantic hit; exactly one of the two is set."""
 
     min_similarity: float | None = None  # a plain threshold in [0, 1]
-    max_wrong_hits: float | None = None  # wrong semantic hits over all requests of the route, in [0, 1]
+    max_wrong_hits: float | None = None  # wrong semantic hits per request of the route, in [0, 1]
 
 
-# Models that an upstream hosts, where it says how they are and lets them be loaded.
+# Models on an upstream that reports their state and allows them to be loaded.
 class ModelCondition(StrEnum):
-    """Of a model at an upstream, as far as calls and probes have told."""
+    """The state of a model on an upstream, as known from calls and probes."""
 
     READY = "ready"
-    DEAD = "dead"  # its process has died; the server still says that it is ready
-    ABSENT = "absent"  # the server does not have it, or has it not loaded
+    DEAD = "dead"  # its process has died, although the server reports it ready
+    ABSENT = "absent"  # not on the server, or not loaded
 
 
 class HostedModels(Protocol):
@@ -387,51 +414,54 @@ class HostedModels(Protocol):
 
     @property
     def server(self) -> str:
-        """Its address: what is the same for all backends that use it."""
+        """Its address, which is the same for all backends that use it."""
 
     @property
     def conditions(self) -> Mapping[str, ModelCondition]:
-        """By the model's name."""
+        """The conditions by model name."""
 
     async def wrong(self) -> None:
-        """Returns while a model is not ready."""
+        """Wait until a model is not ready."""
 
     def told(self, name: str, condition: ModelCondition) -> None:
-        """What a probe has told."""
+        """Record the result of a probe."""
 
     async def loaded(self, name: str) -> bool:
-        """What the server says; never raises."""
+        """Return whether the server reports the model as loaded; never raise."""
 
     async def answers(self, name: str) -> bool:
-        """What one short call says, and `conditions` by it; never raises."""
+        """Return whether one short call succeeds, and update `conditions`; never raise."""
 
     async def reload(self, name: str) -> None:
-        """Unloads it and loads it. Raises `ModelControlDisabled` where the server allows neither, `BackendError` where
-        it cannot be loaded; it is absent then."""
+        """Unload the model and load it again.
+
+        Raise `ModelControlDisabled` if the server does not allow that. Raise `BackendError` if the model cannot be
+        loaded; it is then absent.
+        """
 
 
-# What gateways on one store tell each other, through the store.
+# Messages between gateways on one store, through the store.
 class ChangeKind(StrEnum):
-    """What has changed in the store. The value is a field's name in the log."""
+    """The kind of a change in the store. The value is the field's name in the log."""
 
-    VECTORS = "vectors"  # entries with a vector came, or entries went: fingerprints
-    RECORDS = "records"  # entries came that no index finds: fingerprints
+    VECTORS = "vectors"  # entries with a vector were added, or entries removed: fingerprints
+    RECORDS = "records"  # entries were added that no index finds: fingerprints
     COUNTEREXAMPLE = "counterexample"  # its key
-    BANS = "bans"  # something was removed; nothing further
+    BANS = "bans"  # a purge; no value
     GOSSIP = (
-        "said"  # what a gateway tells the others beside what it stores: base64 of msgpack, a topic and what it needs
+        "said"  # a message to the other gateways that is not about stored entries: base64 of msgpack, topic and content
     )
 
 
 @dataclass(frozen=True, slots=True)
 class StoreChange:
-    """`kind` None: of a gateway of another version, which this one does not understand."""
+    """A change in the store. `kind` None: written by another version, and not understood."""
 
     kind: ChangeKind | None
     by: str  # the gateway that made it
     at: float  # seconds since the epoch, by the store's clock
     value: str
-    position: str = ""  # of itself in the log
+    position: str = ""  # its own position in the log
 
     @property
     def names(self) -> list[str]:
@@ -441,179 +471,184 @@ class StoreChange:
 
 @dataclass(frozen=True, slots=True)
 class EntryPage:
-    """What followed upon a position."""
+    """The changes after a position."""
 
     changes: Sequence[StoreChange]
-    position: str  # behind them
-    missed: bool  # something between the position that was asked for and these is no longer there
-    more: bool  # others come after them
-    added: int  # changes that were ever made, the ones after these included
-    kept: int  # how many of those are still there
+    position: str  # after the last of them
+    missed: bool  # changes between the requested position and these are gone
+    more: bool  # more changes follow
+    added: int  # total of changes ever made, including the later ones
+    kept: int  # how many of them still exist
     now: float  # seconds since the epoch, by the store's clock
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A policy that one of the gateways on a store was told to put in force."""
+    """A policy that an operator published through one of the gateways on a store."""
 
     hash: str
     files: Mapping[str, str]  # name -> content
     author: str
     comment: str
-    at: float  # seconds since 1970, by the clock of the gateway that was told
+    at: float  # seconds since 1970, on the clock of that gateway
 
 
 Lineage = frozenset[str]
-"""Hashes of policies that gateways on a store have had in common, and have left."""
+"""Hashes of policies that the gateways on a store shared before and have replaced."""
 
 
 def number_of(position: str) -> tuple[int, int]:
-    """What positions are compared by."""
+    """Return the sort key of a position."""
     milliseconds, _, sequence = position.partition("-")
     return int(milliseconds), int(sequence or 0)
 
 
 class ChangeLog(Protocol):
-    """Changes in the order in which the store has seen them; the oldest are forgotten. Every method raises
-    `StoreUnavailable`."""
+    """Changes in the order of the store; the oldest are dropped. Every method raises `StoreUnavailable`."""
 
     async def end(self) -> str:
-        """The position behind the youngest change."""
+        """Return the position after the youngest change."""
 
     async def oldest(self) -> str:
-        """The position behind the oldest change that is still there."""
+        """Return the position after the oldest change that still exists."""
 
     async def read(self, after: str) -> EntryPage: ...
 
     async def wait(self, after: str) -> None:
-        """Returns once there is a change after `after`, or after a while."""
+        """Return once there is a change after `after`, or after a while."""
 
 
 class GossipLog(ChangeLog, Protocol):
-    """A log in which gateways talk, beside what they store. Raises `StoreUnavailable`."""
+    """A change log that also has messages between gateways. Raises `StoreUnavailable`."""
 
     async def say(self, values: Sequence[str]) -> str:
-        """As changes of kind `GOSSIP`, in order -> the position of the last one. There must be one."""
+        """Append changes of kind `GOSSIP`, in order, and return the position of the last one. `values` must not be
+        empty."""
 
 
 class Replies(Protocol):
-    """Answers to what one gateway has asked all others. Raises `StoreUnavailable`."""
+    """Answers to a question that one gateway put to all others. Raises `StoreUnavailable`."""
 
     async def reply(self, name: str, answer: bytes) -> None: ...
 
     async def wait(self, name: str, seconds: float) -> bytes | None:
-        """The first one; None where there is none in that time."""
+        """Return the first answer; None if none comes in that time."""
 
 
-# Where the dashboard's history outlives a restart.
+# The store of the dashboard's history, which survives a restart.
 Slot = tuple[int, int]
-"""The length of its resolution's slots in seconds, and its number."""
+"""The length of the slots of its resolution in seconds, and its number."""
 
 
 class TimelineStore(Protocol):
-    """All gateways on a store write into it, each its own part of a slot. Every method may raise `StoreUnavailable`."""
+    """The common history of all gateways on a store. Each gateway writes its own part of a slot. Every method may raise
+    `StoreUnavailable`."""
 
     @property
     def name(self) -> str:
-        """Of this gateway, in this run of it."""
+        """The name of this gateway in this run."""
 
     async def write(self, parts: Mapping[Slot, Mapping[str, float]], keep: Mapping[int, int]) -> None:
-        """Replaces this gateway's parts. `keep`: seconds that slots of each length are kept."""
+        """Replace this gateway's parts. `keep`: seconds for which slots of each length are kept."""
 
     async def read(self, slots: Iterable[Slot]) -> Mapping[Slot, Mapping[str, Mapping[str, float]]]:
-        """The parts of all gateways by their names; a slot that nobody has written is left out."""
+        """Return the parts of all gateways, by gateway name. Slots that nobody has written are left out."""
 
 
-# Calls of one dialect before a backend that speaks another.
+# Translation of calls for a backend that speaks another dialect.
 class Translated(Protocol):
-    """One call in the backend's dialect, and the way back of its answer. Pure, but for what it remembers of the stream:
-    each answer takes its own."""
+    """One call in the backend's dialect, and the translation of its answer back.
+
+    Pure, apart from its state for the stream: each answer needs a new one.
+    """
 
     @property
     def outgoing(self) -> Outgoing: ...
 
     def whole(self, data: bytes) -> bytes:
-        """The backend's body of status 200 -> the client's. Raises `MalformedResponse`."""
+        """Convert the backend's body of status 200 to the client's. Raise `MalformedResponse`."""
 
     def events(self, event: Event) -> Sequence[Event]:
-        """The next event of the backend's stream -> what the client is told of it. Raises `MalformedResponse`."""
+        """Convert the next event of the backend's stream to the client's events. Raise `MalformedResponse`."""
 
     def error(self, status: int, data: bytes) -> bytes:
-        """The backend's body of another status, whatever it is -> an error in the client's shape."""
+        """Convert any body of another status to an error in the client's form."""
 
 
 class Translation(Protocol):
-    """From one dialect to another."""
+    """A translation from one dialect to another."""
 
     def __call__(self, call: Call, *, model: str | None, created: int) -> Translated:
-        """`model`: the name that the backend is asked for; None: the client's. `created`: seconds since the epoch.
-        Raises `BadRequest` on what the other dialect cannot say."""
+        """Translate a call. Raise `BadRequest` if the other dialect cannot express it.
+
+        `model`: the name at the backend; None: the client's name. `created`: seconds since the epoch.
+        """
 
 
-# Where limits are counted, for all gateways that share it.
+# The store of limit counts, for all gateways that share it.
 class QuotaStore(Protocol):
-    """By its own clock. Every method raises `StoreUnavailable`. What is counted expires by itself."""
+    """The port to the limit counts. It uses its own clock. Every method raises `StoreUnavailable`. Counts expire."""
 
     async def take(self, demands: Sequence[Demand]) -> TakeResult:
-        """Meets all demands at once, or none."""
+        """Meet all demands at once, or none."""
 
     async def settle(self, returns: Sequence[Return]) -> None:
-        """Puts right what was taken."""
+        """Correct earlier demands."""
 
     async def beat(self, gateway: str, places: Sequence[tuple[str, str]]) -> int:
-        """Says that this gateway is alive, and keeps its places (key, member), which are free otherwise after a while.
-        Returns how many gateways are alive, this one included."""
+        """Report this gateway as alive, and prolong its places (key, member), which otherwise expire. Return the number
+        of gateways alive, including this one."""
 
 
-# So near the threshold, a closer look is worth its milliseconds: of the lookups of the
-# development stream 11 % were, of banking77, where most questions have a neighbour, 28 %.
+# Within this distance of the threshold, a second opinion is worth its milliseconds. That was 11 % of the lookups in the
+# development stream, and 28 % in banking77, where most questions have a neighbour.
 GRAY = 0.05
 
 
 VERBATIM = Opinion(1.0, 1.0)
-"""Of a candidate whose question differs in spaces alone."""
+"""The opinion on a candidate whose question differs only in white space."""
 
 
 @dataclass(slots=True)
 class Evaluated:
-    """A candidate held against its route's threshold. `reason` None: it may be served."""
+    """A candidate compared with its route's threshold. `reason` None: it may be served."""
 
     similarity: float
     opinion: Opinion
     threshold: float
-    score: float  # the opinion's, moved by what the route has learnt near this question
+    score: float  # the opinion's score, adjusted by the route's learning near this question
     probability: float  # that the stored answer is right, by the route's own labels
     reason: Refusal | None
 
     @property
     def verbatim(self) -> bool:
-        """The very same words: there is nothing to be doubted, and nothing to be learnt."""
+        """Whether the words are identical: then there is nothing to doubt and nothing to learn."""
         return self.opinion is VERBATIM
 
     @property
     def gray(self) -> bool:
-        """Neither clear: too near the threshold for the first opinion."""
+        """Whether the score is too near the threshold for the first opinion to decide."""
         return self.opinion.veto is None and not self.verbatim and abs(self.score - self.threshold) < GRAY
 
 
 @dataclass(slots=True)
 class Judgement(Evaluated):
-    """The same of a stored answer and a question."""
+    """An evaluated candidate, with the stored answer and the question."""
 
     entry: Entry
-    question: str  # that was asked
-    vector: Vector  # of it
+    question: str  # the client's question
+    vector: Vector  # the question's
 
 
-MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are forgotten
+MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped
 
 
 class ComplexityScorer(Protocol):
-    """How hard a request is for the light model."""
+    """`ComplexityScorer` rates how hard a request is for the light model."""
 
     @property
     def basis(self) -> str:
-        """Names the weights and inputs of its scores; scores of another basis do not compare with them."""
+        """The name of the weights and inputs of its scores. Scores of different bases do not compare."""
 
     def score(self, text: str, max_tokens: int | None, vector: Vector | None) -> float:
-        """In [0, 1]. `vector`: the embedding of `text`; None where there is none."""
+        """Return the complexity in [0, 1]. `vector` is the embedding of `text`, None if there is none."""

@@ -13,13 +13,13 @@ from gateway.errors import Forbidden
 from gateway.limits import Limits
 
 
-# What somebody may do, and who somebody is. Pure.
+# Roles and actors.
 class Role(StrEnum):
-    """Each may do what those before it may."""
+    """Roles in ascending order. Each includes the rights of those before it."""
 
-    USE = "use"  # ask the data port; of the admin port only who one is
-    OPERATE = "operate"  # look at everything but keys and the audit trail, remove answers, see to jobs
-    ADMIN = "admin"  # policies, keys, stored answers in bulk, the audit trail
+    USE = "use"  # use the data port; on the admin port, only look up the own identity
+    OPERATE = "operate"  # read everything but keys and the audit trail, purge answers, manage jobs
+    ADMIN = "admin"  # manage policies and keys, import and export stored answers, read the audit trail
 
     def covers(self, needed: Role) -> bool:
         return _RANKS[self] >= _RANKS[needed]
@@ -30,43 +30,44 @@ _RANKS = {role: rank for rank, role in enumerate(Role)}
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who uses the admin port. `by`: how that is known."""
+    """A user of the admin port. `by` is the way it was authenticated."""
 
     name: str
     role: Role
     by: Literal["loopback", "token", "key", "oidc"]
-    tenant: str | None = None  # of a key
+    tenant: str | None = None  # the key's, if a key authenticated it
 
 
-# Whoever reaches a port on loopback that asks for nothing.
+# Any client of a port on loopback that requires no authentication.
 LOOPBACK = Actor("loopback", Role.ADMIN, "loopback")
 
 TOKEN = Actor("token", Role.ADMIN, "token")
 
-CONFIGURED = -1  # the generation of keys of config.yaml: they change with a restart alone
+CONFIGURED = -1  # generation of the keys in config.yaml, which change only with a restart
 
-# What a key of some models may ask besides them: which there are, and whether the server lives.
+# Paths that a key restricted to some models may also use: the list of models, and the server's health.
 ABOUT = ("/v1/models", "/v2/health")
 
-# A job carries who asked for it in a header that no client can send: no name begins with a colon on any wire.
+# A job names the key of its client in a header that no client can send: no header name begins with a colon on any wire.
 HEADER = ":nearhit-key"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`generation`: of the keys, when the store was asked (`gateway.steps.key_cache`)."""
+    """A client with the rights of its key. `generation` is that of the keys when the store was read
+    (`gateway.steps.key_cache`)."""
 
-    id: str  # of the key; empty: one of the configuration
+    id: str  # the key's; empty: a key of the configuration
     name: str
     tenant: str
     role: Role
-    models: tuple[str, ...] = ()  # globs of names as clients send them; empty: all
+    models: tuple[str, ...] = ()  # globs of model names as clients send them; empty: all
     limits: tuple[Limits, ...] = ()  # over all routes together
     until: float | None = None  # wall clock, seconds
     generation: int = CONFIGURED
 
     def check_model(self, model: str | None, method: str, path: str) -> None:
-        """`model` None: no dialect knows the request. Raises `Forbidden`."""
+        """Raise `Forbidden` if the key does not cover the model. `model` None: no dialect claims the request."""
         if not self.models or (model is None and _about(method, path)):
             return
         if model is None:
@@ -76,7 +77,8 @@ class Principal:
 
 
 def _about(method: str, path: str) -> bool:
-    """Whether it only asks what there is. What a backend may take for another path is none of it."""
+    """Return whether the request only lists models or checks health. Paths with dot segments do not count, because a
+    backend may resolve them to another path."""
     within = any(path == about or path.startswith(about + "/") for about in ABOUT)
     return method in ("GET", "HEAD") and within and not {".", ".."} & set(unquote(path).split("/"))
 

@@ -1,7 +1,8 @@
-"""Streams on their way from where they are read to where they are written: one source, what sees its items go by, and
-one loop, which whoever writes turns. Items come in batches, as one read of a socket brought them; where the source can
-say when there is more, a batch goes all the way within the callback that brought it, and no task is woken
-(docs/decisions/0039-streams.md has the measurement)."""
+"""Streams between a source and a writer: one source, observers of its items, and one loop that the writer drives.
+
+Items come in batches, as one read of a socket delivers them. If the source can notify about new items, a batch goes all
+the way within the callback that delivered it. No task is woken. docs/decisions/0039-streams.md has the measurement.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from gateway.errors import UpstreamStreamError
 from gateway.messages import Body, ByteStream, Closing, Duplex, Event, EventStream, Frame, FullBody, Response, Tunnel
 
-# Bodies that are streams: closed exactly once, whatever becomes of them.
+# Streamed bodies are closed exactly once, however they end.
 T = TypeVar("T")
 
 GONE = Closing(1001, "the other side is gone")
@@ -22,8 +23,8 @@ GONE = Closing(1001, "the other side is gone")
 class ClosingStream(AsyncIterator[T], Generic[T]):
     """A stream with a clean-up that runs exactly once: at its end, when it fails, or when it is closed.
 
-    A generator's own `finally` does not run when it is closed before its first step, and a connection would leak: so
-    a generator that reads from another stream names that as its `source`, which is closed with it.
+    A generator's own `finally` does not run if it is closed before its first step, so a connection would leak. A
+    generator that reads from another stream therefore names it as `source`, which is closed with it.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class ClosingStream(AsyncIterator[T], Generic[T]):
 
 
 async def close_stream(stream: AsyncIterator[object]) -> None:
-    """Gives up what of a stream has not been read. Closing twice does no harm."""
+    """Close a stream, and drop its unread items. Closing twice is harmless."""
     close = getattr(stream, "aclose", None)
     if close is not None:
         await close()
 
 
 class ClosingDuplex:
-    """A `Duplex` that says when it is over, once."""
+    """A `Duplex` that reports its end, once."""
 
     def __init__(self, inner: Duplex, on_end: Callable[[], None]) -> None:
         self._inner = inner
@@ -101,7 +102,7 @@ async def close_body(body: Body) -> None:
 
 
 async def drain(body: Body) -> None:
-    """Reads to the end what nobody wants: who wraps it learns that it was complete."""
+    """Read an unwanted body to its end, so that its observers learn that it was complete."""
     if isinstance(body, EventStream | ByteStream):
         try:
             async for _ in body.events if isinstance(body, EventStream) else body.chunks:
@@ -111,9 +112,10 @@ async def drain(body: Body) -> None:
 
 
 class BufferedStream(AsyncIterator[T], Generic[T]):
-    """A stream whose items are all there already; who can do better than one by one takes them with `take_all()`.
+    """A stream whose items are all available. `take_all()` takes them at once.
 
-    `on_close` runs exactly once: when it is closed, or read to its end one by one."""
+    `on_close` runs exactly once: when the stream is closed, or read to its end item by item.
+    """
 
     def __init__(self, items: tuple[T, ...], on_close: Callable[[], None] | None = None) -> None:
         self._items = items
@@ -132,7 +134,7 @@ class BufferedStream(AsyncIterator[T], Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """As `aclose`."""
+        """Close the stream, as `aclose`."""
         self._next = len(self._items)
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
@@ -140,7 +142,7 @@ class BufferedStream(AsyncIterator[T], Generic[T]):
 
     @property
     def items(self) -> tuple[T, ...]:
-        """What `take_all()` would take."""
+        """The items that `take_all()` would take."""
         return self._items[self._next :]
 
     def take_all(self) -> tuple[T, ...]:
@@ -149,7 +151,7 @@ class BufferedStream(AsyncIterator[T], Generic[T]):
 
 
 class BufferedBody:
-    """The body of a request, where it is here already; `b""`: it has none. Implements `BodySource`."""
+    """The body of a request that has arrived completely; `b""`: no body. Implements `BodySource`."""
 
     __slots__ = ("buffered_body",)
     replayable = True
@@ -164,7 +166,7 @@ class BufferedBody:
         return self.buffered_body
 
     async def buffer(self) -> None:
-        """It is all here."""
+        """Return at once: everything has arrived."""
 
     def stream(self) -> AsyncIterator[bytes] | None:
         return once(self.buffered_body) if self.buffered_body else None
@@ -179,10 +181,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class StreamObserver(Generic[T]):
-    """What sees a stream go by. `on_items` is given each batch, and returns what goes on of it; `on_complete` runs when
-    all of the stream was seen, and may be waited for; `on_error` when there is no more to come, and returns what is
-    said in place of the break, None where that is not its business. `on_close` runs exactly once, after these, or when
-    the stream is given up before its end."""
+    """`StreamObserver` sees the items of a stream.
+
+    - `on_items` gets each batch, and returns the batch to pass on.
+    - `on_complete` runs after the last item; its result is awaited, if it returns one.
+    - `on_error` runs if the stream breaks. It returns the items that replace the break, or None if it does not handle
+      it.
+    - `on_close` runs exactly once: after these, or when the stream is closed early.
+    """
 
     on_items: Callable[[Sequence[T]], Sequence[T]] | None = None
     on_complete: Callable[[], Awaitable[None] | None] | None = None
@@ -191,53 +197,60 @@ class StreamObserver(Generic[T]):
 
 
 class EventSource(Protocol[T_co]):
-    """Where a stream comes from. It may have an `aclose()`. `drained`: what `take` has just returned was all that there
-    is, so that nothing more comes of it before it is waited for, or tells."""
+    """The source of a stream. It may have an `aclose()`.
+
+    `drained` means that the last `take` returned everything available: nothing more comes before a wait or a
+    notification.
+    """
 
     drained: bool
 
     def take(self) -> Sequence[T_co] | None:
-        """What has come since the last time; None: nothing yet; empty: the end. Raises `UpstreamStreamError`."""
+        """Return the items that have arrived since the last call; None: nothing yet; empty: the end. Raise
+        `UpstreamStreamError`."""
 
     async def wait(self) -> None:
-        """Once `take` had nothing: until it may have something."""
+        """Wait until `take` may have something. Call it after `take` returned None."""
 
     @property
     def tells(self) -> bool:
         """Whether `tell` may be called."""
 
     def tell(self, wake: Callable[[], None] | None) -> None:
-        """Once `take` had nothing: calls `wake` each time when it may have something, until told otherwise. None:
-        nobody waits, and nothing may come for as long as it likes."""
+        """Call `wake` whenever `take` may have something, until the next `tell`. Call it after `take` returned None.
+
+        `wake` None: nobody waits, and the source may stay silent for any time.
+        """
 
 
 class ObservedStream(AsyncIterator[T], Generic[T]):
-    """Whoever holds it takes batches to the end and then calls `end`, or reads it item by item, or closes it."""
+    """A stream with observers. Its holder takes batches to the end and then calls `end`, or reads item by item, or
+    closes it."""
 
     def __init__(self, source: EventSource[T], *taps: StreamObserver[T]) -> None:
         self._source = source
-        self._taps = list(taps)  # those that have not been closed, from the source on
+        self._taps = list(taps)  # those not closed yet, from the source on
         self._batch_hooks = [tap.on_items for tap in taps if tap.on_items is not None]
         self._done = False  # the source has no more
         self.drained = False  # see `EventSource`
-        self._read: Iterator[T] = iter(())  # of a batch that is read item by item
+        self._read: Iterator[T] = iter(())  # rest of a batch that is read item by item
 
     @property
     def tells(self) -> bool:
         return self._source.tells
 
     def tell(self, wake: Callable[[], None] | None) -> None:
-        """See `EventSource`."""
+        """Set the callback: see `EventSource`."""
         self._source.tell(wake)
 
     def tap(self, tap: StreamObserver[T]) -> None:
-        """Of a stream of which nothing has been taken."""
+        """Add an observer to a stream from which nothing has been taken."""
         self._taps.append(tap)
         if tap.on_items is not None:
             self._batch_hooks.append(tap.on_items)
 
     def take(self) -> Sequence[T] | None:
-        """As `EventSource` has it."""
+        """Return the next batch, as `EventSource.take`."""
         while not self._done:
             try:
                 items = self._source.take()
@@ -254,7 +267,7 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
         return ()
 
     async def next_batch(self) -> Sequence[T]:
-        """The next batch; empty at the end, which needs no `end`. Raises `UpstreamStreamError`."""
+        """Return the next batch; empty at the end, after which `end` is not needed. Raise `UpstreamStreamError`."""
         try:
             while (items := self.take()) is None:
                 await self._source.wait()
@@ -266,7 +279,7 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
         return items
 
     async def end(self) -> None:
-        """All was taken."""
+        """Complete the observers after all items have been taken."""
         try:
             while self._taps:
                 tap = self._taps.pop(0)
@@ -290,7 +303,7 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
             self._read = iter(items)
 
     async def aclose(self) -> None:
-        """Gives up what has not been taken. Closing twice does no harm."""
+        """Close the stream, and drop what has not been taken. Closing twice is harmless."""
         try:
             close = getattr(self._source, "aclose", None)
             if close is not None:
@@ -299,7 +312,8 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
             self._close_observers()
 
     def _handle_error(self, error: UpstreamStreamError) -> Sequence[T]:
-        """What is said instead; those that come after who says it see a stream that ends."""
+        """Return the items that replace the break. Observers after the one that handles the error see a stream that
+        ends."""
         self._done, self.drained = True, False
         while self._taps:
             tap = self._taps.pop(0)
@@ -324,7 +338,7 @@ class ObservedStream(AsyncIterator[T], Generic[T]):
 
 
 class _Drawn(Generic[T]):
-    """A source that is an iterator: item by item, and it cannot tell."""
+    """A source that wraps an iterator. It reads item by item, and cannot notify."""
 
     tells, drained = False, True
 
@@ -348,7 +362,7 @@ class _Drawn(Generic[T]):
             self._error = error
 
     def tell(self, wake: Callable[[], None] | None) -> None:
-        raise NotImplementedError  # `tells` says so: nobody asks
+        raise NotImplementedError  # not called, because `tells` is False
 
     async def aclose(self) -> None:
         await close_stream(self._inner)
@@ -359,14 +373,14 @@ def as_observed(stream: AsyncIterator[T]) -> ObservedStream[T]:
 
 
 def with_observer(stream: AsyncIterator[T], tap: StreamObserver[T]) -> ObservedStream[T]:
-    """`stream`, which is not used any more, with one more that sees it go by."""
+    """Add an observer to `stream`, which must not be used any more."""
     flow = as_observed(stream)
     flow.tap(tap)
     return flow
 
 
 def with_completion(response: Response, on_end: Callable[[], None]) -> Response:
-    """Calls `on_end` once, when the body has ended or is given up; at once where it is whole, or the answer an
+    """Call `on_end` once, when the body ends or is closed. Call it at once if the body is complete or the answer is an
     error."""
     body = response.body
     if isinstance(body, Tunnel):  # of status 101
@@ -380,7 +394,7 @@ def with_completion(response: Response, on_end: Callable[[], None]) -> Response:
 
 
 async def wait_ready(source: EventSource[Any]) -> None:
-    """`wait` of a source that tells."""
+    """Implement `wait` for a source that notifies."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     source.tell(lambda: None if waiter.done() else waiter.set_result(None))
     try:
@@ -392,9 +406,11 @@ async def wait_ready(source: EventSource[Any]) -> None:
 async def pump(
     flow: ObservedStream[T], write: Callable[[Sequence[T]], bool], wait_writable: Callable[[], Awaitable[None]]
 ) -> None:
-    """All of it into `write`, batch by batch and as it comes. Where that says no, nothing is taken off the source until
-    `wait_writable` returns. Raises `UpstreamStreamError`, and what `write` raises; whoever calls this closes the
-    flow."""
+    """Write the whole stream with `write`, batch by batch as it arrives.
+
+    If `write` returns False, nothing is taken from the source until `wait_writable` returns. Raise
+    `UpstreamStreamError`, and the errors of `write`. The caller closes the flow.
+    """
     if flow.tells:
         pump = _Pump(flow, write)
         while await pump.run():
@@ -407,8 +423,8 @@ async def pump(
 
 
 class _Pump(Generic[T]):
-    """Turns within the callbacks of a source that tells; the task that runs it is woken at the end alone, or where
-    there is no room."""
+    """Runs within the callbacks of a source that notifies. The task that runs it is woken only at the end, or when the
+    writer is full."""
 
     __slots__ = ("_flow", "_waiter", "_write")
 
@@ -417,7 +433,7 @@ class _Pump(Generic[T]):
         self._write = write
 
     async def run(self) -> bool:
-        """Until there is no room: True; or the end: False."""
+        """Run until the writer is full (return True) or the stream ends (return False)."""
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
         self()
@@ -441,20 +457,20 @@ class _Pump(Generic[T]):
                     return
             if items is not None:
                 waiter.set_result(False)
-        except Exception as error:  # which is that of whoever runs it
+        except Exception as error:  # raised again in the task that runs the pump
             waiter.set_exception(error)
 
 
-# An answer that is read to its end before anybody gets any of it.
+# An answer that is read completely before any of it is sent.
 
-# As much as a flight holds for its readers; with log probabilities a token is some 200 bytes.
+# The same limit as for the readers of a flight. With log probabilities a token takes some 200 bytes.
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedResponse:
     response: Response  # its status and headers
-    events: tuple[Event, ...] | None  # None: it came whole
+    events: tuple[Event, ...] | None  # None: the body was not a stream
     whole: bytes = b""
 
     @property
@@ -463,24 +479,27 @@ class BufferedResponse:
 
     @property
     def payload(self) -> tuple[bytes, ...]:
-        """As in `Entry`."""
+        """The payload, as in `Entry`."""
         return (self.whole,) if self.events is None else tuple(event.data for event in self.events)
 
     def to_response(self) -> Response:
-        """In the form in which it came; a stream all at once."""
+        """Return the answer in its original form; a stream comes all at once."""
         body = FullBody(self.whole) if self.events is None else EventStream(BufferedStream(self.events))
         return replace(self.response, body=body)
 
     def map_data(self, change: Callable[[bytes], bytes]) -> BufferedResponse:
-        """With the data of a whole body, or of each event, put through `change`."""
+        """Return a copy with `change` applied to the whole body, or to the data of each event."""
         if self.events is None:
             return replace(self, whole=change(self.whole))
         return replace(self, events=tuple(Event(change(event.data), event.name) for event in self.events))
 
 
 async def buffer_response(response: Response, limit: int = MAX_BUFFERED_BYTES) -> BufferedResponse | None:
-    """None where it is no answer, too long to be held, or of no known form; it is then given up. Raises
-    `UpstreamStreamError`."""
+    """Read a response to its end.
+
+    Return None if its status is not 200, its body is too long, or its form is unknown; the response is then closed.
+    Raise `UpstreamStreamError`.
+    """
     body = response.body
     if response.status != 200 or not isinstance(body, FullBody | EventStream):
         await close_body(body)

@@ -1,4 +1,4 @@
-"""Work that no client waits for: refreshes, audits. Bounded, and ended with the gateway."""
+"""Work that no client waits for, such as refreshes and audits. It is bounded, and ends with the gateway."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 LOG = logging.getLogger("nearhit")
 MAX_TASKS = 64
-FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S = 0.5, 30.0, 60.0  # of what is begun again, see `Backoff`
+FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S = 0.5, 30.0, 60.0  # for restarts, see `Backoff`
 
 
 class Background:
-    """Work beyond `limit` at once is not begun: what it is for is an optimisation. To be used from one event loop."""
+    """`Background` runs at most `limit` tasks at once. Further work is dropped, because it only serves optimisations.
+    Use it from one event loop."""
 
     def __init__(self, limit: int = MAX_TASKS) -> None:
         self._limit = limit
@@ -25,7 +26,7 @@ class Background:
         return len(self._tasks)
 
     def start(self, key: str, work: Coroutine[Any, Any, None]) -> bool:
-        """Begins `work` unless work of that key is under way. False where it was not begun."""
+        """Start `work`, unless work of that key is in progress. Return False if it was not started."""
         if key in self._tasks or len(self._tasks) >= self._limit:
             work.close()
             return False
@@ -34,7 +35,7 @@ class Background:
         return True
 
     async def close(self) -> None:
-        """Cancels what is under way, and returns when it has ended."""
+        """Cancel all tasks, and return when they have ended."""
         await cancelled(*self._tasks.values())
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -45,8 +46,8 @@ class Background:
 
 
 class Backoff:
-    """Before what has ended by itself is started again: each twice as long as the one before, the first one again after
-    a life of `steady_s`."""
+    """Delays before restarts. Each is twice the one before; after an uptime of `steady_s` they start again at the
+    first."""
 
     def __init__(self, first_s: float, max_pause_s: float, steady_s: float) -> None:
         self._first_s = first_s
@@ -61,7 +62,7 @@ class Backoff:
 
 
 def spawn(tasks: set[asyncio.Task[T]], work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Begins `work`, which is among `tasks` until it is over: the loop itself holds tasks weakly."""
+    """Start `work`, and keep it in `tasks` until it ends: the event loop keeps only weak references to tasks."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -69,8 +70,8 @@ def spawn(tasks: set[asyncio.Task[T]], work: Coroutine[Any, Any, T]) -> asyncio.
 
 
 def start_task(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A job that runs as long as the gateway does. Where it fails that is said at once: nobody waits for it, and the
-    loop itself would say so when the gateway ends."""
+    """Start a job that runs as long as the gateway. Log a failure at once: nobody awaits the task, so the event loop
+    would report it only when the gateway ends."""
     task = asyncio.create_task(job, name=getattr(job, "__qualname__", None))
     task.add_done_callback(_log_failure)
     return task
@@ -83,8 +84,8 @@ def _log_failure(job: asyncio.Task[None]) -> None:
 
 
 async def restart_on_failure(job: Callable[[], Coroutine[Any, Any, None]], backoff: Backoff | None = None) -> None:
-    """A job that runs as long as the gateway does, and is begun anew where it fails: one fault that nobody has thought
-    of must not end for all requests to come what they rely on."""
+    """Run a job as long as the gateway, and restart it after a failure. One unexpected error must not disable it for
+    all later requests."""
     backoff = backoff or Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S)
     time = asyncio.get_running_loop().time
     while True:
@@ -94,18 +95,21 @@ async def restart_on_failure(job: Callable[[], Coroutine[Any, Any, None]], backo
         except Exception as error:
             delay_s = backoff.next_delay(time() - since)
             fields = {"job": getattr(job, "__qualname__", ""), "again_in_s": delay_s}
-            LOG.error("a part of the gateway has failed and is begun again", exc_info=error, extra={"fields": fields})
+            LOG.error("a part of the gateway has failed and is restarted", exc_info=error, extra={"fields": fields})
         await asyncio.sleep(delay_s)
 
 
 def run_in(stack: AsyncExitStack, job: Coroutine[Any, Any, None]) -> None:
-    """Begins a job that `stack` ends."""
+    """Start a job that `stack` cancels."""
     stack.push_async_callback(cancelled, start_task(job))
 
 
 async def cancelled(*tasks: asyncio.Task[None]) -> None:
-    """Ends background tasks. A cancellation that meets a library in the middle of a connection's end can be lost
-    (seen with the store's client at a failed start): it is said again until it is heard."""
+    """Cancel background tasks, and wait for their end.
+
+    A cancellation that arrives while a library closes a connection can be lost. This was seen with the store's client
+    at a failed start. So the cancellation is repeated until the task ends.
+    """
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()

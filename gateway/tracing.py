@@ -1,4 +1,4 @@
-"""Traces of requests: W3C Trace Context, and the record that spans are made of once a request is over."""
+"""Traces of requests: W3C Trace Context, and the record from which spans are made after a request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gateway.messages import Call, EventStream, FullBody, Response
 
 PARENT, STATE = "traceparent", "tracestate"
 
-# Section 3.2: what a later version appends is not read; version 00 has nothing behind the flags, ff is none.
+# Section 3.2: fields that a later version appends are ignored; version 00 has none; version ff is invalid.
 _PARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII
 )
 
 _STATE = re.compile(r"[ -~\t]*", re.ASCII)
 
-MAX_STATE = 512  # characters that section 3.3.1.5 asks to be carried at least; a longer one is dropped
+MAX_STATE = 512  # characters; section 3.3.1.5 asks to propagate at least this many; a longer value is dropped
 
 _SAMPLED = 1
 
@@ -30,16 +30,16 @@ LOW_BITS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """The span of somebody else that asked. Ids are hex."""
+    """The calling span of another service. Ids are hex."""
 
     trace_id: str
     span_id: str
     sampled: bool
-    state: str  # as it came, of several lines joined; empty: none
+    state: str  # as received, several lines joined; empty: none
 
 
 def parent_of(headers: Mapping[str, str]) -> TraceParent | None:
-    """None where there is none, or none that can be read: then its state says nothing either."""
+    """Return the parent; None if there is none or it is invalid. Its state is then ignored, too."""
     given = headers.get(PARENT)
     found = None if given is None else _PARENT.fullmatch(given.strip())
     if found is None:
@@ -60,7 +60,7 @@ def traceparent(trace_id: str, span_id: str, *, sampled: bool) -> str:
 
 
 def inject_trace(headers: Mapping[str, str], parent: str, state: str) -> CIMultiDict[str]:
-    """`headers` with another parent."""
+    """Return `headers` with another parent."""
     traced_headers = CIMultiDict(headers)
     traced_headers.popall(STATE, None)
     traced_headers[PARENT] = parent
@@ -70,13 +70,13 @@ def inject_trace(headers: Mapping[str, str], parent: str, state: str) -> CIMulti
 
 
 def sampling_limit(share: float) -> float:
-    """A trace that begins here is sampled if the lower 64 bits of its id are below this: its id alone decides, as with
-    OpenTelemetry's TraceIdRatioBased. `share` in [0, 1]."""
+    """Return the sampling limit for a `share` in [0, 1]. A trace that begins here is sampled if the lower 64 bits of
+    its id are below it. So the id alone decides, as in OpenTelemetry's TraceIdRatioBased."""
     return share * (LOW_BITS + 1)
 
 
 def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """What of `headers` says whose trace a call belongs to, as metadata of gRPC takes it."""
+    """Return the trace headers as gRPC metadata."""
     parent = parent_of(headers)
     if parent is None:
         return {}
@@ -84,20 +84,20 @@ def metadata_of(headers: Mapping[str, str]) -> dict[str, str]:
     return {**own, STATE: parent.state} if parent.state else own
 
 
-# What the notebook of a request keeps where it is traced: when each step was, and every call to an upstream. Spans are
-# made of it when the request is over (`gateway.observability.spans`).
-MAX_RECORDS = 128  # steps and calls of a request, what goes on behind it included
+# The record of a traced request: the time of each step, and every upstream call. `gateway.observability.spans` makes
+# spans of it after the request.
+MAX_RECORDS = 128  # steps and calls of a request, including work that continues after it
 
-MAX_READ = 256 * 1024  # bytes of a whole answer that is read for its usage: beyond it that takes milliseconds
+MAX_READ = 256 * 1024  # bytes of a whole answer that is parsed for its usage; more would take milliseconds
 
 BROKEN = "stream_broken"  # an answer that ended after its first byte and before its last
 
-TAIL = 8  # of a stream's events: its usage is in one of the last ones, and Anthropic's also in the first
+TAIL = 8  # last events of a stream to keep: one of them has the usage; Anthropic's first event also has some
 
 CONTEXT = frozenset({PARENT, STATE})
 
 Mark = tuple[str, float, float, str]
-"""A step: name, begin, end (monotonic seconds), and what it was for (see `UpstreamCall.purpose`)."""
+"""A step: name, begin, end (monotonic seconds), and purpose (see `UpstreamCall.purpose`)."""
 
 
 def new_span_id() -> str:
@@ -105,7 +105,7 @@ def new_span_id() -> str:
 
 
 class TraceRecorder:
-    """`kind`: `server`, or `consumer` of a job. Ids are hex."""
+    """`TraceRecorder` collects the trace of one request. `kind` is `server`, or `consumer` for a job. Ids are hex."""
 
     __slots__ = (
         "_span_id", "calls", "kind", "later", "links", "lost", "marks", "model", "operation", "parent", "sampled",
@@ -116,21 +116,21 @@ class TraceRecorder:
         self.trace_id = trace_id
         self._span_id = ""
         self.parent = parent
-        self.sampled = sampled  # as upstreams are told
+        self.sampled = sampled  # as reported to upstreams
         self.kind = kind
-        self.operation = ""  # of the call, where a dialect has read one
+        self.operation = ""  # the call's operation, if a dialect has parsed it
         self.model = ""
         self.marks: list[Mark] = []
         self.calls: tuple[UpstreamCall, ...] = ()
         self.links: tuple[tuple[str, str], ...] = ()  # (trace id, span id) of the requests whose answers it shared
-        self.lost = 0  # notes beyond `MAX_RECORDS`
+        self.lost = 0  # records beyond `MAX_RECORDS`
         self.later: Callable[[TraceRecorder], None] | None = (
-            None  # set when the request is over: told of what comes then
+            None  # set when the request is over; called for later records
         )
 
     @property
     def span_id(self) -> str:
-        """Drawn when somebody asks for it: most requests are not exported, and ask nobody."""
+        """The span id, created on first use: most requests are not exported and need none."""
         if not self._span_id:
             self._span_id = new_span_id()
         return self._span_id
@@ -152,23 +152,23 @@ class TraceRecorder:
             self.later(self)
 
     def failed(self, status: int) -> bool:
-        """Whether a request that is answered with `status` ends in an error."""
+        """Return whether a request that is answered with `status` ends in an error."""
         for call in self.calls:
             if call.error == BROKEN and not call.purpose:
                 return True
         return status >= 500
 
     def parent_for(self, span_id: str) -> str:
-        """The header that names one of its spans as who asks."""
+        """Return the header that names one of its spans as the parent."""
         return traceparent(self.trace_id, span_id, sampled=self.sampled)
 
     def traced_headers(self, headers: Mapping[str, str], span_id: str | None = None) -> CIMultiDict[str]:
-        """`headers` that name one of its spans as who asks; None: the request's own."""
+        """Return `headers` with one of its spans as the parent; None: the request's own span."""
         state = "" if self.parent is None else self.parent.state
         return inject_trace(headers, self.parent_for(span_id or self.span_id), state)
 
     def inject_trace(self, headers: Sequence[tuple[str, str]], span_id: str) -> list[tuple[str, str]]:
-        """Headers that trace a request, with the span `span_id` of it as who asks."""
+        """Return trace headers with the span `span_id` as the parent."""
         own = [header for header in headers if header[0].lower() not in CONTEXT] if headers else []
         own.append((PARENT, self.parent_for(span_id)))
         if self.parent is not None and self.parent.state:
@@ -176,7 +176,7 @@ class TraceRecorder:
         return own
 
     def drain(self) -> tuple[tuple[Mark, ...], tuple[UpstreamCall, ...]]:
-        """What has been noted since it was asked last."""
+        """Return the records since the last call, and clear them."""
         marks, calls = tuple(self.marks), self.calls
         self.marks, self.calls = [], ()
         return marks, calls
@@ -184,35 +184,35 @@ class TraceRecorder:
 
 @dataclass(slots=True)
 class UpstreamCall:
-    """One call to one address. Times are monotonic seconds."""
+    """One call to one upstream address. Times are seconds on the monotonic clock."""
 
     backend: str
     provider: str  # the backend's `adapter`
     address: str
-    model: str  # as it is asked for there
+    model: str  # the model's name at that address
     call: Call | None
-    attempt: int  # 1: not asked before
-    purpose: str  # "": the client's answer; else what of the gateway's own it was for
+    attempt: int  # 1: the first attempt
+    purpose: str  # "": for the client's answer; else a word for the gateway's own purpose
     started: float
     span_id: str = field(default_factory=new_span_id)
-    first: float | None = None  # when its first byte came
+    first: float | None = None  # when its first byte arrived
     over: float | None = None
     status: int | None = None
-    error: str = ""  # why there is no whole answer
-    payload: list[bytes] = field(default_factory=list)  # what its usage is read from
-    tail: deque[bytes] | None = None  # its last events
+    error: str = ""  # why there is no complete answer
+    payload: list[bytes] = field(default_factory=list)  # the body or events from which the usage is read
+    tail: deque[bytes] | None = None  # the last events of its stream
     streamed: bool = False
-    usage: tuple[int, int] = (0, 0)  # input and output tokens, where the answer tells; see `settle`
+    usage: tuple[int, int] = (0, 0)  # input and output tokens, if the answer states them; see `settle`
 
     def answered(self, now: float, response: Response) -> None:
-        """The answer begins."""
+        """Record the start of the response."""
         self.first, self.status = now, response.status
         self.streamed = isinstance(response.body, EventStream)
         if isinstance(response.body, FullBody) and len(response.body.data) <= MAX_READ:
             self.payload.append(response.body.data)
 
     def settle(self) -> None:
-        """Reads the usage, and lets go of what it was read from."""
+        """Read the usage, and release the payload from which it was read."""
         if self.call is not None and self.payload:
             seen = self.call.dialect.inspect(self.call, (*self.payload, *(self.tail or ())), self.streamed)
             self.usage = (seen.input_tokens, seen.output_tokens)
@@ -220,7 +220,7 @@ class UpstreamCall:
         self.tail = None
 
     def saw(self, event: bytes) -> None:
-        """An event of its stream."""
+        """Record an event of the response stream."""
         if not self.payload:
             self.payload.append(event)
         else:

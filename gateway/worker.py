@@ -1,4 +1,4 @@
-"""A gateway that is one of several workers behind one address: what its supervisor has given it."""
+"""A gateway that is one of several workers behind one address, and the environment that its supervisor passes to it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ FOLDER = "workers"  # in the data directory
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """Descriptors are of listening sockets, which the supervisor keeps open, and of the pipe that it is told by."""
+    """The environment of a worker. `data` and `admin` are descriptors of listening sockets that the supervisor keeps
+    open. `told` is the pipe to the supervisor."""
 
     number: int
     workers: int
     data: int
     admin: int | None  # the first worker has the admin port
     told: int
-    store: str  # what `store.url` is
+    store: str  # the value of `store.url`
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> WorkerEnvironment | None:
@@ -35,7 +36,8 @@ class WorkerEnvironment:
         return json.dumps(asdict(self))
 
     def apply_to(self, config: Config) -> Config:
-        """Its part of what the configuration allows a gateway: together the workers keep to it."""
+        """Return the configuration with this worker's share of each limit. Together the workers keep to the configured
+        limits."""
         store, server, share = config.store, config.server, self.workers
         budget = store.max_bytes
         if budget is None and store.url == "embedded":
@@ -56,17 +58,17 @@ class WorkerEnvironment:
         )
 
     def notify_supervisor(self, event: str) -> None:
-        """To the supervisor: `ready` once it listens, `warm` once its index is complete."""
+        """Report an event to the supervisor: `ready` once the worker listens, `warm` once its index is complete."""
         os.write(self.told, f"{event}\n".encode())
 
 
 def data_socket(worker_environment: WorkerEnvironment | None) -> socket.socket | None:
-    """What its data port listens on already; None: it is to listen by itself."""
+    """Return the socket on which the data port listens already; None: it must open its own."""
     return None if worker_environment is None else socket.socket(fileno=worker_environment.data)
 
 
 def admin_socket(worker_environment: WorkerEnvironment | None) -> socket.socket | None:
-    """The same of the admin port."""
+    """Return the socket of the admin port, or None, as `data_socket`."""
     return (
         None
         if worker_environment is None or worker_environment.admin is None

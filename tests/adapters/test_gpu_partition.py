@@ -146,7 +146,7 @@ async def test_a_device_that_fails_is_left_alone(
         assert len(await found(index)) == index.size
     assert index.placed == 0
     said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert said == ["the device failed: the partition is searched on the CPU until it is made anew"]
+    assert said == ["the device failed: the partition is searched on the CPU until it is rebuilt"]
 
 
 async def test_additions_and_removals_while_it_is_copied_are_neither_lost_nor_revived(device: CpuDevice) -> None:
@@ -244,10 +244,10 @@ def test_a_search_fetches_no_more_than_it_needs_and_gives_up_where_all_that_is_n
 
 def test_what_keeps_faiss_from_a_gpu_is_one_sentence() -> None:
     if not hasattr(faiss, "StandardGpuResources"):
-        with pytest.raises(StartupError, match=r"built for the CPU alone, expected faiss-gpu.*nearhit\[faiss-gpu\]"):
+        with pytest.raises(StartupError, match=r"supports only the CPU, expected faiss-gpu.*nearhit\[faiss-gpu\]"):
             CudaDevice("cuda")
     elif faiss.get_num_gpus() == 0:
-        with pytest.raises(StartupError, match="finds no GPU, expected that one with its driver"):
+        with pytest.raises(StartupError, match="finds no GPU, expected that GPU and its driver"):
             CudaDevice("cuda")
     else:
         with pytest.raises(StartupError, match=r"finds .* GPU.*, expected that one"):

@@ -162,9 +162,9 @@ async def test_one_with_more_than_the_index_takes_is_refused(written: Path) -> N
 async def test_a_torn_file_is_refused(written: Path, kept: int) -> None:
     data = written.read_bytes()
     written.write_bytes(data[:kept])
-    assert "cut off" in refusal(written)
+    assert "truncated" in refusal(written)
     written.write_bytes(data + b"x")
-    assert "cut off" in refusal(written)
+    assert "truncated" in refusal(written)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

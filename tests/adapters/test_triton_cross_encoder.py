@@ -90,9 +90,7 @@ async def test_other_weights_than_the_gateways_own_are_refused(served: FloatTrit
     about = json.loads((WEIGHTS / ABOUT_FILE).read_text())
     about["served"][3][2] += 2 * TOLERANCE
     (tmp_path / "weights" / ABOUT_FILE).write_text(json.dumps(about))
-    with pytest.raises(
-        StartupError, match=r"not the one that this gateway's weights belong to \(logits differ by up to"
-    ):
+    with pytest.raises(StartupError, match=r"does not match this gateway's weights \(logits differ by up to"):
         await asyncio.to_thread(cross_encoder, served.url, None, tmp_path / "weights")
     with pytest.raises(
         StartupError, match=r"has inputs .* expected INT64 input_ids, attention_mask and token_type_ids"
@@ -136,7 +134,7 @@ async def test_a_server_that_is_away_at_a_later_start_is_asked_when_it_is_needed
         away.score("a", ["b"])
     kept.write_text("{")
     assert MetadataCache(tmp_path / "data", FORM.kind, served.url, CROSS_ENCODER, there.digest).load() is None
-    assert "what a served model was cannot be read" in caplog.messages
+    assert "the cached metadata of a served model cannot be read" in caplog.messages
 
 
 async def test_batches_form_over_gateways_and_leave_every_vector_as_it_is(served: FloatTriton, tmp_path: Path) -> None:
@@ -183,7 +181,7 @@ async def test_without_an_answer_the_first_opinion_stands_and_the_log_says_so_on
         with served.held(CROSS_ENCODER):
             for _ in range(FAILURES + 2):  # the last two are not even asked
                 assert await second() is None
-            with pytest.raises(ModelUnavailable, match="is left alone"):
+            with pytest.raises(ModelUnavailable, match="is not called for now"):
                 there.score("a", ["b"])
         there._model._timeout_s = 30.0
         clock.advance(COOLDOWN_S)

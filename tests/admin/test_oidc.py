@@ -209,7 +209,7 @@ async def test_a_key_that_is_withdrawn_is_believed_for_ten_minutes(issuer: Issue
         (web.Response(body=b"x" * (MAX_BYTES + 1)), "more than 262144 bytes"),
         (web.Response(text="<html>"), "cannot be read: JSONDecodeError"),
         (web.Response(text="[]"), "does not answer with a JSON object"),
-        (web.Response(text='{"keys": [{"kty": "oct", "k": "AAAA"}, 3, {}]}'), "none that can be used"),
+        (web.Response(text='{"keys": [{"kty": "oct", "k": "AAAA"}, 3, {}]}'), "no usable key"),
         (web.Response(text='{"keys": [{"kty": "RSA", "n": 3}]}'), "did not contain any usable keys"),
         (web.Response(text="{}"), "did not contain any keys"),
     ],

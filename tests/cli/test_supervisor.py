@@ -172,4 +172,4 @@ async def test_figures_that_cannot_be_written_now_are_written_later(
         await until(lambda: sampled > there)  # so that write is over
         folder.rename(tmp_path / "gone")
     said = [record.getMessage() for record in caplog.records if record.name == "nearhit.workers"]
-    assert said == ["the figures of this process cannot be written"] * 2
+    assert said == ["the metrics of this process cannot be written"] * 2

@@ -1,4 +1,4 @@
-"""Embedders around a text encoder: one embeds in the caller, one batches texts for a thread of its own."""
+"""Embedders around a text encoder. One embeds in the caller; one batches texts for its own thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG = logging.getLogger(__name__)
 
 
 class InlineEmbedder:
-    """Implements `Embedder`."""
+    """`InlineEmbedder` embeds in the caller. It implements `Embedder`."""
 
     def __init__(self, encoder: ImmediateEncoder) -> None:
         self.fingerprint = encoder.fingerprint
@@ -28,7 +28,7 @@ class InlineEmbedder:
         self._closed = False
 
     async def embed(self, text: str, owner: str = "") -> Embedding:
-        """Raises `EmbedderUnavailable`: closed, or the encoder failed."""
+        """Raise `EmbedderUnavailable` if the embedder is closed or the encoder failed."""
         if self._closed:
             raise EmbedderUnavailable("the embedder is closed")
         try:
@@ -40,31 +40,31 @@ class InlineEmbedder:
     def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
         try:
             return None if self._closed else self._encoder.encode_one(text)
-        except Exception:  # `embed` says what is wrong
+        except Exception:  # `embed` reports the error
             return None
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the embedder. May be called twice."""
         self._closed = True
 
 
-# Micro-batches: what concurrent requests ask within one forward pass goes into the next one together.
+# Micro-batches: requests that arrive during one forward pass share the next one.
 #
-# Nothing waits on purpose. While the worker thread encodes one batch, questions queue up; the next batch is what has
-# queued up by then. A lone question starts at once. Where few texts share a pass of the encoder, nobody waits for the
-# others of a batch either (`batch_limit`).
+# Nothing waits on purpose. While the worker thread encodes one batch, questions queue up, and they form the next batch.
+# A single question starts at once. If few texts fit in a pass of the encoder, callers of one pass do not wait for the
+# rest of the batch (`batch_limit`).
 
 Key = tuple[str, str]
-"""Owner and text: what one owner asks is remembered, and shared, for that owner alone. Otherwise the time that an
-embedding takes would tell each tenant what the others have asked lately."""
+"""Owner and text. Embeddings are cached and shared per owner only: otherwise the time of an embedding would tell each
+tenant which texts the others have sent lately."""
 
-RECENT_TEXTS = 2048  # of 384 float32 with a short text: 4 MB
+RECENT_TEXTS = 2048  # each 384 float32 and a short text: 4 MB
 
-RECENT_CHARACTERS = 2048  # longer texts are not kept: bounds the above to 20 MB at 4 bytes a character
+RECENT_CHARACTERS = 2048  # longer texts are not cached: this bounds the cache to 20 MB at 4 bytes a character
 
 TIMEOUTS_TO_FAIL_FAST = 3
 
-CLOSE_TIMEOUT_S = 1.0  # blocks the loop: requests have been drained by then, so the worker is idle or hung
+CLOSE_TIMEOUT_S = 1.0  # seconds that block the event loop; requests are drained by then, so the worker is idle or hung
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,15 @@ class _Question:
 
 
 class BatchingEmbedder:
-    """Implements `Embedder` over a `TextEncoder` that one worker thread owns. To be used from one event loop.
+    """`BatchingEmbedder` batches texts for a `TextEncoder` in one worker thread. It implements `Embedder`; use it from
+    one event loop.
 
-    `max_batch`: questions that are taken from the queue together, so that equal texts of one owner are encoded once.
-    `batch_limit`: of these so many texts a call of the encoder, whose callers are then answered; None: all.
-    `max_queue`: questions that may wait. `timeout_s`: seconds that a caller waits at most. After
-    `TIMEOUTS_TO_FAIL_FAST` timeouts in a row callers are refused at once, until the worker answers again.
+    - `max_batch`: questions taken from the queue together, so that equal texts of one owner are encoded once.
+    - `batch_limit`: texts in one call of the encoder, whose callers then get their answers; None: all of them.
+    - `max_queue`: maximum number of waiting questions.
+    - `timeout_s`: maximum wait of a caller in seconds.
+
+    After `TIMEOUTS_TO_FAIL_FAST` timeouts in a row, callers fail at once until the worker answers again.
     """
 
     def __init__(
@@ -101,25 +104,25 @@ class BatchingEmbedder:
         self._queue: SimpleQueue[_Question | None] = SimpleQueue()
         self._cache: BoundedCache[Key, Embedding] = BoundedCache(RECENT_TEXTS)
         self._started: dict[Key, asyncio.Future[Embedding]] = {}
-        self._timeouts = 0  # in a row, since the worker last answered
+        self._timeouts = 0  # in a row, since the worker's last answer
         self._closed = False
-        # A daemon: a hung encoder must not keep the process from ending.
+        # A daemon, so that a hung encoder does not keep the process from ending.
         self._worker = threading.Thread(target=self._work, name="embedder", daemon=True)
         self._worker.start()
 
     async def embed(self, text: str, owner: str = "") -> Embedding:
-        """Raises `EmbedderUnavailable`: closed, queue full, encoder failed or too slow."""
+        """Raise `EmbedderUnavailable` if closed, the queue is full, or the encoder failed or is too slow."""
         key = owner, text
         if (known := self._cache.get(key)) is not None:
             return known
         if (begun := self._started.get(key)) is not None:
-            answer = asyncio.shield(begun)  # others may wait for it, too
+            answer = asyncio.shield(begun)  # other callers may await it, too
         else:
             self._fail_fast()
             answer = self._enqueue(key)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await answer  # cancelled with its caller: the worker then leaves it out
+                return await answer  # cancelled with its caller: the worker then skips it
         except TimeoutError:
             self._timeouts += 1
             raise EmbedderUnavailable(f"no embedding within {self._timeout_s:g} s") from None
@@ -128,7 +131,7 @@ class BatchingEmbedder:
         return self._cache.get((owner, text))
 
     def begin(self, text: str, owner: str = "") -> None:
-        """Implements `EagerEmbedder`. Only where no other text waits: those are asked for already."""
+        """Implement `EagerEmbedder`. Do nothing if other texts wait: those are certainly needed."""
         key = owner, text
         if key in self._cache or key in self._started or self._closed or self._timeouts or not self._queue.empty():
             return
@@ -138,7 +141,7 @@ class BatchingEmbedder:
     def _forget_started(self, key: Key) -> None:
         begun = self._started.pop(key)
         if not begun.cancelled():
-            begun.exception()  # heard: nobody need have waited for it
+            begun.exception()  # mark the exception as retrieved: perhaps nobody awaited it
 
     def _enqueue(self, key: Key) -> asyncio.Future[Embedding]:
         answer: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
@@ -146,7 +149,7 @@ class BatchingEmbedder:
         return answer
 
     def close(self) -> None:
-        """Lets the worker finish what is queued and ends it; gives up on a hung one. May be called twice."""
+        """Let the worker finish the queue, and stop it. Give up on a hung worker. May be called twice."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)
@@ -157,22 +160,22 @@ class BatchingEmbedder:
             raise EmbedderUnavailable("the embedder is closed")
         if self._timeouts >= TIMEOUTS_TO_FAIL_FAST:
             raise EmbedderUnavailable(f"the embedder has not answered {self._timeouts} times in a row")
-        # Abandoned questions count until the worker has dropped them: they hold memory too.
+        # Abandoned questions count until the worker drops them, because they use memory.
         if self._queue.qsize() >= self._max_queue:
             raise EmbedderUnavailable(f"{self._max_queue} texts are waiting for the embedder already")
 
     def _work(self) -> None:
-        """The worker thread: batch after batch until `None` comes."""
+        """Run the worker thread: batch after batch until `None` comes."""
         open_ = True
         while open_:
             batch, open_ = self._next_batch()
             for part in self._batches(batch):
                 if not self._answer(part):
                     return
-            batch = part = []  # a worker that waits should hold nothing
+            batch = part = []  # release the memory while the worker waits
 
     def _batches(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
-        """Those of `batch_limit` different texts each, in the order in which these were asked first."""
+        """Yield parts of `batch_limit` different texts each, in the order of their first question."""
         asked: dict[Key, list[_Question]] = {}
         for question in batch:
             asked.setdefault(question.key, []).append(question)
@@ -181,18 +184,19 @@ class BatchingEmbedder:
             yield [question for each in same[at : at + self._batch_limit] for question in each]
 
     def _answer(self, questions: Sequence[_Question]) -> bool:
-        """False: the loop has been closed, nobody waits any more."""
+        """Return False if the loop is closed, so that nobody waits."""
         wanted = [question for question in questions if not question.answer.done()]
         answer = self._encode(list(dict.fromkeys(question.key for question in wanted)))
         try:
-            # One wake-up of the loop a call of the encoder.
+            # Wake the loop once per call of the encoder.
             questions[0].answer.get_loop().call_soon_threadsafe(self._deliver, wanted, answer)
         except RuntimeError:
             return False
         return True
 
     def _next_batch(self) -> tuple[list[_Question], bool]:
-        """Waits for one question, then takes what else is there. False: `None` came, it is the last batch."""
+        """Wait for one question, then take all others in the queue. Return False with the last batch, after `None`
+        came."""
         batch: list[_Question] = []
         item = self._queue.get()
         while item is not None:
@@ -206,20 +210,20 @@ class BatchingEmbedder:
         return batch, False
 
     def _encode(self, keys: Sequence[Key]) -> dict[Key, Embedding] | str:
-        """Each with its embedding; or why there are none."""
+        """Return the embedding of each key, or an error message."""
         if not keys:
             return {}
         try:
             return dict(zip(keys, self._encoder.encode([text for _, text in keys]), strict=True))
-        except EmbedderUnavailable as error:  # an encoder over a network says so itself, once
+        except EmbedderUnavailable as error:  # an encoder over a network: its message is passed on, and already logged
             return str(error)
         except Exception as error:
-            # The type alone: a message may quote the prompt.
+            # Log only the type: the message may quote the prompt.
             LOG.error("the encoder failed on a batch of %d texts: %s", len(keys), type(error).__name__)
             return "the encoder failed on this batch"
 
     def _deliver(self, questions: Sequence[_Question], answer: dict[Key, Embedding] | str) -> None:
-        """On the loop. An answer of any kind shows that the worker is alive."""
+        """Deliver the answers, on the event loop. Any answer shows that the worker is alive."""
         self._timeouts = 0
         for key, embedding in ({} if isinstance(answer, str) else answer).items():
             if len(key[1]) <= RECENT_CHARACTERS:
@@ -227,8 +231,8 @@ class BatchingEmbedder:
         self._resolve(deque(questions), answer)
 
     def _resolve(self, pending: deque[_Question], answer: dict[Key, Embedding] | str) -> None:
-        """One caller a turn of the loop: what each then does takes up to a millisecond, and what has come for others
-        meanwhile is read between two turns."""
+        """Resolve one caller per loop iteration. Each then works for up to a millisecond, and between two iterations
+        the loop reads sockets for other requests."""
         while pending:
             question = pending.popleft()
             if question.answer.done():

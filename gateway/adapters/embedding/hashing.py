@@ -1,4 +1,4 @@
-"""Feature hashing instead of a model: for benches and fast tests. It knows words, not meanings."""
+"""Feature hashing instead of a model, for benchmarks and fast tests. It knows words, not meanings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from gateway.messages import Embedding, Vector
 
-MAX_WORDS = 256  # like the real model's limit, so that what depends on truncation can be tried without it
+MAX_WORDS = 256  # like the limit of the real model, so that truncation can be tested without it
 MAX_CHARACTERS = 4096
 WORD = re.compile(r"\w+")
-# Of a text in ASCII: small letters, digits and `_` as they are, all that is no part of a word a space.
+# Translation of ASCII text: letters become lower case; digits and `_` stay; all other characters become spaces.
 _FOLDED = bytes(ord(c.lower()) if c.isascii() and WORD.match(c) else 32 for c in map(chr, range(256)))
 
 
 class HashEncoder:
-    """Implements `TextEncoder`: the same text gives the same vector on every machine and in every process."""
+    """`HashEncoder` hashes words. The same text gives the same vector on every machine. It implements `TextEncoder`."""
 
     def __init__(self, dimension: int = 384) -> None:
         self.dimension = dimension
@@ -36,24 +36,26 @@ class HashEncoder:
         return Embedding(self._vector(read or [_utf8(text.strip())]), len(read), truncated)
 
     def _vector(self, words: Sequence[bytes]) -> Vector:
-        """float32 (dimension,), unit length."""
+        """Return a vector: float32 (dimension,), unit length."""
         hashes = [*map(crc32, words)]
-        hashes += map(crc32, words, hashes[1:])  # of pairs, the later word first: "cup cake" is no "cupcake"
+        # of pairs, the later word first, so that "cup cake" differs from "cupcake"
+        hashes += map(crc32, words, hashes[1:])
         dimension = self.dimension
-        # Half of the features count against: so collisions do not add up. Read as signed, of which they have half.
+        # Half of the features count negatively, so that collisions do not add up. Reading the hashes as signed gives
+        # that half.
         places = np.frombuffer(array("L", hashes), np.int64) % (2 * dimension)
         counts = np.bincount(places, minlength=2 * dimension)
         vector = (counts[:dimension] - counts[dimension:]).astype(np.float32)
         norm = math.sqrt(vector.dot(vector))
-        if norm == 0.0:  # every feature met its opposite
+        if norm == 0.0:  # all features cancelled out
             vector[0] = norm = 1.0
         vector /= norm
         return vector
 
 
 def _words(text: str) -> list[bytes]:
-    """In small letters, as UTF-8."""
-    if text.isascii():  # a quarter of the time
+    """Return the words in lower case, as UTF-8."""
+    if text.isascii():  # takes a quarter of the time
         return text.encode().translate(_FOLDED).split()
     return [_utf8(word) for word in WORD.findall(text.lower())]
 

@@ -1,7 +1,7 @@
 """Any sentence-transformers model, on a CPU or a GPU.
 
-The extra `nearhit[sentence-transformers]` brings torch: the composition root imports this module only when the
-configuration asks for it.
+The extra `nearhit[sentence-transformers]` installs torch. The composition root imports this module only if the
+configuration uses it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from sentence_transformers import SentenceTransformer
 from gateway.errors import StartupError
 from gateway.messages import Embedding
 
-BATCH = 32  # texts a forward pass; the library sorts by length itself
+BATCH = 32  # texts per forward pass; the library sorts them by length
 
 
 class SentenceTransformersEncoder:
-    """Implements `TextEncoder`. `model` is a directory or a hub name; `device` as torch names them, None: its choice.
+    """`SentenceTransformersEncoder` implements `TextEncoder`. `model` is a directory or a hub name. `device` is torch's
+    name; None: torch chooses.
 
-    Raises `StartupError` where a CUDA device is asked for and there is none, and what the library raises (OSError,
-    ValueError) when the model cannot be loaded.
+    Raise `StartupError` if a CUDA device is configured but missing. Raise the library's errors (OSError, ValueError) if
+    the model cannot be loaded.
     """
 
     def __init__(self, model: str, device: str | None = None) -> None:
@@ -36,15 +37,17 @@ class SentenceTransformersEncoder:
         self._model = SentenceTransformer(model, device=device)
         dimension = self._model.get_embedding_dimension()
         if dimension is None:
-            raise ValueError(f"the model {model} does not say how many dimensions its embeddings have")
+            raise ValueError(f"the model {model} does not state the dimension of its embeddings")
         self.dimension = int(dimension)
         self.fingerprint = f"{Path(model).name}/sentence-transformers/{_weights_digest(self._model)[:12]}"
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
-        """One embedding a text, in order: vectors float32 (dimension,), unit length. `tokens` counts what was read."""
+        """Return one embedding per text, in order: vectors float32 (dimension,), unit length. `tokens` counts the
+        tokens read."""
         if not texts:
             return []
-        # JSON can hold half a surrogate pair; the tokenizer refuses it, and one text must not fail the others' batch.
+        # JSON can contain half a surrogate pair, which the tokenizer rejects. One such text must not fail the whole
+        # batch.
         readable = [text.encode("utf-8", "replace").decode() for text in texts]
         vectors = self._model.encode(
             readable, batch_size=BATCH, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
@@ -58,7 +61,7 @@ class SentenceTransformersEncoder:
 
 
 def _weights_digest(model: SentenceTransformer) -> str:
-    """Hex SHA-256 over every weight, whatever file it came from (90 MB: 0.1 s)."""
+    """Return the hex SHA-256 over all weights, regardless of their file format (90 MB: 0.1 s)."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -1,8 +1,8 @@
-"""The index on disk: one file that is whole or not used.
+"""The checkpoint of the index on disk: one file that is used only if it is complete.
 
-A header of fixed size says what is in it and carries the SHA-256 of everything else; then come pieces of partitions as
-msgpack. It is written beside the last one and renamed over it once it has reached the disk, so that a crash leaves the
-last one as it was. What does not fit is refused with one sentence, and the index is made from the store instead.
+A header of fixed size describes the content and has the SHA-256 of everything else. Chunks of partitions follow as
+msgpack. A new checkpoint is written next to the last one, synced, and renamed over it, so a crash leaves the last one
+intact. A checkpoint that does not fit is refused with one sentence, and the index is rebuilt from the store.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ VERSION = 1
 MAGIC = b"nearhit index\n"
 HEADER_BYTES = 1024
 BLOCK = 2**20  # bytes read at a time
-MAX_PIECE = 2**28  # bytes: centroids of 100 million entries, and more than a piece of entries takes
+MAX_PIECE = 2**28  # bytes: enough for the centroids of 100 million entries, and more than a chunk of entries
 
 
 class CheckpointRefused(Exception):
-    """The message says why it does not fit."""
+    """A checkpoint does not fit. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionKind:
-    """What vectors must have in common to be in one file, and in one index."""
+    """The properties that all vectors of one file and one index share."""
 
     embedder: str  # its fingerprint
     dimension: int
@@ -41,7 +41,7 @@ class PartitionKind:
 
 @dataclass(frozen=True, slots=True)
 class InvertedLists:
-    """What makes a partition an inverted file."""
+    """The lists of an inverted file."""
 
     centroids: Matrix  # (lists, d)
     trained_for: int
@@ -52,7 +52,7 @@ class CheckpointChunk:
     """Some entries of one partition."""
 
     scope: str
-    names: list[str]  # fingerprints, one an entry
+    names: list[str]  # fingerprints, one per entry
     part: Slice
     lists: InvertedLists | None  # None: a flat partition
 
@@ -60,12 +60,16 @@ class CheckpointChunk:
 def write_checkpoint(
     path: Path, kind: PartitionKind, pieces: Iterable[CheckpointChunk], position: str | None = None
 ) -> int:
-    """Returns how many entries it holds. `position`: in the store's log of changes, all up to which is in it; None: not
-    known. Raises `OSError`; the file that was there stays then."""
+    """Write a checkpoint and return its number of entries. Raise `OSError`; the former file then stays.
+
+    `position` is the place in the change log up to which all changes are included; None: unknown.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(path.name + ".new")  # the data directory has one gateway: nobody else writes there
+    # only one gateway uses the data directory, so nobody else writes there
+    temporary = path.with_name(path.name + ".new")
     try:
-        # Vectors tell something of the questions: as the embedded store's files, they are nobody else's to read.
+        # Vectors reveal something of the questions, so only the owner may read them, as with the embedded store's
+        # files.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             count = _write(file, kind, pieces, position)
             file.flush()
@@ -79,15 +83,18 @@ def write_checkpoint(
 
 
 def read_position(path: Path) -> str | None:
-    """That of a checkpoint which has been read; None: it has none. Raises `CheckpointRefused`, `OSError`."""
+    """Return the position of a checkpoint that has been read; None: it has none. Raise `CheckpointRefused` or
+    `OSError`."""
     with path.open("rb") as file:
         position = _header(file).get("position")
     return position if isinstance(position, str) else None
 
 
 def read_checkpoint(path: Path, kind: PartitionKind, max_entries: int) -> Iterator[CheckpointChunk]:
-    """Its pieces; nothing is read into memory before the whole file is known to be sound. Raises `FileNotFoundError`
-    where there is none, `CheckpointRefused`, `OSError`."""
+    """Yield the chunks. No chunk is read into memory before the whole file has been verified.
+
+    Raise `FileNotFoundError` if there is no file, `CheckpointRefused`, or `OSError`.
+    """
     with path.open("rb") as file:
         header = _header(file)
         _check_header(header, kind, max_entries, os.fstat(file.fileno()).st_size)
@@ -107,7 +114,7 @@ def _read_chunks(file: BinaryIO, dimension: int) -> Iterator[CheckpointChunk]:
     lists: InvertedLists | None = None
     scope: str | None = None
     for fields in msgpack.Unpacker(file, max_buffer_size=MAX_PIECE):
-        if fields["scope"] != scope:  # the first piece of a partition says what is common to all of its pieces
+        if fields["scope"] != scope:  # only the first chunk of a partition has its common fields
             scope, lists = fields["scope"], _lists(fields, dimension)
         yield _decode_chunk(fields, dimension, lists)
 
@@ -137,7 +144,7 @@ def _write(file: BinaryIO, kind: PartitionKind, pieces: Iterable[CheckpointChunk
 
 
 def _digest(body: Any, header: dict[str, Any]) -> str:
-    """Of the body, which `body` has seen, and of the header without the digest itself."""
+    """Return the digest of the body, which `body` has hashed, and of the header without the digest."""
     whole = body.copy()
     whole.update(json.dumps({key: value for key, value in header.items() if key != "sha256"}).encode())
     return str(whole.hexdigest())
@@ -146,7 +153,7 @@ def _digest(body: Any, header: dict[str, Any]) -> str:
 def _header(file: BinaryIO) -> dict[str, Any]:
     data = file.read(HEADER_BYTES)
     if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
-        raise CheckpointRefused("it is no checkpoint of an index, or was cut off")
+        raise CheckpointRefused("it is not an index checkpoint, or is truncated")
     try:
         header = json.loads(data[len(MAGIC) :].partition(b"\n")[0])
     except ValueError:
@@ -166,7 +173,7 @@ def _check_header(header: dict[str, Any], kind: PartitionKind, max_entries: int,
     if count > max_entries:
         raise CheckpointRefused(f"it holds {count} entries, expected at most {max_entries} (index.max_entries)")
     if size != HEADER_BYTES + body:
-        raise CheckpointRefused(f"it has {size} bytes, expected {HEADER_BYTES + body}: it was cut off")
+        raise CheckpointRefused(f"it has {size} bytes, expected {HEADER_BYTES + body}: it is truncated")
 
 
 def _encode_fields(piece: CheckpointChunk, *, first: bool) -> dict[str, Any]:
@@ -202,14 +209,14 @@ def _decode_chunk(fields: dict[str, Any], dimension: int, lists: InvertedLists |
 
 
 def _validate_chunk(names: list[str], part: Slice, lists: InvertedLists | None) -> None:
-    """FAISS checks nothing of what it is given here. Raises `ValueError`."""
+    """Raise `ValueError` if the parts do not match. FAISS does not check them."""
     if not len(names) == len(part.ids) == len(part.vectors):
         raise ValueError("names, ids and vectors do not match")
     if lists is None or part.lists is None:
         return
     known = (part.lists >= 0) & (part.lists < len(lists.centroids))
     if len(known) != len(names) or not known.all():
-        raise ValueError("lists that are not there")
+        raise ValueError("unknown lists")
 
 
 def _bytes(values: Any, form: str) -> bytes:
@@ -217,7 +224,7 @@ def _bytes(values: Any, form: str) -> bytes:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The rename itself reaches the disk."""
+    """Sync the folder, so that the rename itself reaches the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,8 @@
-"""One at a time touches what searches see: FAISS crashes on concurrent add and search.
+"""Exclusive access to an index, because FAISS crashes on concurrent add and search.
 
-As a rule a thread of its own does. What takes no longer than the way there and back (20 us, measured) the event loop
-does itself, where nobody is at it and nobody waits: never before what was asked for earlier, and never waiting.
+Operations normally run in a separate thread. A hop to the thread and back takes 20 us (measured). The event loop runs
+shorter operations itself, if the index is free and nothing is queued. It never waits, and never overtakes an earlier
+operation.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ T = TypeVar("T")
 
 
 class ExecutorClosed(Exception):
-    """The index is being closed: work in the background ends."""
+    """The index is closing: background work ends."""
 
 
 class ExclusiveExecutor:
     def __init__(self) -> None:
-        # FAISS' own threads cost a search of a small partition milliseconds to wake (measured: 8 ms against 0.05).
+        # Waking FAISS's own threads costs a search of a small partition milliseconds (measured: 8 ms instead of 0.05).
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="nearhit-index", initializer=faiss.omp_set_num_threads, initargs=(1,)
         )
         self._lock = threading.Lock()
-        self.leave = self._lock.release  # after `enter`
-        self._pending: deque[None] = deque()  # one for each operation that the thread has not ended
-        self._tuned = False  # whether the event loop's thread does without FAISS' own threads, too
+        self.leave = self._lock.release  # call it after `enter`
+        self._pending: deque[None] = deque()  # one item for each operation that the thread has not finished
+        self._tuned = False  # whether FAISS's own threads are off in the event loop's thread, too
         self._closed = False
 
     def enter(self) -> bool:
-        """From the event loop, for what takes microseconds: whether it may be done here and now, and then `leave`."""
+        """Try to take the index for an operation of microseconds, on the event loop. If it returns True, call `leave`
+        afterwards."""
         if self._pending or self._closed or not self._lock.acquire(blocking=False):
             return False
         if not self._tuned:
@@ -44,14 +46,14 @@ class ExclusiveExecutor:
         return True
 
     async def run(self, operation: Callable[[], T]) -> T:
-        """From the event loop."""
+        """Run an operation in the thread. Call it from the event loop."""
         return await asyncio.wrap_future(self._submit(operation))
 
     def call(self, operation: Callable[[], T]) -> T:
-        """From another thread. Raises `ExecutorClosed`."""
+        """Run an operation in the thread. Call it from another thread. Raise `ExecutorClosed`."""
         try:
             waiting = self._submit(operation)
-        except RuntimeError:  # it takes nothing any more
+        except RuntimeError:  # it accepts no more work
             raise ExecutorClosed from None
         try:
             return waiting.result()
@@ -63,13 +65,13 @@ class ExclusiveExecutor:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, operation: Callable[[], T]) -> Future[T]:
-        self._pending.append(None)  # appending and popping are atomic
+        self._pending.append(None)  # append and pop are atomic
         try:
             waiting = self._thread.submit(self._run_exclusive, operation)
         except RuntimeError:
             self._pending.pop()
             raise
-        waiting.add_done_callback(lambda _: self._pending.pop())  # also where it was cancelled before its turn
+        waiting.add_done_callback(lambda _: self._pending.pop())  # also if it was cancelled before its turn
         return waiting
 
     def _run_exclusive(self, operation: Callable[[], T]) -> T:

@@ -1,8 +1,8 @@
 """A large partition on a device such as a GPU: searched there, and kept on the CPU as before.
 
-FAISS' indexes on a GPU can be added to and searched; what leaves, and a copy list by list for the checkpoint, needs the
-lists on the CPU. These stay the truth. The device has a copy, whose searches are made right here: what came since waits
-in a small matrix until there is a batch of it, and what went is struck out of what is found.
+FAISS indexes on a GPU support only addition and search. Removal, and copying list by list for the checkpoint, need the
+lists on the CPU, which remain the truth. The device has a replica. Additions wait in a small matrix until there is a
+batch of them. Removed entries are filtered from the results.
 """
 
 from __future__ import annotations
@@ -19,48 +19,51 @@ from gateway.messages import Vector
 
 LOG = logging.getLogger("nearhit.index")
 
-# Entries that wait for the next batch: a flat search of so many takes 0.05 ms, and each addition to a GPU is a call.
+# Entries that wait for the next batch. A flat search of 1,024 takes 0.05 ms, while each addition to a GPU is a call.
 BATCH = 1024
 
-# FAISS selects no more neighbours on a GPU, and looks through no more lists (getMaxKSelection).
+# Limit of FAISS on a GPU, for neighbours and for lists to search (getMaxKSelection).
 MAX_RESULTS = 2048
 
-# Made anew once that share of it is gone: searches fetch more than they were asked for to make up for it.
+# The replica is rebuilt once this share of it is removed: searches fetch extra results to make up for removed entries.
 MAX_REMOVED_SHARE = 1 / 8
 
 
 class Searchable(Protocol):
-    """Lists on a device. One thread at a time; raises RuntimeError where the device fails, or has no room."""
+    """Lists on a device. Use from one thread at a time. Raises RuntimeError if the device fails or is full."""
 
     def __len__(self) -> int: ...
 
     def add(self, ids: Ids, vectors: Matrix) -> None: ...
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
-        """Inner products and ids, (at most k,) each, most similar first; fewer where the lists hold no more. k is at
-        most `MAX_RESULTS`."""
+        """Return inner products and ids, (at most k,) each, most similar first; fewer if the lists have fewer entries.
+        k is at most `MAX_RESULTS`."""
 
 
 class Device(Protocol):
     def place(self, empty: Any) -> Searchable:
-        """`empty`: an inverted file of FAISS, without entries. May be called in another thread than the one that owns
-        what was placed before. Raises RuntimeError where there is no room."""
+        """Copy `empty`, an inverted file of FAISS without entries, to the device. Raise RuntimeError if there is no
+        room.
+
+        May be called from another thread than the owner of earlier lists.
+        """
 
 
 class GpuReplica:
-    """Implements `PartitionCopy`. A device that fails is left alone: from then on the partition is searched on the
-    CPU."""
+    """`GpuReplica` implements `PartitionCopy`. After a device failure it is no longer used: the partition is then
+    searched on the CPU."""
 
     def __init__(self, lists: Searchable, dimension: int, *, batch: int = BATCH) -> None:
         self._lists = lists
         self._dimension = dimension
         self._batch = batch
         self._unflushed = FlatPartition(dimension)  # not yet on the device
-        self._removed_ids: set[int] = set()  # still on the device
+        self._removed_ids: set[int] = set()  # removed here, but still on the device
         self.failed = False
 
     def __len__(self) -> int:
-        """How many of the entries it can find, at most: what left before it was copied here counts as gone, too."""
+        """Return an upper bound of the entries it can find. Removals from before the copy count as removed, too."""
         return len(self._lists) + len(self._unflushed) - len(self._removed_ids)
 
     @property
@@ -68,7 +71,7 @@ class GpuReplica:
         return len(self._removed_ids) > MAX_REMOVED_SHARE * len(self._lists)
 
     def put(self, ids: Ids, vectors: Matrix) -> None:
-        """Straight to the device, while it is being filled. Raises RuntimeError."""
+        """Add entries directly to the device, while it is being filled. Raise RuntimeError."""
         if len(ids):
             self._lists.add(ids, np.ascontiguousarray(vectors, dtype=np.float32))
 
@@ -93,8 +96,8 @@ class GpuReplica:
         self._removed_ids.update(np.setdiff1d(ids, waiting).tolist())
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
-        """None where the device has failed, or where so many of the nearest are gone that `MAX_RESULTS` do not reach
-        beyond them."""
+        """Return the nearest entries. Return None if the device has failed. Return None also if so many of the nearest
+        are removed that `MAX_RESULTS` does not suffice."""
         if self.failed or k > MAX_RESULTS:
             return None
         try:
@@ -107,7 +110,7 @@ class GpuReplica:
         return _merge_results(found, self._unflushed.search(vector, k), k)
 
     def _search_device(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
-        """The nearest on the device that are not gone. Most questions have none of these among their nearest."""
+        """Return the nearest entries on the device without removed ones. Few searches meet any removed entry."""
         enough = k + len(self._removed_ids)
         wanted = min(2 * k, enough, MAX_RESULTS)
         while True:
@@ -124,7 +127,7 @@ class GpuReplica:
         self._removed_ids.clear()
         self._unflushed = FlatPartition(self._dimension)
         LOG.error(
-            "the device failed: the partition is searched on the CPU until it is made anew",
+            "the device failed: the partition is searched on the CPU until it is rebuilt",
             extra={"fields": {"error": str(error)[:300]}},
         )
 
@@ -135,22 +138,24 @@ def _merge_results(left_results: tuple[Vector, Ids], right_results: tuple[Vector
     return similarities[order], np.concatenate([left_results[1], right_results[1]])[order]
 
 
-# FAISS' lists on an NVIDIA GPU. The extra `nearhit[faiss-gpu]` brings a faiss that can.
+# FAISS lists on an NVIDIA GPU. The extra `nearhit[faiss-gpu]` installs a faiss that supports it.
 
-# Of GPU memory for each partition's scratch; FAISS would take 1.5 GB. A search of one question needs some kilobytes.
+# GPU memory for each partition's scratch space; FAISS's default is 1.5 GB. A search of one question needs some
+# kilobytes.
 SCRATCH_BYTES = 64 * 2**20
 
-_GPU: Any = faiss  # the stubs of a faiss for the CPU lack what is asked of it
+_GPU: Any = faiss  # the stubs of the CPU build lack the GPU functions
 
 
 class CudaDevice:
-    """Implements `Device`. `name`: cuda or cuda:N, as torch names them. Raises `StartupError` where faiss cannot."""
+    """`CudaDevice` implements `Device`. `name` is `cuda` or `cuda:N`, as in torch. Raise `StartupError` if faiss cannot
+    use it."""
 
     def __init__(self, name: str) -> None:
         self._number = int(name.partition(":")[2] or 0)
         if not hasattr(faiss, "StandardGpuResources"):
             raise StartupError(
-                f"index.device {name}: the faiss that is installed, {faiss.__version__}, is built for the CPU alone, "
+                f"index.device {name}: the installed faiss {faiss.__version__} supports only the CPU, "
                 "expected faiss-gpu over it: pip install 'nearhit[faiss-gpu]' and then pip install --force-reinstall "
                 "--no-deps faiss-gpu, or device: cpu"
             )
@@ -158,24 +163,24 @@ class CudaDevice:
         if found <= self._number:
             there = "no GPU" if found == 0 else f"{found} GPU{'s' if found > 1 else ''}, the last one cuda:{found - 1}"
             raise StartupError(
-                f"index.device {name}: faiss {faiss.__version__} finds {there}, expected that one with its driver "
+                f"index.device {name}: faiss {faiss.__version__} finds {there}, expected that GPU and its driver "
                 "(nvidia-smi lists it), or device: cpu"
             )
 
     def place(self, empty: Any) -> Searchable:
-        # Of its own: resources may be used by one thread at a time, and one partition is filled while others are
-        # searched.
+        # Each partition has its own resources: one thread at a time may use them, and one partition is filled while
+        # others are searched.
         resources = _GPU.StandardGpuResources()
         resources.setTempMemory(SCRATCH_BYTES)
         return GpuLists(_GPU.index_cpu_to_gpu(resources, self._number, empty), resources)
 
 
 class GpuLists:
-    """Implements `Searchable` over an inverted file of FAISS, wherever it lies."""
+    """`GpuLists` implements `Searchable` over an inverted file of FAISS, on any device."""
 
     def __init__(self, index: Any, resources: object = None) -> None:
         self._index = index
-        self._resources = resources  # which must outlive it
+        self._resources = resources  # must outlive the index
 
     def __len__(self) -> int:
         return int(self._index.ntotal)

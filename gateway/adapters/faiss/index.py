@@ -1,8 +1,9 @@
-"""The vector index in process: one partition a scope, all with one `ExclusiveExecutor`.
+"""The vector index in process: one partition per scope, and one `ExclusiveExecutor` for all of them.
 
-A partition per scope makes the scope a hard filter by construction, and lets a search cost what its scope holds, not
-what the cache holds. One owner, because FAISS crashes on concurrent add and search. A small partition is searched
-exactly; one that has grown is rebuilt in the background (`adapters.faiss.rebuilder`) in the form that suits its size.
+A partition per scope makes the scope a hard filter by construction. A search costs as much as its scope is large, not
+the whole cache. One owner is needed because FAISS crashes on concurrent add and search. A small partition is searched
+exactly. A partition that has grown is rebuilt in the background (`adapters.faiss.rebuilder`) in a form that suits its
+size.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from gateway.ports import StoredVector
 LOG = logging.getLogger("nearhit.index")
 P = ParamSpec("P")
 T = TypeVar("T")
-TIMEOUT_S = 1.0  # of a search or an addition: 0.6 ms at a million entries, 28 ms behind a rebuild
-# Entries that are copied or removed in one go: a search waits for one such step, a few milliseconds.
+TIMEOUT_S = 1.0  # for a search or an addition: 0.6 ms at a million entries, 28 ms during a rebuild
+# Entries copied or removed in one step: a search waits for one such step, a few milliseconds.
 STEP = 4096
-ADD_STEP = 64  # entries that are added in one go: 2 ms
-FAILURES = (RuntimeError, MemoryError)  # what FAISS raises
+ADD_STEP = 64  # entries added in one step: 2 ms
+FAILURES = (RuntimeError, MemoryError)  # errors that FAISS raises
 
 
 class FaissIndex:
-    """Entries beyond `max_entries` push out those added first."""
+    """`FaissIndex` implements `VectorIndex` in process. Beyond `max_entries` it drops the entries that were added
+    first."""
 
     shared = False
 
@@ -59,7 +61,7 @@ class FaissIndex:
         self._contents = ShardMap()
         self._owner = ExclusiveExecutor()
         self._rebuilder = Rebuilder(dimension, self._plan, train, self._owner, lambda: self._contents, device)
-        self.changes = 0  # additions and removals so far: a checkpoint is due when there were some
+        self.changes = 0  # additions and removals so far; a checkpoint is due if there are any since the last one
 
     @property
     def size(self) -> int:
@@ -73,13 +75,13 @@ class FaissIndex:
     def placed(self) -> int | None:
         if self._device is None:
             return None
-        partitions = list(self._contents.partitions.values())  # the owner may just add one
+        partitions = list(self._contents.partitions.values())  # a copy, because the owner may be adding one
         lists = [each for each in partitions if isinstance(each, IvfPartition)]
         return sum(len(each) for each in lists if each.copy is not None and not each.copy.failed)
 
     @property
     def rebuilding(self) -> bool:
-        """Whether a partition is being rebuilt, or waits for it."""
+        """Whether a partition is being rebuilt, or waits to be."""
         return bool(self._rebuilder.pending)
 
     async def add(self, fingerprint: str, scope: str, vector: Vector, expires: float = math.inf) -> None:
@@ -97,7 +99,7 @@ class FaissIndex:
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
-        if len(fitting) < len(vectors):  # damaged: one bad vector must not keep the index from all others
+        if len(fitting) < len(vectors):  # damaged; one bad vector must not keep the others out of the index
             LOG.warning("vectors were skipped", extra={"fields": {"count": len(vectors) - len(fitting)}})
         for i in range(0, len(fitting), ADD_STEP):
             some = fitting[i : i + ADD_STEP]
@@ -111,7 +113,7 @@ class FaissIndex:
         return 0 if partition is None else len(partition)
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
-        if scope not in self._contents.partitions:  # a plain dict lookup: saves a new scope the way to the owner
+        if scope not in self._contents.partitions:  # a dict lookup; a new scope needs no call to the owner
             return []
         self._check(vector)
         if self._is_small(scope) and self._owner.enter():
@@ -127,7 +129,7 @@ class FaissIndex:
             return None
         try:
             return contents.nearest(partition, vector) if k == 1 else contents.search(scope, vector, k)
-        except FAILURES:  # `search` says so
+        except FAILURES:  # `search` reports the error
             return None
         finally:
             self._owner.leave()
@@ -146,18 +148,18 @@ class FaissIndex:
         return await self._owner.run(lambda: list(self._contents.ids))
 
     async def settled(self) -> None:
-        """Returns when no partition is being rebuilt or waits for it."""
+        """Wait until no partition is being rebuilt or waits to be."""
         while True:
-            await self._owner.run(lambda: None)  # what was asked before may still ask for a rebuilding
+            await self._owner.run(lambda: None)  # earlier operations may still schedule a rebuild
             pending = self._rebuilder.pending
             if not pending:
                 return
             await asyncio.gather(*map(asyncio.wrap_future, pending), return_exceptions=True)
 
     def pieces(self) -> Iterator[CheckpointChunk]:
-        """A copy of everything, taken in steps while the index is used; not for the event loop's thread.
+        """Yield a copy of everything, in steps while the index is in use. Do not call it on the event loop's thread.
 
-        It is not of one moment: what is added or removed meanwhile may or may not be in it. Raises `ExecutorClosed`.
+        It is not a snapshot: concurrent additions and removals may or may not be included. Raise `ExecutorClosed`.
         """
         steps_left = self._steps(self._owner.call(lambda: list(self._contents.partitions)))
         while copied := self._owner.call(lambda: self._copy(steps_left)):
@@ -165,7 +167,7 @@ class FaissIndex:
                 yield from split_chunk(piece, STEP)
 
     async def load(self, pieces: Iterable[CheckpointChunk]) -> None:
-        """Takes over what `pieces` gave; what was added since the start is younger, and stays."""
+        """Load the chunks that `pieces` yielded. Entries added since the start are newer, and stay."""
         contents = await asyncio.to_thread(load_shard_map, pieces, self._dimension, self._plan.probes_for)
         await self._owner.run(lambda: self._replace_contents(contents))
 
@@ -174,12 +176,12 @@ class FaissIndex:
         self._owner.close()
 
     def _is_small(self, scope: str) -> bool:
-        """Whether looking through a scope takes microseconds."""
+        """Return whether a search of the scope takes microseconds."""
         partition = self._contents.partitions.get(scope)
         return partition is None or partition.is_small
 
     def _call_owner(self, operation: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-        """Once the owner has been entered. Raises `IndexUnavailable`."""
+        """Run an operation after `enter` succeeded, and leave. Raise `IndexUnavailable`."""
         try:
             return operation(*given, **named)
         except FAILURES as error:
@@ -188,7 +190,7 @@ class FaissIndex:
             self._owner.leave()
 
     async def _run_in_owner(self, operation: Callable[[], T]) -> T:
-        """By the owner's thread. Raises `IndexUnavailable`."""
+        """Run an operation in the owner's thread. Raise `IndexUnavailable`."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._owner.run(operation)
@@ -198,7 +200,7 @@ class FaissIndex:
             raise _index_error(error) from None
 
     def _near(self, vector: Vector, similarity: float) -> list[str]:
-        """Beside the owner, from copies: a look at everything must hold no search up."""
+        """Search everything outside the owner's thread, in copies, so that no search has to wait."""
         found: list[str] = []
         for piece in self.pieces():
             close = piece.part.vectors.astype(np.float32) @ vector >= similarity
@@ -209,7 +211,7 @@ class FaissIndex:
         if vector.shape != (self._dimension,) or vector.dtype != np.float32:
             raise ValueError(f"a vector of {vector.dtype}{vector.shape}, expected float32({self._dimension},)")
 
-    # What follows runs in the owner's thread, or in its place.
+    # The following methods run in the owner's thread, or on the event loop after `enter`.
 
     def _add(self, fingerprint: str, scope: str, vector: Vector) -> None:
         contents = self._contents
@@ -242,7 +244,7 @@ class FaissIndex:
                     yield scope, partition, step
 
     def _copy(self, steps_left: Iterator[tuple[str, Partition, int]]) -> list[CheckpointChunk]:
-        """The next steps, until there are about `STEP` entries in them."""
+        """Return the next steps, until they have about `STEP` entries."""
         copied: list[CheckpointChunk] = []
         entries = 0
         for scope, partition, step in steps_left:
@@ -259,7 +261,7 @@ class FaissIndex:
             _, vectors = before.partitions[scope].vectors(np.array([identifier], dtype=np.int64))
             self._add(fingerprint, scope, vectors[0])
         for scope in contents.partitions:
-            self._rebuilder.schedule_if_needed(scope)  # no copy on a device comes from the disk
+            self._rebuilder.schedule_if_needed(scope)  # copies on a device are not in the checkpoint
 
 
 def _index_error(error: Exception) -> IndexUnavailable:

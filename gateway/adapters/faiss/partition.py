@@ -1,8 +1,7 @@
-"""What holds the vectors of one scope: a plain matrix while they are few (`adapters.faiss.partition`), an inverted file
-beyond.
+"""Partitions hold the vectors of one scope: a plain matrix if they are few, otherwise an inverted file.
 
-Neither is safe to use from two threads: FAISS crashes on concurrent add and search. Whoever holds a partition sees to
-it that one thread at a time does. Ids are never used twice, so that a vector never changes under its id.
+Neither is safe to use from two threads, because FAISS crashes on concurrent add and search. The holder of a partition
+must ensure that. Ids are never reused, so the vector of an id never changes.
 """
 
 from __future__ import annotations
@@ -17,25 +16,29 @@ from numpy.typing import NDArray
 
 from gateway.messages import Vector
 
-# The vectors of a scope with few entries, as a plain matrix. One thread at a time, as any partition.
+# The vectors of a small scope, as a plain matrix.
 
-# Of 384 dimensions: searched, and copied to grow, in 36 us. The way to the owner's thread and back takes 21 of CPU, and
-# more of waiting (docs/decisions/0032).
+# With 384 dimensions, a search or a growing copy of this many takes 36 us. The hop to the owner's thread and back takes
+# 21 us of CPU, and more of waiting (docs/decisions/0032).
 BRIEF_ENTRIES = 1024
 
-# Searched by numpy, row by row: so many take it no longer than FAISS, the way there included.
+# Up to this size numpy searches row by row, as fast as FAISS including the hop to its thread.
 NUMPY_SEARCH_ROWS = 128
 
-# Numbers in a matrix: for the product of as many OpenBLAS wakes a thread; that of fewer takes 1.2 us, row by row 2.2.
+# Numbers in a matrix. For a product of this size or more, OpenBLAS wakes a thread. A smaller product takes 1.2 us; row
+# by row it takes 2.2 us.
 UNTHREADED = 9216
 
 
 class FlatPartition:
-    """Exact, and nothing to train. Rows move when others go: FAISS' own maps of ids would be rebuilt at each removal
-    (measured: 13 ms at 50,000), a look through a column of ids takes 20 us there."""
+    """`FlatPartition` searches exactly and needs no training. Removals move other rows.
+
+    FAISS's own id maps would be rebuilt at each removal (measured: 13 ms at 50,000). A scan of a column of ids takes 20
+    us there.
+    """
 
     trained_for = 0
-    steps = 1  # rows move, so that only one copy of everything is consistent
+    steps = 1  # rows move, so only a single copy of everything is consistent
 
     def __init__(self, dimension: int) -> None:
         self._vectors: Matrix = np.empty((1, dimension), dtype=np.float32)
@@ -51,7 +54,7 @@ class FlatPartition:
 
     @property
     def free_rows(self) -> int:
-        """How many more it takes without being copied."""
+        """Rows that it can take without being copied."""
         return len(self._ids) - self._count
 
     @property
@@ -80,7 +83,7 @@ class FlatPartition:
     def remove(self, ids: Ids) -> None:
         rows = self._rows(ids)
         rest = self._count - len(rows)
-        # The last rows that stay move into the holes before them.
+        # The last remaining rows move into the holes before them.
         holes = rows[rows < rest]
         movers = np.setdiff1d(np.arange(rest, self._count), rows, assume_unique=True)
         self._ids[holes] = self._ids[movers]
@@ -129,7 +132,7 @@ Ids = NDArray[np.int64]
 
 Matrix = NDArray[np.float32]
 
-# Measured (make bench-index): what the hash table takes for an id, and the lists' memory over what is in them.
+# Measured (make bench-index): memory of the hash table per id, and allocated over used memory of the lists.
 DIRECT_MAP_BYTES = 64
 
 LIST_SLACK = 1.25
@@ -142,8 +145,8 @@ class Slice:
     """A copy of some entries of a partition."""
 
     ids: Ids  # (n,)
-    vectors: NDArray[Any]  # (n, d), as the partition keeps them: float32 or float16
-    lists: NDArray[np.int32] | None = None  # (n,), of an inverted file: the list that each one is in
+    vectors: NDArray[Any]  # (n, d), in the partition's own type: float32 or float16
+    lists: NDArray[np.int32] | None = None  # (n,), for an inverted file: the list of each entry
 
 
 class Partition(Protocol):
@@ -154,71 +157,74 @@ class Partition(Protocol):
 
     @property
     def trained_for(self) -> int:
-        """How many entries its lists were made for; 0 where there are none."""
+        """Number of entries that its lists were trained for; 0 if it has no lists."""
 
     @property
     def is_small(self) -> bool:
-        """Whether a search, and what an addition takes beside it, is a matter of microseconds."""
+        """Whether a search or an addition takes microseconds."""
 
     @property
     def steps(self) -> int:
-        """How many parts make a copy of everything."""
+        """Number of parts that make a copy of everything."""
 
     def add(self, ids: Ids, vectors: Matrix) -> None:
-        """Ids (n,) that are not in it, unit vectors (n, d)."""
+        """Add ids (n,) that are not present, with unit vectors (n, d)."""
 
     def put(self, identifier: int, vector: Vector) -> int:
-        """As `add`, of one -> by how many bytes it has grown."""
+        """Add one entry, as `add`. Return by how many bytes the partition has grown."""
 
     def remove(self, ids: Ids) -> None:
-        """Those of them that are in it."""
+        """Remove those of `ids` that are present."""
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids]:
-        """Inner products and ids, (at most k,) each, most similar first."""
+        """Return inner products and ids, (at most k,) each, most similar first."""
 
     def nearest(self, vector: Vector) -> tuple[float, int] | None:
-        """Inner product and id of the most similar one, if there is any."""
+        """Return inner product and id of the most similar entry, if there is one."""
 
     def part(self, step: int) -> Slice: ...
 
     def vectors(self, ids: Ids) -> tuple[Ids, Matrix]:
-        """Those of `ids` that are in it, with their vectors."""
+        """Return those of `ids` that are present, with their vectors."""
 
 
 class PartitionCopy(Protocol):
-    """What is told of every change of an inverted file, and searched in its place (`adapters.faiss.gpu_partition`)."""
+    """A copy of an inverted file. It gets every change, and is searched instead of the original
+    (`adapters.faiss.gpu_partition`)."""
 
     @property
     def failed(self) -> bool:
-        """Whether it is of no use any more."""
+        """Whether it is no longer usable."""
 
     @property
     def needs_rebuild(self) -> bool:
-        """Whether it should be made anew."""
+        """Whether it should be rebuilt."""
 
     def add(self, ids: Ids, vectors: Matrix) -> None: ...
 
     def remove(self, ids: Ids) -> None: ...
 
     def search(self, vector: Vector, k: int) -> tuple[Vector, Ids] | None:
-        """As a partition; None where the lists themselves have to be searched."""
+        """Search like a partition. Return None if the original lists must be searched."""
 
 
-# Compared in a search through lists: 0.1 ms (python -m bench.index_few), in a scope of some 32,000 entries.
+# Vectors compared in a search of lists: 0.1 ms (python -m bench.index_few), in a scope of some 32,000 entries.
 BRIEF_COMPARED = 2200
 
 
 class IvfPartition:
-    """Searches the lists around the centroids next to the question; a hash table finds an id to remove.
+    """`IvfPartition` searches the lists whose centroids are nearest to the question. A hash table finds an id to
+    remove.
 
-    Vectors are half floats, by measurement (docs/decisions/0007). As with float32, every stored question is found again
-    in other words, with similarities that differ by at most 5e-5; searches are faster, and memory is half. Eight bits
-    halve it once more, but move similarities by up to 5e-3 and lose 1 % of the nearest neighbours; and they need ranges
-    from a sample, by which vectors drift with each training. Half floats come out as they went in.
+    Vectors are half floats, chosen by measurement (docs/decisions/0007). As with float32, every stored question is
+    found by its paraphrase. Similarities differ by at most 5e-5, searches are faster, and memory is halved.
+
+    Eight bits halve it again, but change similarities by up to 5e-3 and lose 1 % of the nearest neighbours. They also
+    need ranges from a sample, so vectors drift with each training. Half floats are lossless once converted.
     """
 
     def __init__(self, centroids: Matrix, *, probes: int, trained_for: int) -> None:
-        """`centroids`: (lists, d), unit length. `probes`: how many lists a search looks through."""
+        """Create the partition. `centroids`: (lists, d), unit length. `probes`: number of lists that a search scans."""
         self.centroids = centroids
         self.trained_for = trained_for
         self.copy: PartitionCopy | None = None
@@ -268,7 +274,7 @@ class IvfPartition:
         return nearest_by_search(self, vector)
 
     def part(self, step: int) -> Slice:
-        """One list."""
+        """Return a copy of one list."""
         lists = self._index.invlists
         count = lists.list_size(step)
         if count == 0:
@@ -286,9 +292,10 @@ class IvfPartition:
         return np.array([i for i, _ in held], dtype=np.int64), np.stack([vector for _, vector in held])
 
     def load(self, part: Slice) -> None:
-        """Takes back what `part` gave, without looking for the nearest centroids again; then comes `finish`."""
+        """Restore a copy made by `part`, without searching for the nearest centroids again. Call `finish` at the
+        end."""
         assert part.lists is not None
-        self._index.set_direct_map_type(_DIRECT_MAP.NoMap)  # made in one pass at the end
+        self._index.set_direct_map_type(_DIRECT_MAP.NoMap)  # built in one pass at the end
         order = np.argsort(part.lists, kind="stable")
         lists, ids = part.lists[order], np.ascontiguousarray(part.ids[order])
         codes = np.ascontiguousarray(part.vectors[order], dtype=np.float16).view(np.uint8)
@@ -304,21 +311,21 @@ class IvfPartition:
     def _reconstruct(self, identifier: int) -> Vector | None:
         try:
             vector: Vector = self._index.reconstruct(identifier)
-        except RuntimeError:  # it is not in the direct map
+        except RuntimeError:  # not in the direct map
             return None
         return vector
 
 
 def nearest_by_search(partition: Partition, vector: Vector) -> tuple[float, int] | None:
-    """What its search finds first."""
+    """Return the first result of a search."""
     similarities, ids = partition.search(vector, 1)
     return (similarities.item(0), ids.item(0)) if len(ids) else None
 
 
 def empty_lists(centroids: Matrix, probes: int) -> Any:
-    """FAISS' inverted file of half floats around `centroids`, (lists, d), without entries."""
+    """Return FAISS's inverted file of half floats around `centroids`, (lists, d), without entries."""
     lists, dimension = centroids.shape
-    quantizer = faiss.IndexFlatIP(dimension)  # faiss' Python keeps it for as long as what is made of it
+    quantizer = faiss.IndexFlatIP(dimension)  # FAISS's Python wrapper keeps it alive as long as the index
     quantizer.add(centroids)
     index: Any = faiss.IndexIVFScalarQuantizer(
         quantizer,
@@ -326,7 +333,7 @@ def empty_lists(centroids: Matrix, probes: int) -> Any:
         lists,
         faiss.ScalarQuantizer.QT_fp16,
         faiss.METRIC_INNER_PRODUCT,
-        False,  # the vectors themselves, not what they differ by from their centroid
+        False,  # store the vectors themselves, not their differences from the centroid
     )
     index.is_trained = True  # half floats have no ranges to learn
     index.nprobe = min(probes, lists)
@@ -334,14 +341,14 @@ def empty_lists(centroids: Matrix, probes: int) -> Any:
 
 
 def search_lists(index: Any, vector: Vector, k: int) -> tuple[Vector, Ids]:
-    """Inner products and ids, (at most k,) each, most similar first, of an inverted file of FAISS."""
+    """Return inner products and ids, (at most k,) each, most similar first, from an inverted file of FAISS."""
     similarities, ids = index.search(vector[np.newaxis], min(k, int(index.ntotal)))
-    found = ids[0] >= 0  # the lists that were looked through may hold fewer than k
+    found = ids[0] >= 0  # the scanned lists may have fewer than k entries
     return similarities[0][found], ids[0][found]
 
 
 def _runs(values: NDArray[np.int32]) -> list[tuple[int, int]]:
-    """The ranges of equal values in a sorted array."""
+    """Return the ranges of equal values in a sorted array."""
     if len(values) == 0:
         return []
     borders = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]

@@ -1,8 +1,8 @@
-"""Gives a partition the form that suits its size, in a thread of its own, while the old form serves.
+"""Rebuilds a partition in the form that suits its size, in a separate thread, while the old form serves.
 
-The thread copies the entries in steps, trains and fills a new partition, and catches up with what was added and removed
-meanwhile; the last bit of that, and the swap, is one step of the owner's, so that no search finds less than before. A
-large partition gets its copy on a device, where there is one, in the same way.
+The thread copies the entries in steps, and trains and fills a new partition. Then it catches up with concurrent
+additions and removals. The last part of that and the swap are one step in the owner's thread, so no search finds less
+than before. If there is a device, a large partition gets its copy there in the same way.
 """
 
 from __future__ import annotations
@@ -36,47 +36,50 @@ from gateway.adapters.faiss.partition import (
 from gateway.adapters.faiss.shard_map import ShardMap
 from gateway.adapters.system.memory import trim_heap
 
-# From the entries of a scope to the partition that suits their number: when, into how many lists, and around what.
+# Plan and training: when to rebuild, with how many lists, and around which centroids.
 SEED = 1
 
-ITERATIONS = 6  # measured at 200,000: no recall is gained by more
+ITERATIONS = 6  # measured at 200,000 entries: more iterations gain no recall
 
-SAMPLE_PER_LIST = 40  # FAISS asks for 39 to 256
+SAMPLE_PER_LIST = 40  # FAISS recommends 39 to 256
 
-CHUNK = 4096  # vectors at a time: a stop waits for one chunk, some 50 ms
+CHUNK = 4096  # vectors at a time; a stop waits for one chunk, some 50 ms
 
 Check = Callable[[], None]
-"""Called now and then in long work; raises to end it."""
+"""Called periodically in long work; raises to end it."""
 
 Train = Callable[[Matrix, int, Check], Matrix]
-"""A sample (n, d) and a number of lists -> centroids (lists, d), unit length."""
+"""Takes a sample (n, d) and a number of lists; returns centroids (lists, d), unit length."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """How a partition grows. Measured with make bench-index, d = 384, one thread."""
+    """The growth plan of a partition. Measured with make bench-index, d = 384, one thread."""
 
-    flat_up_to: int = 4_000  # entries; a flat search takes 0.2 ms there, one through lists 0.04
-    growth: int = 4  # trained again when there are so many times the entries that it was trained for
-    small_up_to: int = 32_000  # made for fewer, they are trained again at twice as many already: 1 s of CPU at the most
-    probes: int = 8  # lists that a search looks through, at least
-    target_scanned: int = 800  # entries that it looks through, about, while there are few: docs/decisions/0007
-    # Where there is a device. Not measured: below, a search takes the CPU 0.2 ms, which is what a call to a GPU takes;
-    # and a GPU looks through more lists in that time.
+    flat_up_to: int = 4_000  # entries; there a flat search takes 0.2 ms, one of lists 0.04 ms
+    growth: int = 4  # retrain at this multiple of the entries that it was trained for
+    small_up_to: int = 32_000  # below this many entries, retrain at twice as many; costs at most 1 s of CPU
+    probes: int = 8  # minimum number of lists that a search scans
+    target_scanned: int = 800  # approximate entries that it scans while there are few: docs/decisions/0007
+    # If there is a device. Not measured. Below this size a search takes the CPU 0.2 ms, about as long as a call to a
+    # GPU, which scans more lists in that time.
     device_from: int = 100_000
     device_probes: int = 32
 
     def lists(self, entries: int) -> int:
-        """What a search compares with, centroids and entries of the lists it looks through, is least for about
-        sqrt(8 n) lists; more of them, as the number of entries is the one before it grows."""
+        """Return the number of lists for `entries` entries.
+
+        A search compares with all centroids and with the entries of the scanned lists. That is least for about sqrt(8
+        n) lists. This returns more, because `entries` is the number before the partition grows.
+        """
         return max(1, min(entries, round(4 * math.sqrt(entries))))
 
     def probes_for(self, entries: int) -> int:
-        """How many lists are looked through of those that are made for so many."""
+        """Return how many lists a search scans if the lists were made for `entries` entries."""
         return max(self.probes, round(self.target_scanned * self.lists(entries) / max(1, entries)))
 
     def needs_rebuild_for_size(self, partition: Partition) -> bool:
-        """Whether its form no longer suits its size."""
+        """Return whether its form no longer suits its size."""
         entries = len(partition)
         if partition.trained_for == 0:
             return entries > self.flat_up_to
@@ -84,14 +87,15 @@ class IndexPlan:
         return entries > growth * partition.trained_for or entries * self.growth < self.flat_up_to
 
     def needs_device_copy(self, partition: Partition) -> bool:
-        """Whether it belongs on the device, where there is one, and has no copy there, or a worn one."""
+        """Return whether the partition belongs on the device, and has no copy there or an outdated one."""
         if not isinstance(partition, IvfPartition) or len(partition) < self.device_from:
             return False
         return partition.copy is None or partition.copy.needs_rebuild
 
 
 def build(parts: list[Slice], dimension: int, plan: IndexPlan, train: Train, check: Check) -> Partition:
-    """A partition of these entries, made to suit their number. Empties `parts`: at no time is all there twice."""
+    """Return a partition of these entries in the form that suits their number. `parts` is emptied, so that memory never
+    holds everything twice."""
     entries = sum(len(part.ids) for part in parts)
     made: Partition
     if entries <= plan.flat_up_to:
@@ -107,7 +111,8 @@ def build(parts: list[Slice], dimension: int, plan: IndexPlan, train: Train, che
 
 
 def train_centroids(sample: Matrix, lists: int, check: Check) -> Matrix:
-    """Spherical k-means (Dhillon and Modha, 2001): a list's centroid is the direction of the sum of its vectors."""
+    """Run spherical k-means (Dhillon and Modha, 2001): the centroid of a list is the direction of the sum of its
+    vectors."""
     draw = np.random.default_rng(SEED)
     centroids: Matrix = sample[draw.choice(len(sample), lists, replace=False)]
     for _ in range(ITERATIONS):
@@ -116,7 +121,7 @@ def train_centroids(sample: Matrix, lists: int, check: Check) -> Matrix:
             check()
             _add_up(sample[begin : begin + CHUNK], centroids, sums)
         lengths = np.linalg.norm(sums, axis=1)
-        # A list that got nothing, or whose vectors add up to nothing, begins anew at some vector of the sample.
+        # A list without vectors, or whose vectors cancel out, restarts at a random vector of the sample.
         lost = np.flatnonzero(lengths < 1e-6)
         centroids = sums / np.maximum(lengths, 1e-6)[:, np.newaxis]
         centroids[lost] = sample[draw.choice(len(sample), len(lost), replace=False)]
@@ -124,8 +129,8 @@ def train_centroids(sample: Matrix, lists: int, check: Check) -> Matrix:
 
 
 def _add_up(chunk: Matrix, centroids: Matrix, sums: Matrix) -> None:
-    """Adds each vector to the sum of its nearest centroid. By the chunk: numpy holds the interpreter while it gathers
-    rows, and for 70,000 at once everything else stood still for 0.3 s (measured)."""
+    """Add each vector to the sum of its nearest centroid. Chunks are needed because numpy holds the GIL while it
+    gathers rows: 70,000 at once stopped everything else for 0.3 s (measured)."""
     _, found = faiss.knn(chunk, centroids, 1, metric=faiss.METRIC_INNER_PRODUCT)
     nearest = found[:, 0]
     order = np.argsort(nearest, kind="stable")
@@ -134,7 +139,7 @@ def _add_up(chunk: Matrix, centroids: Matrix, sums: Matrix) -> None:
 
 
 def _sample(parts: Sequence[Slice], wanted: int) -> Matrix:
-    """About `wanted` vectors, evenly from all parts."""
+    """Return about `wanted` vectors, evenly from all parts."""
     entries = sum(len(part.ids) for part in parts)
     every = max(1, entries // wanted)
     vectors = [part.vectors[i % every :: every] for i, part in enumerate(parts)]
@@ -142,7 +147,7 @@ def _sample(parts: Sequence[Slice], wanted: int) -> Matrix:
 
 
 def _chunks(parts: list[Slice]) -> Iterator[tuple[Ids, Matrix]]:
-    """Everything in pieces of at most `CHUNK`, the last part first."""
+    """Yield everything in chunks of at most `CHUNK`, the last part first."""
     while parts:
         some = [parts.pop()]
         while parts and sum(len(part.ids) for part in some) + len(parts[-1].ids) <= CHUNK:
@@ -155,22 +160,23 @@ def _chunks(parts: list[Slice]) -> Iterator[tuple[Ids, Matrix]]:
 
 LOG = logging.getLogger("nearhit.index")
 
-CATCH_UP_ENTRIES = 1024  # entries a round: a search waits for the copying of so many, 7 ms (measured)
+CATCH_UP_ENTRIES = 1024  # entries per round; a search waits while so many are copied, 7 ms (measured)
 
-MAX_SWAP_CHANGES = 64  # what is left for the swap, in the owner's thread
+MAX_SWAP_CHANGES = 64  # changes left for the swap in the owner's thread
 
-NICENESS = 10  # requests first
+NICENESS = 10  # requests have priority
 
-LARGE = 100_000  # entries; what replaced forms of more have taken is given back (a million: 30 ms for 660 MB)
+# entries; above that the memory of the replaced form is returned to the system (a million: 30 ms for 660 MB)
+LARGE = 100_000
 
 
 @dataclass(slots=True)
 class _Journal:
-    """What became of a partition since the copy of it began."""
+    """Changes to a partition since its copy began."""
 
     scope: str
     partition: Partition
-    first_id: int  # the copy holds nothing from here on
+    first_id: int  # the copy has no id from here on
     added: list[int] = field(default_factory=list)
     removed: list[Ids] = field(default_factory=list)
 
@@ -180,7 +186,7 @@ class _Delta:
     ids: Ids  # (n,), added
     vectors: Matrix  # (n, d)
     removed: list[Ids]
-    rest: int  # how many more were added
+    rest: int  # number of further additions
 
     def apply(self, made: Partition | PartitionCopy) -> None:
         if self.removed:
@@ -190,11 +196,12 @@ class _Delta:
 
 
 class _Superseded(Exception):
-    """The partition that is being rebuilt is no longer there."""
+    """The partition that is being rebuilt no longer exists."""
 
 
 class Rebuilder:
-    """`schedule_if_needed`, `added` and `removed` belong to whose turn it is at the owner. One partition at a time."""
+    """`Rebuilder` rebuilds one partition at a time. Call `schedule_if_needed`, `added` and `removed` only with the
+    owner's lock held."""
 
     def __init__(
         self,
@@ -213,13 +220,13 @@ class Rebuilder:
         self._device = device
         self._journal: _Journal | None = None
         self._pending: dict[str, Future[None]] = {}
-        self._failed: dict[str, int] = {}  # scope -> entries that it had: not tried again until there are twice as many
+        self._failed: dict[str, int] = {}  # scope -> entries at the failure; it is tried again at twice as many
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-training", initializer=_lower_priority)
 
     @property
     def pending(self) -> list[Future[None]]:
-        """What is being rebuilt, or will be."""
+        """Rebuilds in progress or queued."""
         return list(self._pending.values())
 
     def schedule_if_needed(self, scope: str) -> None:
@@ -244,11 +251,11 @@ class Rebuilder:
             self._journal.removed.append(ids)
 
     def close(self) -> None:
-        """What is under way ends at its next check, some tens of milliseconds away."""
+        """Stop. Work in progress ends at its next check, after some tens of milliseconds."""
         self._closed.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    # What follows runs in the training thread, and what it hands to `call` in the owner's.
+    # The following methods run in the training thread; operations passed to `call` run in the owner's thread.
 
     def _run(self, scope: str) -> None:
         call = self._owner.call
@@ -259,7 +266,7 @@ class Rebuilder:
                 pass
             except ExecutorClosed:
                 return
-            except Exception:  # the old form goes on serving: slower, or less exact, but right
+            except Exception:  # the old form continues to serve: slower or less exact, but correct
                 LOG.exception("a partition could not be rebuilt")
                 call(lambda: self._on_failure(scope))
             if call(lambda: self._close_journal(scope)) >= LARGE:
@@ -286,7 +293,8 @@ class Rebuilder:
         call(lambda: self._swap(journal, made))
 
     def _place(self, journal: _Journal, partition: IvfPartition, device: Device) -> None:
-        """List by list: FAISS' own copying to a GPU would read lists that change meanwhile."""
+        """Copy a partition to the device list by list. FAISS's own copy to a GPU would read lists that change
+        meanwhile."""
         begun = time.perf_counter()
         try:
             made = GpuReplica(device.place(empty_lists(partition.centroids, self._plan.device_probes)), self._dimension)
@@ -295,7 +303,7 @@ class Rebuilder:
                 part = _without_newer(self._owner.call(partial(partition.part, step)), journal.first_id)
                 made.put(part.ids, part.vectors)
         except RuntimeError as error:
-            LOG.warning(  # there is no room, most likely
+            LOG.warning(  # most likely there is no room
                 "a partition could not be copied to the device: it is searched on the CPU",
                 extra={"fields": {"entries": len(partition), "error": str(error)[:300]}},
             )
@@ -307,8 +315,8 @@ class Rebuilder:
         LOG.info("a partition is searched on the device", extra={"fields": {"entries": len(made), "seconds": took}})
 
     def _catch_up(self, journal: _Journal, made: Partition | PartitionCopy) -> None:
-        """Each round takes what came during the one before it. That gets less: what is added here goes in batches, what
-        requests add comes one by one."""
+        """Apply concurrent changes in rounds. Each round takes the changes of the one before. They shrink, because
+        additions here go in batches and those of requests come one by one."""
         while True:
             self._check()
             news = self._owner.call(lambda: self._take_changes(journal, CATCH_UP_ENTRIES))
@@ -321,7 +329,7 @@ class Rebuilder:
             raise ExecutorClosed
 
     def _start_journal(self, scope: str) -> tuple[_Journal, bool]:
-        """Beside the journal, whether the partition is due for another form, or else for a copy."""
+        """Return the journal, and whether the partition needs another form; otherwise it needs a copy."""
         contents = self._contents()
         partition = contents.partitions.get(scope)
         if partition is None:
@@ -340,14 +348,14 @@ class Rebuilder:
     def _swap(self, journal: _Journal, made: Partition) -> None:
         self._take_changes(journal, len(journal.added)).apply(made)
         if len(made) != len(journal.partition):
-            raise AssertionError(f"{len(made)} entries were made of {len(journal.partition)}")
+            raise AssertionError(f"{len(made)} entries in the new form, expected {len(journal.partition)}")
         self._contents().replace(journal.scope, made)
         self._failed.pop(journal.scope, None)
 
     def _swap_copy(self, journal: _Journal, partition: IvfPartition, made: GpuReplica) -> None:
         self._take_changes(journal, len(journal.added)).apply(made)
         if len(made) > len(partition):
-            raise AssertionError(f"{len(made)} entries were copied of {len(partition)}")
+            raise AssertionError(f"{len(made)} entries in the copy, expected at most {len(partition)}")
         partition.copy = made
         self._failed.pop(journal.scope, None)
 
@@ -356,21 +364,21 @@ class Rebuilder:
         self._failed[scope] = 0 if partition is None else len(partition)
 
     def _close_journal(self, scope: str) -> int:
-        """-> how many entries it has."""
+        """End the journal. Return the number of entries in the partition."""
         self._journal = None
         del self._pending[scope]
-        self.schedule_if_needed(scope)  # it may have outgrown its new form already
+        self.schedule_if_needed(scope)  # it may already have outgrown its new form
         partition = self._contents().partitions.get(scope)
         return 0 if partition is None else len(partition)
 
 
 def _without_newer(part: Slice, first_id: int) -> Slice:
-    """Without what was added after the copy began: the journal has it."""
+    """Return the part without entries added after the copy began: the journal has those."""
     old = part.ids < first_id
     return Slice(part.ids[old], part.vectors[old])
 
 
 def _lower_priority() -> None:
     faiss.omp_set_num_threads(1)
-    with suppress(AttributeError, OSError):  # of this thread alone, on Linux; elsewhere it does without
+    with suppress(AttributeError, OSError):  # for this thread only, on Linux; elsewhere it is skipped
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

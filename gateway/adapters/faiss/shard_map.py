@@ -1,4 +1,5 @@
-"""What an index holds: whose vector has which id, and the partitions of all scopes. One thread at a time."""
+"""The contents of an index: the id of each fingerprint, and the partitions of all scopes. Use from one thread at a
+time."""
 
 from __future__ import annotations
 
@@ -12,31 +13,31 @@ from gateway.adapters.faiss.checkpoint import CheckpointChunk, InvertedLists
 from gateway.adapters.faiss.partition import FlatPartition, Ids, IvfPartition, Partition, Slice
 from gateway.messages import Neighbour, Vector
 
-# Measured (make bench-index): the fingerprint, its id, and both in three tables; an empty flat partition and its scope.
+# Measured (make bench-index): fingerprint and id in three tables; an empty flat partition with its scope.
 ENTRY_BYTES = 300
 PARTITION_BYTES = 600
 
 
 @dataclass(slots=True)
 class ShardMap:
-    """Tables of texts and numbers, which the garbage collector does not look into: an `OrderedDict` of a million
-    entries costs each of its full passes 60 ms (measured)."""
+    """`ShardMap` keeps tables of strings and numbers, which the garbage collector does not scan. An `OrderedDict` of a
+    million entries costs each full collection 60 ms (measured)."""
 
     ids: dict[str, int] = field(default_factory=dict)  # by fingerprint
     names: dict[int, str] = field(default_factory=dict)
     scopes: dict[int, str] = field(default_factory=dict)
     partitions: dict[str, Partition] = field(default_factory=dict)
-    next_id: int = 1  # int64; never used twice, so that their order is that of age
-    partition_bytes: int = 0  # of all partitions
-    ages: array[int] = field(default_factory=lambda: array("q"))  # ids, oldest first; those that are gone among them
-    head: int = 0  # what is before it in `ages` is gone
+    next_id: int = 1  # int64; never reused, so their order is that of age
+    partition_bytes: int = 0  # sum over all partitions
+    ages: array[int] = field(default_factory=lambda: array("q"))  # ids, oldest first, including removed ones
+    head: int = 0  # all ids before this place in `ages` are removed
 
     @property
     def bytes(self) -> int:
         return len(self.ids) * ENTRY_BYTES + len(self.partitions) * PARTITION_BYTES + self.partition_bytes
 
     def add(self, fingerprint: str, scope: str, vector: Vector) -> int:
-        """A fingerprint that is not there -> its id."""
+        """Add a fingerprint that is not present. Return its id."""
         partition = self.partitions.get(scope)
         if partition is None:
             partition = self.partitions[scope] = FlatPartition(len(vector))
@@ -53,13 +54,13 @@ class ShardMap:
         return identifier
 
     def oldest(self) -> str:
-        """The fingerprint that was added first; there must be one."""
+        """Return the fingerprint that was added first. There must be one."""
         while (name := self.names.get(self.ages[self.head])) is None:
             self.head += 1
         return name
 
     def remove(self, fingerprints: Iterable[str]) -> dict[str, Ids]:
-        """-> the ids that are gone, by scope."""
+        """Remove entries. Return the removed ids by scope."""
         gone: dict[str, list[int]] = {}
         for fingerprint in fingerprints:
             identifier = self.ids.pop(fingerprint, None)
@@ -82,7 +83,7 @@ class ShardMap:
         ]
 
     def nearest(self, partition: Partition, vector: Vector) -> list[Neighbour]:
-        """As a search for one, with less around it."""
+        """Return the single nearest neighbour, faster than `search`."""
         found = partition.nearest(vector)
         if found is None:
             return []
@@ -91,12 +92,12 @@ class ShardMap:
         return [Neighbour(self.names[identifier], clipped)]
 
     def replace(self, scope: str, partition: Partition) -> None:
-        """Another form of the same entries."""
+        """Replace a partition by another form of the same entries."""
         self.partition_bytes += partition.bytes - self.partitions[scope].bytes
         self.partitions[scope] = partition
 
     def piece(self, scope: str, partition: Partition, step: int) -> CheckpointChunk:
-        """A copy of a part of `partition`, without what is no longer in the index."""
+        """Return a copy of a part of `partition`, without entries that are no longer in the index."""
         part = partition.part(step)
         names = [self.names.get(i) for i in part.ids.tolist()]
         if None in names:
@@ -118,7 +119,8 @@ class ShardMap:
 
 
 def load_shard_map(pieces: Iterable[CheckpointChunk], dimension: int, probes_for: Callable[[int], int]) -> ShardMap:
-    """The contents that `piece` took apart; those of one partition follow each other. `probes_for`: as in `Plan`."""
+    """Build the contents from the chunks of `piece`. Chunks of one partition must be consecutive. `probes_for` is as in
+    `IndexPlan`."""
     contents = ShardMap()
     names: list[str] = []
     scopes: list[str] = []
@@ -151,7 +153,7 @@ def _empty_partition(piece: CheckpointChunk, dimension: int, probes_for: Callabl
 
 
 def _fill_tables(contents: ShardMap, names: Sequence[str], scopes: Sequence[str], ids: Ids) -> None:
-    """Fills the tables in the order of the ids, which is that of age."""
+    """Fill the tables in the order of the ids, which is that of age."""
     order = np.argsort(ids).tolist()
     numbers: list[int] = ids.tolist()
     contents.ids = {names[i]: numbers[i] for i in order}
@@ -160,7 +162,7 @@ def _fill_tables(contents: ShardMap, names: Sequence[str], scopes: Sequence[str]
     contents.ages = array("q", contents.names)
     contents.next_id = contents.ages[-1] + 1
     if len(contents.ids) < len(contents.names):
-        # One that changed its scope while the copy was made is there twice: the younger one holds.
+        # An entry that changed its scope during the copy occurs twice: keep the younger one.
         stale = [i for i, name in contents.names.items() if contents.ids[name] != i]
         for identifier in stale:
             del contents.names[identifier]
@@ -168,7 +170,7 @@ def _fill_tables(contents: ShardMap, names: Sequence[str], scopes: Sequence[str]
 
 
 def split_chunk(piece: CheckpointChunk, entries: int) -> Iterator[CheckpointChunk]:
-    """The same in pieces of at most `entries`."""
+    """Split a chunk into chunks of at most `entries`."""
     for i in range(0, max(1, len(piece.names)), entries):
         part = piece.part
         lists = None if part.lists is None else part.lists[i : i + entries]

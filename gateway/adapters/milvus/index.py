@@ -1,7 +1,7 @@
-"""The vector index in Milvus: one collection an embedding model, searched and written by every gateway on the store.
+"""The vector index in Milvus: one collection per embedding model, common to all gateways on the store.
 
-The scope is the collection's partition key, and the filter of every search. Nothing of it is kept in this process but
-figures: who stores an answer writes its vector, once, and the other gateways find it there.
+The scope is the collection's partition key, and the filter of every search. This process keeps only counts. The gateway
+that stores an answer writes its vector once, and the other gateways find it there.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from gateway.ports import Clock, StoredVector
 from gateway.tasks import Background
 
 LOG = logging.getLogger("nearhit.index")
-BATCH = 500  # vectors of one call: 0.8 MB of 384 dimensions
-PAGE = 1000  # entries of one page of a listing
-BACKGROUND_TIMEOUT_S = 30.0  # of a call that no request waits for
-FLUSH_TIMEOUT_S = 300.0  # of the end of a filling
-SWEEP_S = 60.0  # between two removals of what has expired
-COUNT_S = 60.0  # how long a scope's count is believed
-MAX_SCOPES = 10_000  # whose counts are kept: 2 MB
-MAX_COUNTS = 4  # scopes counted anew at once
+BATCH = 500  # vectors per call: 0.8 MB at 384 dimensions
+PAGE = 1000  # entries per page of a listing
+BACKGROUND_TIMEOUT_S = 30.0  # for calls that no request waits for
+FLUSH_TIMEOUT_S = 300.0  # for the end of a bulk load
+SWEEP_S = 60.0  # interval between removals of expired entries
+COUNT_S = 60.0  # how long a scope's count is valid
+MAX_SCOPES = 10_000  # scopes with a cached count: 2 MB
+MAX_COUNTS = 4  # scopes counted concurrently
 FOREVER = 2**53
-METRIC = "IP"  # of vectors of length 1: the cosine, as FAISS is asked for it
-# A search may miss what came within the last seconds, or find what has just gone: the record is read from the store in
-# any case. What removals go by has to be complete.
+METRIC = "IP"  # inner product of unit vectors: the cosine, as with FAISS
+# A search may miss entries of the last seconds, or find one just removed. That is harmless, because the record is
+# always read from the store. A purge needs complete results.
 BOUNDED_CONSISTENCY, STRONG_CONSISTENCY = "Bounded", "Strong"
 Row = Mapping[str, Any]
 
 
 def collection_name(embedder: str) -> str:
-    """The collection for the vectors of an embedder, named by its fingerprint."""
+    """Return the collection name for an embedder's fingerprint."""
     return "nearhit_1_" + hashlib.sha256(embedder.encode()).hexdigest()[:16]
 
 
 class MilvusIndex:
-    """Not bounded by itself: what leaves the store for its bounds leaves this index, too. `timeout_s`: of a search or
-    an addition."""
+    """`MilvusIndex` implements `VectorIndex` in Milvus. It has no size limit: entries that the store evicts also leave
+    this index. `timeout_s` is for a search or an addition."""
 
     shared = True
     placed = None
@@ -63,17 +63,18 @@ class MilvusIndex:
         self._clock = clock
         self._server = MilvusServer(url, token, timeout_s=timeout_s, clock=clock, prepare=self._prepare)
         self._size = 0
-        self._counts: BoundedCache[str, tuple[int, float]] = BoundedCache(MAX_SCOPES)  # scope -> entries, when counted
+        # scope -> entries, time of the count
+        self._counts: BoundedCache[str, tuple[int, float]] = BoundedCache(MAX_SCOPES)
         self._counting = Background(MAX_COUNTS)
 
     @property
     def size(self) -> int:
-        """As last counted, at most `SWEEP_S` ago."""
+        """The number of entries at the last count, at most `SWEEP_S` ago."""
         return self._size
 
     @property
     def bytes(self) -> int:
-        """Of the vectors themselves, over there; in this process there is nothing."""
+        """The bytes of the vectors in Milvus. This process holds none."""
         return self._size * 4 * self._dimension
 
     @property
@@ -87,19 +88,19 @@ class MilvusIndex:
 
     async def add_all(self, vectors: Sequence[StoredVector]) -> None:
         fitting = [each for each in vectors if each.vector.shape == (self._dimension,)]
-        if len(fitting) < len(vectors):  # damaged: one bad vector must not keep the index from all others
+        if len(fitting) < len(vectors):  # damaged; one bad vector must not keep the others out of the index
             LOG.warning("vectors were skipped", extra={"fields": {"count": len(vectors) - len(fitting)}})
         for i in range(0, len(fitting), BATCH):
             await self._upsert(fitting[i : i + BATCH], BACKGROUND_TIMEOUT_S)
 
     def holds(self, fingerprint: str) -> bool:
-        return False  # who would follow the store has to be told, and of a shared index nobody does
+        return False  # a caller that needs this replicates the store, and nobody replicates to a shared index
 
     def count(self, scope: str) -> int:
         return (self._counts.peek(scope) or (0, 0.0))[0]
 
     def search_nowait(self, scope: str, vector: Vector, k: int) -> list[Neighbour] | None:
-        return None  # it is asked over a network
+        return None  # a search needs a network call
 
     async def search(self, scope: str, vector: Vector, k: int) -> list[Neighbour]:
         self._check(vector)
@@ -108,13 +109,13 @@ class MilvusIndex:
             if self._clock.monotonic() - counted[1] > COUNT_S:
                 self._counting.start(scope, self._count(scope))
             found = await self._search(scope, vector, k)
-        else:  # thresholds go by the count: nothing is found before there is one
+        else:  # thresholds depend on the count, so a first search waits for it
             found, _ = await asyncio.gather(self._search(scope, vector, k), self._count(scope))
         return found
 
     async def near(self, vector: Vector, similarity: float) -> list[str]:
-        """Reads every vector, as an index of Milvus is not asked for all of them but for the nearest, and may miss
-        some: a removal must not."""
+        """Return the entries within `similarity` of `vector`. It reads every vector: a Milvus search returns only the
+        nearest and may miss some, which a purge must not."""
         self._check(vector)
         found: list[str] = []
         async for page in self._pages("fingerprint", "vector"):
@@ -135,11 +136,11 @@ class MilvusIndex:
         return [row["fingerprint"] async for page in self._pages("fingerprint") for row in page]
 
     async def refresh(self) -> None:
-        """Counts what is there. Raises `IndexUnavailable`."""
+        """Count the entries. Raise `IndexUnavailable`."""
         self._size = await self._server.call(partial(self._count_rows, ""), BACKGROUND_TIMEOUT_S)
 
     async def sweep(self) -> None:
-        """Removes what has expired. Every gateway does it; the second one finds nothing. Raises `IndexUnavailable`."""
+        """Remove expired entries. Every gateway does it; a second one finds none. Raise `IndexUnavailable`."""
         condition = f"expires <= {math.floor(self._clock.wall())}"
         await self._server.call(
             lambda client, limit_s: client.delete(self._collection, filter=condition, timeout=limit_s),
@@ -147,25 +148,25 @@ class MilvusIndex:
         )
 
     async def flush(self) -> None:
-        """Has what was written sealed and indexed: the end of a large filling. Raises `IndexUnavailable`."""
+        """Seal and index all writes, at the end of a bulk load. Raise `IndexUnavailable`."""
         await self._server.call(
             lambda client, limit_s: client.flush(self._collection, timeout=limit_s), FLUSH_TIMEOUT_S
         )
 
     async def drop(self) -> None:
-        """Removes the collection with all that is in it. Raises `IndexUnavailable`."""
+        """Drop the collection with its contents. Raise `IndexUnavailable`."""
         await self._server.call(
             lambda client, limit_s: client.drop_collection(self._collection, timeout=limit_s), BACKGROUND_TIMEOUT_S
         )
 
     async def run(self) -> None:
-        """For ever: connects before the first request needs it, and keeps to what has not expired."""
+        """Run forever: connect before the first request needs it, and remove expired entries."""
         while True:
             try:
                 await self.sweep()
                 await self.refresh()
             except IndexUnavailable as error:
-                LOG.warning("the index was not looked through", extra={"fields": {"error": str(error)}})
+                LOG.warning("the index could not be swept", extra={"fields": {"error": str(error)}})
             await asyncio.sleep(SWEEP_S)
 
     async def close(self) -> None:
@@ -206,14 +207,14 @@ class MilvusIndex:
         self._counts.put(scope, (count, self._clock.monotonic()))
 
     def _add_to_count(self, scope: str, more: int) -> None:
-        """Between two counts; one that was there before counts twice until the next one."""
+        """Adjust a count until the next one. An entry that was replaced counts twice until then."""
         counted = self._counts.peek(scope)
         if counted is not None:
             count, at = counted
             self._counts.put(scope, (count + more, at))
 
     async def _pages(self, *fields: str) -> AsyncIterator[list[Row]]:
-        """Everything, page by page: each is a call of its own."""
+        """Yield everything page by page. Each page is a separate call."""
         pages = await self._server.call(
             lambda client, limit_s: client.query_iterator(
                 self._collection,
@@ -232,10 +233,10 @@ class MilvusIndex:
         if vector.shape != (self._dimension,) or vector.dtype != np.float32:
             raise ValueError(f"a vector of {vector.dtype}{vector.shape}, expected float32({self._dimension},)")
 
-    # What follows runs in a thread of the server's.
+    # The following methods run in a thread of the server object.
 
     def _prepare(self, client: MilvusClient, limit_s: float) -> None:
-        """Makes the collection where there is none. Two gateways that do so at once make the same one."""
+        """Create the collection if it does not exist. Two gateways that do so at once create the same one."""
         if not client.has_collection(self._collection, timeout=limit_s):
             schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
             schema.add_field("fingerprint", DataType.VARCHAR, is_primary=True, max_length=256)

@@ -1,4 +1,5 @@
-"""A Milvus server, or a Milvus Lite file, asked from threads: every call has a time limit, and a breaker before it."""
+"""A Milvus server or Milvus Lite file, called from threads. Every call has a time limit and passes a circuit
+breaker."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.errors import IndexUnavailable
 from gateway.ports import Clock
 
-THREADS = 8  # calls at once; what comes beyond waits, within its time limit
+THREADS = 8  # concurrent calls; further calls wait, within their time limit
 T = TypeVar("T")
-Operation = Callable[[MilvusClient, float], T]  # of a client and the seconds that one call to the server may take
+Operation = Callable[[MilvusClient, float], T]  # takes a client, and the seconds that one call to the server may take
 
 
 class MilvusServer:
-    """Connects at the first call, so that an absent server is a miss and no failure to start; after a failure the
-    server is taken for another one, and `prepare` is called again before anything else is asked of it."""
+    """`MilvusServer` connects at the first call, so an absent server means misses and does not prevent a start. After a
+    failure it may be another server, so `prepare` runs again before the next operation."""
 
     def __init__(
         self,
@@ -52,18 +53,18 @@ class MilvusServer:
         return self._breaker.state(self._clock.monotonic())
 
     async def call(self, operation: Operation[T], timeout_s: float | None = None) -> T:
-        """`timeout_s`: None: that of a search. Raises `IndexUnavailable`."""
+        """Run an operation in a thread. `timeout_s` None: the timeout of a search. Raise `IndexUnavailable`."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         asked = self._clock.monotonic()
         if not self._breaker.allow(asked):
-            raise IndexUnavailable("the index in Milvus has failed, and is left alone for a moment")
+            raise IndexUnavailable("the index in Milvus has failed and is not called for a moment")
         try:
             async with asyncio.timeout(limit_s):
                 found = await asyncio.get_running_loop().run_in_executor(self._threads, self._call, operation, limit_s)
         except TimeoutError:
             self._breaker.failed(self._clock.monotonic(), asked)
             raise IndexUnavailable(f"the index in Milvus has not answered within {limit_s:g} s") from None
-        except Exception as error:  # the library raises its own, gRPC's, and whatever a Lite file may come to
+        except Exception as error:  # the library raises its own errors, those of gRPC, and any others with a Lite file
             self._prepared = False
             self._breaker.failed(self._clock.monotonic(), asked)
             raise IndexUnavailable(f"the index in Milvus failed: {_error_text(error)}") from None
@@ -71,14 +72,15 @@ class MilvusServer:
         return found
 
     def close(self) -> None:
-        """What is under way ends within its time limit, and is waited for: a Lite file is let go of after it."""
+        """Close the client. Operations in progress end within their time limit and are awaited, because they use the
+        Lite file."""
         self._threads.shutdown(cancel_futures=True)
         if self._client is not None:
-            with contextlib.suppress(Exception):  # it is not needed any more
+            with contextlib.suppress(Exception):  # errors no longer matter
                 self._client.close()
             self._client = None
 
-    # What follows runs in one of the threads.
+    # The following methods run in one of the threads.
 
     def _call(self, operation: Operation[T], limit_s: float) -> T:
         client = self._client
@@ -97,12 +99,12 @@ class MilvusServer:
 
 
 def server_version(url: str, token: str, timeout_s: float) -> str:
-    """Blocks. Raises `IndexUnavailable`."""
+    """Return the server's version. Blocks. Raise `IndexUnavailable`."""
     _silence_library()
     try:
         with contextlib.closing(MilvusClient(url, token=token, timeout=timeout_s)) as client:
             return str(client.get_server_version(timeout=timeout_s))
-    except Exception as error:  # as `MilvusServer.call`
+    except Exception as error:  # as in `MilvusServer.call`
         raise IndexUnavailable(_error_text(error)) from None
 
 
@@ -111,5 +113,5 @@ def _error_text(error: Exception) -> str:
 
 
 def _silence_library() -> None:
-    """The library prints on standard error what it raises as well."""
+    """Silence the library: it also prints to standard error what it raises."""
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""A cross-encoder: reads two questions together and says how surely they ask exactly the same. int8 ONNX, one thread.
+"""A cross-encoder reads two questions together and rates whether they ask exactly the same. int8 ONNX, one thread.
 
-Three of the embedder's layers, trained by `training.cross_encoder`. The word embeddings are the embedder's own, read
-from its graph, and so not in the weights; another embedder's table is refused.
+It has three of the embedder's layers, trained by `training.cross_encoder`. The word embeddings are the embedder's own,
+read from its graph, and so not part of the weights. The table of another embedder is refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gateway.adapters.onnx.model_files import MODEL_FILE, TOKENIZER_FILE, ModelC
 from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.adapters.system.weight_files import WeightsCorrupt
 
-# The embedder's own table of word embeddings, read from its graph, so that a cross-encoder need not bring one.
+# The embedder's table of word embeddings, read from its graph, so that a cross-encoder does not need its own.
 #
-# A graph is a protobuf message. Of its fields only those on the way to three tensors are looked at, so that the package
-# `onnx`, which the gateway does without, is not needed. The table stays in the file and is mapped, not copied.
+# A graph is a protobuf message. Only the fields on the way to three tensors are parsed, so the package `onnx` is not
+# needed. The table stays in the file and is memory-mapped, not copied.
 
 WIDTH = 384
 
@@ -33,32 +33,33 @@ _PREFIX = b"transformer.embeddings.word_embeddings.weight_"
 
 _GRAPH, _INITIALIZER = 7, 5  # field numbers of ModelProto, GraphProto
 
-_FLOATS, _INTS, _NAME, _RAW = 4, 5, 8, 9  # of TensorProto
+_FLOATS, _INTS, _NAME, _RAW = 4, 5, 8, 9  # field numbers of TensorProto
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 @dataclass(frozen=True, slots=True)
 class WordTable:
-    """Rows of bytes, and what makes numbers of them."""
+    """A table of quantised word embeddings, with scale and zero point."""
 
     rows: npt.NDArray[np.uint8]  # (words, 384), read-only
     scale: np.float32
     zero: np.float32
 
     def __call__(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """ids of any shape -> that shape x 384: what the embedder's own first node makes of them."""
+        """Return the embeddings of ids of any shape: that shape x 384, as the embedder's own first node computes
+        them."""
         return (self.rows[ids].astype(np.float32) - self.zero) * self.scale
 
     def digest(self) -> str:
-        """Hex SHA-256 of rows, scale and zero point: 10 to 30 ms."""
+        """Return the hex SHA-256 of rows, scale and zero point: 10 to 30 ms."""
         found = hashlib.sha256(self.rows.data)
         found.update(np.array([self.scale, self.zero], "<f4").tobytes())
         return found.hexdigest()
 
 
 def load_word_table(model_dir: Path) -> WordTable:
-    """The table of the embedder in `model_dir`. Raises `ModelCorrupt` when its graph is missing or holds none."""
+    """Load the table of the embedder in `model_dir`. Raise `ModelCorrupt` if its graph is missing or has no table."""
     path = model_dir / MODEL_FILE
     try:
         with path.open("rb") as file:
@@ -76,7 +77,8 @@ def load_word_table(model_dir: Path) -> WordTable:
 
 
 def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
-    """The contents of every field `wanted` with a length. Raises ValueError or IndexError on what is no message."""
+    """Yield the contents of every length-delimited field `wanted`. Raise ValueError or IndexError if it is not a
+    message."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -95,7 +97,7 @@ def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """(value, where the next begins)"""
+    """Return the value, and the position after it."""
     value = shift = 0
     while True:
         byte = message[at]
@@ -107,14 +109,15 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 GRAPH_FILE, ABOUT_FILE = "cross_encoder.onnx", "cross_encoder.json"
 
-UNREAD_LOGIT = -20.0  # the logit of a pair that is too long to be read to its end
+UNREAD_LOGIT = -20.0  # the logit of a pair that is too long to be read completely
 
 
 class OnnxCrossEncoder:
-    """Implements `CrossEncoder`. Deterministic. `probability` turns a logit into what held-out wordings say of it.
+    """`OnnxCrossEncoder` implements `CrossEncoder`. It is deterministic. `probability` calibrates a logit on held-out
+    paraphrases.
 
-    `model_dir` holds what `nearhit model fetch` built. Raises `WeightsCorrupt`, `ModelMissing` or `ModelCorrupt` when
-    made.
+    `model_dir` has the files that `nearhit model fetch` built. The constructor raises `WeightsCorrupt`, `ModelMissing`
+    or `ModelCorrupt`.
     """
 
     threads = 1
@@ -133,12 +136,13 @@ class OnnxCrossEncoder:
         self._session = _session(graph)
 
     def score(self, asked: str, stored: Sequence[str]) -> list[float]:
-        """Each pair has a forward pass of its own: in a shared one its logit would move with its company."""
+        """Return one logit per stored question. Each pair has its own forward pass: in a common pass its logit would
+        depend on the other pairs."""
         one = self._reader.ids(asked)
         return [self._score(one, self._reader.ids(other)) for other in stored]
 
     def probability(self, logit: float) -> float:
-        """That both ask the same, where half of the pairs do."""
+        """Return the probability that both questions ask the same, at a prior of one half."""
         a, b = self._platt
         return float(1.0 / (1.0 + np.exp(-(a * logit + b))))
 
@@ -151,7 +155,7 @@ class OnnxCrossEncoder:
 
 
 def _load_verified(weights: Path) -> tuple[dict[str, Any], bytes]:
-    """What `cross_encoder.json` says, and the graph that it says it of."""
+    """Return the content of `cross_encoder.json`, and the graph that it describes."""
     try:
         about: dict[str, Any] = json.loads((weights / ABOUT_FILE).read_bytes())
         graph = (weights / GRAPH_FILE).read_bytes()
@@ -160,7 +164,7 @@ def _load_verified(weights: Path) -> tuple[dict[str, Any], bytes]:
     except OSError as error:
         raise WeightsCorrupt(f"the cross-encoder's weights cannot be read: {error}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise WeightsCorrupt(f"{weights.name}/{ABOUT_FILE} is not as trained: {error!r}") from None
+        raise WeightsCorrupt(f"{weights.name}/{ABOUT_FILE} is not valid: {error!r}") from None
     if found != expected:
         raise WeightsCorrupt(
             f"{weights.name}/{GRAPH_FILE} has sha256 {found[:12]}..., {ABOUT_FILE} says {expected[:12]}..."
@@ -171,6 +175,6 @@ def _load_verified(weights: Path) -> tuple[dict[str, Any], bytes]:
 def _session(graph: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_mem_pattern = False  # for fixed shapes
+    options.enable_mem_pattern = False  # only useful for fixed shapes
     options.log_severity_level = 3  # errors only
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

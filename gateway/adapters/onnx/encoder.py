@@ -1,8 +1,8 @@
-"""all-MiniLM-L6-v2 as an int8 ONNX graph: onnxruntime and tokenizers, without torch.
+"""all-MiniLM-L6-v2 as an int8 ONNX graph, on onnxruntime and tokenizers, without torch.
 
-Measured on a Xeon core with AMX, one thread, the pass alone, best of 60: 13 tokens 0.9 ms, 25 tokens 1.3 ms, 100 tokens
-4.9 ms, 200 tokens 12 ms; eight texts of 25 tokens in one pass 1.03 ms a text. Reading a short text takes 0.05 ms.
-RSS 103 MB after loading and 116 at most, whatever is encoded (docs/decisions/0033, 0040).
+Measured on a Xeon core with AMX, one thread, the forward pass only, best of 60. 13 tokens take 0.9 ms, 25 tokens 1.3
+ms, 100 tokens 4.9 ms, 200 tokens 12 ms. Eight texts of 25 tokens in one pass take 1.03 ms each. Tokenizing a short text
+takes 0.05 ms. RSS is 103 MB after loading, and at most 116 MB with any input (docs/decisions/0033, 0040).
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from gateway.adapters.onnx.tokenizer import TextTokenizer
 from gateway.messages import Embedding, Vector
 
 DIMENSION = 384
-# What texts share a pass. One of n tokens takes some 0.5 ms and 0.035 ms a token: as much as 14 tokens for itself.
-MAX_BATCH = 8  # texts; with more of them a pass takes no less for each
-PASS_TOKENS = 256  # padding included: beyond it sharing gains nothing, and memory has the bound of one text
-PADDING = 12  # tokens that one more text may bring: fewer than a pass of its own would cost
+# Bounds on a common pass. A pass of n tokens takes some 0.5 ms plus 0.035 ms a token, so the constant part costs as
+# much as 14 tokens.
+MAX_BATCH = 8  # texts; beyond that the time per text does not fall
+PASS_TOKENS = 256  # including padding; beyond that sharing gains nothing, and it bounds memory to that of one text
+PADDING = 12  # padding tokens that one more text may add: fewer than a separate pass would cost
 
 
 class OnnxEncoder:
-    """Implements `TextEncoder`. `model_dir` holds what `nearhit model fetch` built; `threads` are onnxruntime's own.
+    """`OnnxEncoder` implements `TextEncoder`. `model_dir` has the files that `nearhit model fetch` built; `threads` is
+    for onnxruntime.
 
-    Raises `ModelMissing` or `ModelCorrupt` when made.
+    The constructor raises `ModelMissing` or `ModelCorrupt`.
     """
 
     dimension = DIMENSION
@@ -37,14 +39,15 @@ class OnnxEncoder:
         self.fingerprint = f"{manifest.model}/onnx-int8/{manifest.sha256[MODEL_FILE][:12]}"
         self._reader = TextTokenizer(model_dir / TOKENIZER_FILE)
         self._session = open_session(model_dir / MODEL_FILE, threads)
-        # Dynamic scales are taken over a whole pass: in a shared one a text's vector would move with its company.
+        # Dynamic scales cover a whole pass: in a common pass a text's vector would depend on the other texts.
         self._max_batch = MAX_BATCH if str(manifest.about.get("quantisation", "")).startswith("static") else 1
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
-        """One embedding a text, in order: vectors float32 (384,), unit length. `tokens` counts what was read.
+        """Return one embedding per text, in order: vectors float32 (384,), unit length. `tokens` counts the tokens
+        read.
 
-        Texts of like lengths share a pass (docs/decisions/0040). None has a say in another one's vector: the scales are
-        constants, and sums that are rounded otherwise beside padding move it by 1e-6 at most.
+        Texts of similar length share a pass (docs/decisions/0040). A text has no influence on the vector of another
+        one: the scales are constants. Rounding next to padding changes a vector by 1e-6 at most.
         """
         read = [self._reader.read(text) for text in texts]
         vectors: dict[int, Vector] = {}
@@ -53,7 +56,8 @@ class OnnxEncoder:
         return [Embedding(vectors[at], len(each.ids), each.truncated, each.unreadable) for at, each in enumerate(read)]
 
     def _vectors(self, ids: Sequence[Sequence[int]]) -> list[Vector]:
-        """Of one pass. Copies: whoever keeps one text's vector should not keep its company's."""
+        """Return the vectors of one pass. They are copies, so that a reference to one does not keep all of them in
+        memory."""
         shape = (len(ids), max(map(len, ids)))
         padded, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for at, row in enumerate(ids):
@@ -63,7 +67,7 @@ class OnnxEncoder:
 
 
 def group_by_length(lengths: Sequence[int], max_batch: int = MAX_BATCH) -> Iterator[list[int]]:
-    """Which of so many texts, by their tokens, share a forward pass; shortest first. Pure."""
+    """Yield groups of texts that share a forward pass, by their numbers of tokens, shortest first. Pure."""
     part: list[int] = []
     for at in sorted(range(len(lengths)), key=lengths.__getitem__):
         longest = lengths[at]

@@ -1,4 +1,4 @@
-"""Where a built embedding model lives, and the check that what lies there is what was built."""
+"""The location of a built embedding model, and the check that its files are those that were built."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ MODEL = "all-MiniLM-L6-v2"
 MODEL_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "manifest.json"
-# How export.py makes it: a model whose manifest says otherwise is built again.
+# The graph version of export.py. A model whose manifest differs is built again.
 GRAPH = "written node by node, static scales"
 
 
 class ModelMissing(Exception):
-    """No built model where one was expected; the message says which command makes one."""
+    """There is no built model. The message names the command that builds one."""
 
 
 class ModelCorrupt(Exception):
-    """A file of the model is not the one that was built; the message names it."""
+    """A file of the model differs from the one that was built. The message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `manifest.json` says of a built model. `about` is all of it, as it was written."""
+    """The content of a built model's `manifest.json`. `about` is the whole object as written."""
 
     model: str
     sha256: Mapping[str, str]  # file name -> hex digest
@@ -36,20 +36,22 @@ class Manifest:
 
 
 def default_model_dir() -> Path:
-    """Inside the Python environment, so that it goes when the environment goes and needs no write access elsewhere."""
+    """Return the default folder. It is inside the Python environment, so that it is deleted with the environment and
+    needs no other write access."""
     return Path(sys.prefix) / "share" / "nearhit" / "models"
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file. Raises OSError."""
+    """Return the hex SHA-256 of a file. Raise OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_manifest(path: Path) -> Manifest:
-    """The manifest of the model in the directory `path`, every file of which has been checked (23 MB: 20 ms).
+    """Return the manifest of the model in `path`, after all its files have been verified (23 MB: 20 ms).
 
-    Raises `ModelMissing` when there is no manifest, `ModelCorrupt` when it, or a file that it lists, is not as built.
+    Raise `ModelMissing` if there is no manifest. Raise `ModelCorrupt` if it, or a file that it lists, differs from the
+    build.
     """
     try:
         about = json.loads((path / MANIFEST_FILE).read_bytes())
@@ -68,7 +70,7 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def _suggestion(models: Path) -> str:
-    """A name that was mistyped, or a folder without any model."""
+    """Return a hint for a mistyped name, or for a folder without any model."""
     there = sorted(manifest.parent.name for manifest in models.glob(f"*/{MANIFEST_FILE}"))
     return f", which has {', '.join(there)}: name one of these" if there else ": run `nearhit model fetch`"
 

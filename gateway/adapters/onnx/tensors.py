@@ -1,4 +1,4 @@
-"""Any ONNX graph, asked with tensors: what clients of the Open Inference Protocol send goes in, by its names."""
+"""Any ONNX graph with tensor inputs: tensors that clients send by the Open Inference Protocol are passed in by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ ABOUT = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?(/ready)?")
 
 
 class TensorGraph:
-    """Raises `ModelMissing`, or `ModelCorrupt` where the graph has inputs or outputs that are no such tensors."""
+    """`TensorGraph` runs an ONNX graph. It raises `ModelMissing`, or `ModelCorrupt` if the graph has inputs or outputs
+    that are not supported tensors."""
 
     def __init__(self, folder: ModelDir, threads: int) -> None:
         self._session = folder.session(threads)
@@ -47,7 +48,8 @@ class TensorGraph:
                 raise ModelCorrupt(f"{folder.path / MODEL_FILE} has {name} of type {kind}, expected a tensor")
 
     def about(self, method: str, path: str) -> dict[str, Any] | bool | None:
-        """What the protocol asks of a server or a model; a bool for what is good or not, None for other paths."""
+        """Return the protocol's metadata on a server or a model. A bool tells health or readiness; None: not such a
+        path."""
         if method not in ("GET", "HEAD"):
             return None
         if path in ("/v2/health/live", "/v2/health/ready"):
@@ -61,7 +63,8 @@ class TensorGraph:
         return {**named, "inputs": inputs, "outputs": outputs}
 
     def infer(self, inference: InferenceRequest, model: str, options: onnxruntime.RunOptions) -> bytes:
-        """In its stored form. `model`: the name that it gives itself. Raises `UnsupportedByBackend`."""
+        """Run the model and return the response in its stored form. `model` is the name in the response. Raise
+        `UnsupportedByBackend`."""
         feed = self._feed(inference)
         wanted = list(self._outputs) if inference.outputs is None else [each.name for each in inference.outputs]
         if strange := sorted(set(wanted) - self._outputs.keys()):
@@ -85,7 +88,7 @@ def _described(name: str, kind: str, shape: list[Any]) -> dict[str, Any]:
 
 
 def _array(tensor: Tensor, wanted: onnxruntime.NodeArg) -> NDArray[Any]:
-    """Raises `UnsupportedByBackend`: here rather than in the pass, where nobody could tell it from a failure of the
+    """Return the tensor as an array. Raise `UnsupportedByBackend`: a failure in the pass would look like a fault of the
     model."""
     datatype = DATATYPES[wanted.type]
     if tensor.data is None or tensor.datatype != datatype:

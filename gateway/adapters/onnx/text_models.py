@@ -1,4 +1,4 @@
-"""Models that read a text in one pass: sentence embeddings, and classifiers."""
+"""Models that read a text in one pass: sentence embedders and classifiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SENTENCE, TOKENS = "sentence_embedding", ("token_embeddings", "last_hidden_state
 
 READ = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
-DEFAULT_CONTEXT = 256  # what `nearhit model fetch` builds says nothing, and was trained with that
+DEFAULT_CONTEXT = 256  # used if no file states a length: models built by `nearhit model fetch` were trained with it
 
 
 class _TextModel:
@@ -42,12 +42,13 @@ class _TextModel:
             )
 
     def read(self, text: str, options: onnxruntime.RunOptions) -> tuple[npt.NDArray[np.float32], int]:
-        """-> (the output of a pass of its own, without the batch's axis; the tokens). Raises `UnsupportedByBackend`."""
+        """Return the output of one pass without the batch axis, and the number of tokens. Raise
+        `UnsupportedByBackend`."""
         ids = self._tokenizer.encode(text.encode("utf-8", "replace").decode()).ids
         if not 0 < len(ids) <= self._context:
             raise UnsupportedByBackend(
                 f"a text has {len(ids)} tokens and the model on this machine reads 1 to {self._context}: "
-                "expected one within that"
+                "expected a text of that length"
             )
         row = np.array([ids], np.int64)
         feed = {name: np.ones_like(row) for name in self._inputs}
@@ -59,15 +60,15 @@ class _TextModel:
 
 
 class SentenceEmbedder:
-    """Texts as unit vectors, as sentence-transformers makes them: each has a pass of its own, since int8 scales are
-    taken over a pass (see `OnnxEncoder`)."""
+    """`SentenceEmbedder` returns unit vectors, as sentence-transformers does. Each text has its own pass, because int8
+    scales cover a pass (see `OnnxEncoder`)."""
 
     def __init__(self, folder: ModelDir, threads: int) -> None:
         self._reader = _TextModel(folder, threads, (SENTENCE, *TOKENS))
         self._pooling = folder.pooling()
 
     def embed(self, text: str, options: onnxruntime.RunOptions) -> Vector:
-        """Raises `UnsupportedByBackend`."""
+        """Return the vector of a text. Raise `UnsupportedByBackend`."""
         read, _ = self._reader.read(text, options)
         if self._reader.output in TOKENS:
             read = read[0] if self._pooling == "cls" else read.mean(axis=0)
@@ -78,12 +79,12 @@ class SentenceEmbedder:
 @dataclass(frozen=True, slots=True)
 class Classification:
     label: str
-    tokens: tuple[Token, ...]  # the label with its log probability, where that was asked for
+    tokens: tuple[Token, ...]  # the label with its log probability, if requested
     input_tokens: int
 
 
 class TextClassifier:
-    """What kind of text it is: the answer is the label, one token with its log probability."""
+    """`TextClassifier` classifies a text. The answer is the label, as one token with its log probability."""
 
     def __init__(self, folder: ModelDir, threads: int) -> None:
         self._reader = _TextModel(folder, threads, ("logits",))
@@ -94,7 +95,7 @@ class TextClassifier:
         self._is_multi_label = folder.config.get("problem_type") == "multi_label_classification"
 
     def classify(self, question: ClassifierInput, options: onnxruntime.RunOptions) -> Classification:
-        """Raises `UnsupportedByBackend`."""
+        """Classify a text. Raise `UnsupportedByBackend`."""
         logits, tokens = self._reader.read(question.text, options)
         if logits.shape != (len(self._labels),):
             raise ModelCorrupt(f"the model gives {logits.size} numbers for {len(self._labels)} labels")
@@ -110,10 +111,10 @@ class TextClassifier:
         return Token(name, float(logprob), beside)
 
 
-# What a call asks of a classifier: one text, and whether the probability of its label is wanted. Pure.
-MAX_TOP_LOGPROBS = 20  # as OpenAI's protocol has it
+# The input of a classifier: one text, and the requested probabilities. Pure.
+MAX_TOP_LOGPROBS = 20  # the limit of OpenAI's protocol
 
-# What changes the answer in a way that a label has no part in. Each may stand there with these values.
+# Fields that would change the answer in a way that a label cannot follow, with the values that are allowed.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -131,16 +132,16 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True, slots=True)
 class ClassifierInput:
     text: str
-    logprobs: int | None = None  # how many of the likeliest labels are told beside the label; None: not even its own
+    logprobs: int | None = None  # number of likeliest labels to return with the label; None: no probabilities at all
 
 
 def parse_classifier_input(call: Call, backend: str) -> ClassifierInput:
-    """The prompt, or the last text of the user, whatever was said before. Raises `UnsupportedByBackend`."""
+    """Return the prompt, or the user's last text; earlier messages are ignored. Raise `UnsupportedByBackend`."""
     body = _as_openai(call, backend)
     for field, values in NEUTRAL.items():
         if body.get(field) is not None and body[field] not in values:
             raise UnsupportedByBackend(
-                f"'{field}' is not supported by the model on this machine, expected it left out", param=field
+                f"'{field}' is not supported by the model on this machine: leave it out", param=field
             )
     chat = "messages" in body
     return ClassifierInput(
@@ -149,7 +150,7 @@ def parse_classifier_input(call: Call, backend: str) -> ClassifierInput:
 
 
 def _as_openai(call: Call, backend: str) -> Mapping[str, Any]:
-    """The body of the call as OpenAI's clients would have said it. Raises `UnsupportedByBackend`."""
+    """Return the body of the call in OpenAI's form. Raise `UnsupportedByBackend`."""
     if call.dialect.name == "openai":
         return call.body
     translation = TRANSLATIONS.get((call.dialect.name, "openai"))
@@ -160,7 +161,7 @@ def _as_openai(call: Call, backend: str) -> Mapping[str, Any]:
             raise UnsupportedByBackend(refused.message, param=refused.param) from None
         return body
     if not call.prompt:
-        raise UnsupportedByBackend(f"backend '{backend}' reads text, and the {call.dialect.name} call has none for it")
+        raise UnsupportedByBackend(f"backend '{backend}' reads text, but the {call.dialect.name} call contains none")
     return {"tools": call.body.get("tools"), "messages": [{"role": "user", "content": call.prompt}]}
 
 
@@ -181,14 +182,13 @@ def _last_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _prompt(prompt: object) -> str:
     if not isinstance(prompt, str):
-        raise UnsupportedByBackend(
-            "'prompt' is read as one string by the model on this machine, expected that", param="prompt"
-        )
+        raise UnsupportedByBackend("'prompt' must be one string for the model on this machine", param="prompt")
     return prompt
 
 
 def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
-    """Chats have a switch and a number beside it, completions a number."""
+    """Return the number of log probabilities. Chats have a switch and a separate number; completions have one
+    number."""
     wanted = body.get("logprobs")
     if wanted is None or wanted is False:
         return None

@@ -1,7 +1,6 @@
-"""API keys on the server that holds the answers: their records by id, and ids by the SHA-256 of a key.
+"""API keys on the server that stores the answers: records by id, and ids by the SHA-256 of a key.
 
-They have no expiry, so that a server which makes room among what expires (`volatile-lru`, as the embedded one has it)
-leaves them alone.
+They have no expiry, so a server that evicts only keys with an expiry (`volatile-lru`, as the embedded one) keeps them.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ FIND = Script("""
 local id = redis.call('HGET', KEYS[1], ARGV[1])
 return id and redis.call('HGET', KEYS[2], id)
 """)
-# KEYS: the records, the digests, the version. ARGV: the id, what lies there, what is to (both empty for nothing), how
-# many digests are to lead there, they and those that no longer do.
+# KEYS: the records, the digests, the version. ARGV: the id; the old record and the new one, each empty for none; the
+# number of digests that map to the id; those digests, and then the digests to remove.
 SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
@@ -41,7 +40,7 @@ class RedisApiKeys:
         self._keys, self._digests, self._version = map(store.names.key, ("keys", "keys:digests", "keys:version"))
 
     async def version(self) -> bytes:
-        """Beside the breaker, as that of removals (`gateway.adapters.redis.purge`)."""
+        """Return the version. Like that of purges, it bypasses the breaker (`gateway.adapters.redis.purge`)."""
         version: bytes | None = await self._store.poll("GET", self._version, timeout_s=POLL_TIMEOUT_S)
         return version or b""
 

@@ -1,4 +1,4 @@
-"""Files and batches on the server that holds the jobs: `nearhit:1:files:...` and `nearhit:1:batches:...`."""
+"""Files and batches on the server that stores the jobs: `nearhit:1:files:...` and `nearhit:1:batches:...`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ return 1
 
 
 class RedisBatches:
-    """`sync`: None where a batch counts as accepted before it is on the disk."""
+    """`RedisBatches` implements `BatchStore`. `sync` None: a batch counts as accepted before it is on disk."""
 
     def __init__(self, store: RedisStore, client: Any, sync: WriteThrough | None = None) -> None:
         self._store = store
@@ -68,7 +68,7 @@ class RedisBatches:
         async def read(client: Any) -> tuple[int, int]:
             names = await client.zrangebyscore(self._files + "all", "-inf", time.time())
             expired = [name for name in names if not await client.exists(self._file(name.decode()))]
-            if expired:  # one that a batch needs lives on
+            if expired:  # files that a batch needs stay
                 await client.zrem(self._files + "all", *expired)
                 await client.hdel(self._files + "sizes", *expired)
             sizes = await client.hvals(self._files + "sizes")
@@ -179,7 +179,7 @@ class RedisBatches:
         return await self._store.execute(operation, TIMEOUT_S)
 
     async def _write(self, fill: Callable[[Any], None]) -> Sequence[Any]:
-        """All of it or nothing."""
+        """Execute all commands or none."""
 
         async def write(client: Any) -> Sequence[Any]:
             async with client.pipeline(transaction=True) as pipe:
@@ -203,5 +203,5 @@ def _decode_record(data: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgpack.unpackb(data, unicode_errors=ODD)
     except (ValueError, msgpack.UnpackException):
-        raise StoreUnavailable("a record of files and batches is unreadable") from None
+        raise StoreUnavailable("a file or batch record is unreadable") from None
     return found

@@ -1,7 +1,7 @@
-"""The log of changes in the store: a writer that notes each change with the write, and a reader.
+"""The log of changes in the store: a writer that appends each change together with the write, and a reader.
 
-One stream, `nearhit:1:changes`, of an entry a write. Its length has a bound, and the oldest entries go
-(`XADD ... MAXLEN ~`): a gateway that has fallen behind them compares its index with the store instead
+The log is one stream, `nearhit:1:changes`, with an entry per write. Its length is bounded, and the oldest entries are
+dropped (`XADD ... MAXLEN ~`). A gateway that has fallen behind compares its index with the store instead
 (docs/decisions/0022).
 """
 
@@ -22,22 +22,23 @@ CHANGES_KEY = "nearhit:1:changes"
 
 GOSSIP_KEY = "nearhit:1:spoken"
 
-MAX_GOSSIP_ENTRIES = 10_000  # 1.3 kB each at most: a label with its vector
+MAX_GOSSIP_ENTRIES = 10_000  # at most 1.3 kB each: a label with its vector
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeLogWriter:
-    """`gateway` names who writes; `max_entries`: entries of the stream, about."""
+    """`ChangeLogWriter` appends changes. `gateway` is the name of the writer; `max_entries` is the approximate length
+    of the stream."""
 
     gateway: str
     max_entries: int
 
     def append(self, pipe: Any, kind: ChangeKind, *names: str) -> None:
-        """Adds it to `pipe`, which the caller executes."""
+        """Append a change to `pipe`, which the caller executes."""
         pipe.xadd(CHANGES_KEY, self._fields(kind, names), maxlen=self.max_entries, approximate=True)
 
     def command(self, kind: ChangeKind, *names: str) -> list[str | int]:
-        """The same as the words of a command, for scripts."""
+        """Return the change as the words of a command, for scripts."""
         words = [word for pair in self._fields(kind, names).items() for word in pair]
         return ["XADD", CHANGES_KEY, "MAXLEN", "~", self.max_entries, "*", *words]
 
@@ -45,7 +46,7 @@ class ChangeLogWriter:
         return {"by": self.gateway, kind.value: " ".join(names)}
 
 
-# Reads the log of changes that `ChangeLogWriter` writes, and notices where it has been cut off.
+# The reader of the log. It detects entries that were dropped before it read them.
 LOG = logging.getLogger("nearhit.replication")
 
 START = "0-0"
@@ -54,7 +55,7 @@ PAGE = 1_000  # changes read at a time
 
 TIMEOUT_S = 2.0
 
-WAIT_S = 1.0  # for the next change; then the length of the stream is looked at again
+WAIT_S = 1.0  # maximum wait for the next change, before the length of the stream is read again
 
 KINDS = {kind.value: kind for kind in ChangeKind}
 
@@ -62,8 +63,8 @@ T = TypeVar("T")
 
 
 class ChangeLogReader:
-    """Implements `ChangeLog`. Beside the breaker of the store: it is asked all the time, and would take the probe that
-    tells whether the store is back from a request."""
+    """`ChangeLogReader` implements `ChangeLog`. It bypasses the store's breaker: it reads all the time, and would take
+    the probe of a half-open breaker from a request."""
 
     def __init__(self, client: Any, key: str = CHANGES_KEY) -> None:
         self._client = client
@@ -82,7 +83,7 @@ class ChangeLogReader:
     async def read(self, after: str) -> EntryPage:
         info, rows, (seconds, micros) = await self._with_timeout(lambda: self._read_stream(after, count=PAGE))
         now = int(seconds) + int(micros) / 1e6
-        if info is None:  # nothing was ever written, or it is gone
+        if info is None:  # nothing was ever written, or the stream was deleted
             return EntryPage([], START, missed=after != START, more=False, added=0, kept=0, now=now)
         kept = int(info["length"])
         added = int(info.get("entries-added", kept))  # servers before version 7 do not count them
@@ -99,7 +100,7 @@ class ChangeLogReader:
         )
 
     async def _read_stream(self, after: str, *, count: int) -> tuple[dict[str, Any] | None, list[Any], tuple[int, int]]:
-        """Of one moment: the stream, the entries after `after`, and the server's clock."""
+        """Read the stream's state, the entries after `after`, and the server's clock, in one transaction."""
         async with self._client.pipeline(transaction=True) as pipe:
             pipe.xinfo_stream(self._key)
             pipe.xrange(self._key, f"({after}", "+", count=count)
@@ -121,14 +122,17 @@ class ChangeLogReader:
 
 
 def _is_truncated(after: str, info: Mapping[str, Any], added: int) -> bool:
-    """Whether an entry behind `after` may be gone. The oldest ones go first, so nothing is missed where one lies there
-    that is not younger than `after`; and a stream that ends before it is another one."""
+    """Return whether an entry after `after` may be gone.
+
+    The oldest entries are dropped first. So nothing is missed if an entry exists that is not younger than `after`. A
+    stream that ends before `after` is a different stream.
+    """
     at, last = number_of(after), number_of(_text(info["last-generated-id"]))
     if at == last:
         return False
     if at > last or not info["length"]:
         return True
-    if at == number_of(START):  # from the beginning: has anything been trimmed yet?
+    if at == number_of(START):  # from the beginning: check whether anything was trimmed yet
         return added > int(info["length"])
     return number_of(_text(info["first-entry"][0])) > at
 

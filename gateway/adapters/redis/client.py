@@ -1,7 +1,7 @@
-"""The store's client: for one server, for those that sentinels watch over, or for a cluster. Who finds the one that
-takes writes, and another one after a failover, is redis-py.
+"""The store's client for a single server, for servers with sentinels, or for a cluster. redis-py finds the primary,
+also after a failover.
 
-No client sends anything before the first command: an absent server is a miss, not a failure to start.
+No client sends anything before the first command, so an absent server means misses and does not prevent a start.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from redis.maint_notifications import MaintNotificationsConfig
 from gateway.adapters.redis.cluster import Cluster
 from gateway.config.store_url import StoreKind, StoreTarget, parse_store_url
 
-# Of one sentinel, with the connection to it.
+# For one call of a sentinel, including the connection.
 SENTINEL_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """Who the gateway is to the servers, and whom it trusts. `tls`: None where the URL says it all."""
+    """Credentials for the servers, and trust in them. `tls` None: the URL decides."""
 
     username: str | None = None
     password: str | None = None
@@ -45,17 +45,19 @@ CONNECT_S = 1.0
 
 
 def connect(url: str, connect_timeout_s: float = CONNECT_S, access: StoreAccess = DEFAULT_ACCESS) -> Any:
-    """`url`: as `store.url` has it, or `unix://`. `connect_timeout_s`: of a connection, with its handshakes. The pool
-    has no bound of its own: at it the client fails instead of waiting. Its annotations mix the synchronous and the
-    asynchronous results: hence `Any`."""
+    """Return a client. `url` is `store.url` or `unix://`. `connect_timeout_s` covers a connection with its handshakes.
+
+    The pool is not bounded, because at its bound redis-py fails instead of waiting. The return type is `Any`, because
+    redis-py's annotations mix synchronous and asynchronous results.
+    """
     options: dict[str, Any] = {
-        # Who calls bounds every operation. A timeout here would go through `asyncio.wait_for`, which on Python 3.11 can
-        # swallow the cancellation of a request, or of the gateway itself.
+        # Callers limit the time of every operation. A timeout here would use `asyncio.wait_for`. On Python 3.11 that
+        # can swallow the cancellation of a request, or of the gateway itself.
         "socket_timeout": None,
         "socket_connect_timeout": connect_timeout_s,
         "health_check_interval": 0,
         "retry": None,
-        # One for all connections: each would search the installed packages for the client's version, 1 ms.
+        # One for all connections: otherwise each searches the installed packages for the client's version, 1 ms.
         "driver_info": DriverInfo(),
     }
     target = None if url.startswith("unix://") else parse_store_url(url)
@@ -74,9 +76,9 @@ def connect(url: str, connect_timeout_s: float = CONNECT_S, access: StoreAccess 
 def _cluster(target: StoreTarget, options: dict[str, Any], access: StoreAccess) -> Cluster:
     nodes = [ClusterNode(host, port) for host, port in target.addresses]
     cluster_options: dict[str, Any] = {
-        "retry": Retry(NoBackoff(), 2),  # before each it asks anew where slots lie
-        "reinitialize_steps": 0,  # after so many redirections it would close all connections, those in use too
-        # Notices of hosted servers: each connection would have to ask for them.
+        "retry": Retry(NoBackoff(), 2),  # before each retry it reads the slot map again
+        "reinitialize_steps": 0,  # otherwise it closes all connections after so many redirections, even those in use
+        # Notices of hosted servers: each connection would have to subscribe.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     cluster = Cluster(startup_nodes=nodes, ssl=access.tls is not None, **{**options, **cluster_options})
@@ -92,8 +94,8 @@ def _cluster(target: StoreTarget, options: dict[str, Any], access: StoreAccess) 
 
 
 def _with_tls(client: Any, connection: type[SSLConnection], access: StoreAccess) -> Any:
-    """One context for all connections: redis-py would read the files for each, and trust whom the machine trusts
-    besides."""
+    """Use one TLS context for all connections. redis-py would read the files for each, and trust the system's CAs as
+    well."""
     if access.tls is not None:
         client.connection_pool.connection_class = connection
         client.connection_pool.connection_kwargs["context"] = access.tls
@@ -113,7 +115,7 @@ class TlsSentinelConnection(SentinelManagedSSLConnection):
 
 
 class SentinelConnection(redis.Redis):
-    """The client of the server that takes writes: each new connection asks the sentinels which one that is."""
+    """The client of the primary. Each new connection asks the sentinels for its address."""
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)
@@ -122,8 +124,8 @@ class SentinelConnection(redis.Redis):
 
 
 class Sentinels(Sentinel):
-    """Who has answered is asked first from then on; who has not is asked last, as those of a machine that is cut off
-    do not answer."""
+    """`Sentinels` moves a sentinel that answers to the front of its list, and one that times out to the end. Sentinels
+    on an unreachable machine do not answer."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]], options: dict[str, Any], access: StoreAccess) -> None:
         super().__init__([])  # type: ignore[no-untyped-call]
@@ -133,20 +135,20 @@ class Sentinels(Sentinel):
         self._discovery_lock = asyncio.Lock()
 
     async def discover_master(self, service_name: str) -> Any:
-        async with self._discovery_lock:  # two at once would lose a sentinel as they change the order (redis-py 8.1)
+        async with self._discovery_lock:  # two at once would lose a sentinel when they reorder the list (redis-py 8.1)
             try:
                 return await super().discover_master(service_name)
             except MasterNotFoundError as error:
                 raise error from next(
                     (asked.last_error for asked in self._clients if asked.last_error is not None), None
                 )
-            except asyncio.CancelledError:  # who asks has less time than a sentinel has to answer
+            except asyncio.CancelledError:  # the caller's timeout is shorter than the sentinel's
                 self.sentinels.append(self.sentinels.pop(0))
                 raise
 
 
 class SentinelClient(redis.Redis):
-    """A sentinel that has `SENTINEL_TIMEOUT_S` to answer. `last_error`: why it did not, the last time."""
+    """A sentinel that must answer within `SENTINEL_TIMEOUT_S`. `last_error` is its last error, or None."""
 
     last_error: Exception | None = None
 

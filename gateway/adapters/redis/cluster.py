@@ -1,7 +1,8 @@
-"""Redis Cluster's client. Where slots lie, and who is asked instead after a redirection or a failover, is redis-py's.
+"""The client for Redis Cluster. redis-py handles the slot map, redirections and failovers.
 
-What is here besides: transactions, which redis-py's asynchronous client runs in a thread and an event loop for each of
-their commands (8.1), as scripts; and that a node which does not answer in time is doubted, as one that refuses is.
+This module adds two things. Transactions run as scripts, because redis-py's asynchronous client (8.1) uses a thread and
+an event loop for each command of one. A node that does not answer in time leads to a new slot map, like one that
+refuses connections.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from redis.exceptions import RedisClusterException
 
 from gateway.adapters.redis.keyspace import CLUSTERED, ONE_SERVER, KeySpace
 
-# Commands, each after the number of its words. As in a transaction, one that fails does not keep back the next.
+# Commands, each preceded by its number of words. As in a transaction, a failed command does not stop the next one.
 STEPS = """
 local said, at = {}, 1
 while at <= #ARGV do
@@ -35,7 +36,7 @@ class Cluster(RedisCluster):
     async def initialize(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().initialize(*args, **options)
-        except RedisClusterException as error:  # no `RedisError`, unlike all others
+        except RedisClusterException as error:  # unlike all others, it is not a `RedisError`
             raise RedisConnectionError(str(error)) from error
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -45,8 +46,11 @@ class Cluster(RedisCluster):
             raise RedisConnectionError(str(error)) from error
 
     def refresh_topology(self) -> None:
-        """A node did not answer in time: another one may have taken over. The next command asks where slots lie, which
-        redis-py does by itself only for connections that fail."""
+        """Let the next command read the slot map again.
+
+        A node did not answer in time, so another one may have taken over. redis-py does this only for failed
+        connections.
+        """
         self._initialize = True
 
     def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> Any:
@@ -54,7 +58,7 @@ class Cluster(RedisCluster):
 
 
 class NodePipeline(ClusterPipeline):
-    """Commands for any nodes, to each in their order."""
+    """Commands for any nodes; each node gets its commands in order."""
 
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
         try:
@@ -64,8 +68,8 @@ class NodePipeline(ClusterPipeline):
 
 
 class NodeTransaction(AsyncCoreCommands):
-    """What `pipeline(transaction=True)` is on one server: the commands of each slot are one step. Those of the slot
-    named last are run after all others: the line in the log of changes after what it tells of."""
+    """The equivalent of `pipeline(transaction=True)` on one server: the commands of each slot are one step. Those of
+    the slot named last run after all others, so that a line in the change log comes after its change."""
 
     def __init__(self, client: Cluster) -> None:
         self._client = client
@@ -84,7 +88,8 @@ class NodeTransaction(AsyncCoreCommands):
         return len(self._commands)
 
     def execute_command(self, *args: Any, **options: Any) -> NodeTransaction:
-        """The key comes first; a command that has none belongs to the one before it."""
+        """Queue a command. The key is the first argument; a command without a key belongs to the slot of the one before
+        it."""
         if len(args) > 1:
             key = args[1].decode() if isinstance(args[1], bytes) else str(args[1])
             self._slot = key_slot(key.encode())
@@ -134,13 +139,13 @@ def key_space_of(client: Any) -> KeySpace:
 
 
 def refresh_topology(client: Any) -> None:
-    """Something did not answer in time."""
+    """Note that a call timed out, so that a cluster client reads its slot map again."""
     if isinstance(client, Cluster):
         client.refresh_topology()
 
 
 async def used_memory(client: Any) -> int:
-    """Bytes, of all that hold answers."""
+    """Return the used memory in bytes, over all servers that store answers."""
     if not isinstance(client, Cluster):
         return int((await client.info("memory"))["used_memory"])
     told = await client.info("memory", target_nodes=Cluster.PRIMARIES)
@@ -150,7 +155,7 @@ async def used_memory(client: Any) -> int:
 
 @asynccontextmanager
 async def primary_clients(client: Any) -> AsyncIterator[dict[str, Any]]:
-    """A client of each server that takes writes, by its address; of one server under no name."""
+    """Yield a client for each primary, by its address; for a single server under an empty name."""
     if not isinstance(client, Cluster):
         yield {"": client}
         return
@@ -161,7 +166,7 @@ async def primary_clients(client: Any) -> AsyncIterator[dict[str, Any]]:
 
 @asynccontextmanager
 async def client_for_key(client: Any, key: str) -> AsyncIterator[Any]:
-    """A client of the one server that has `key`: for what has to go over one connection, or asks of the server."""
+    """Yield a client of the server that has `key`, for commands on one connection or about the server itself."""
     if not isinstance(client, Cluster):
         yield client
         return

@@ -1,9 +1,9 @@
-"""Commands and their replies on one connection: those of one turn of the loop go out in one write, replies are matched
-in order.
+"""Commands and replies on one connection. Commands of one loop iteration are sent in one write; replies are matched in
+order.
 
-On a connection of redis-py a command costs a lock, a pool's turn and some sixty calls of functions, and each command in
-flight has a connection of its own. Here it is a future and a place in a queue. hiredis reads the replies, and errors
-are redis-py's, so that callers see no difference. Measured: docs/decisions/0031.
+On a redis-py connection a command costs a lock, a turn of the pool and some sixty function calls. Each command in
+flight also needs its own connection. Here a command is a future and a place in a queue. hiredis parses the replies.
+Errors are those of redis-py, so callers see no difference. Measured: docs/decisions/0031.
 """
 
 from __future__ import annotations
@@ -25,32 +25,37 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import StoreUnavailable
 
-# Of commands that are not answered yet, together: a burst of lookups fits in several times over, and what piles up
-# within a time limit before a server that hangs stays small beside a gateway's memory.
+# Limits on all unanswered commands together. A burst of lookups fits several times over. While a server hangs, the
+# backlog of one time limit stays small compared with a gateway's memory.
 MAX_PENDING_COMMANDS = 8_192
 
 MAX_PENDING_BYTES = 64 * 2**20
 
-MAX_REPLY_BYTES = 256 * 2**20  # of one reply: entries are limited to store.max_entry, others may have written anything
+# per reply: entries are limited to store.max_entry, but other programs may have written anything
+MAX_REPLY_BYTES = 256 * 2**20
 
-INCOMPLETE: Any = object()  # what the reader gives where no whole reply is there
+INCOMPLETE: Any = object()  # the reader's result if no complete reply has arrived
 
 Word = str | bytes | int | float
 
 Command = tuple[Word, ...] | bytes
-"""Its words; or all of it, as it goes over the wire."""
+"""Its words, or all of it in wire form."""
 
-# Its annotation asks for a tuple of one.
+# The library's annotation requires a tuple of one.
 _pack: Callable[[tuple[Word, ...]], bytes] = cast("Any", hiredis.pack_command)
 
-# Who waits for a reply; when it is due, on the loop's clock; bytes of the command.
+# The future of the reply, its deadline on the loop's clock, and the bytes of the command.
 _PendingReply = tuple["asyncio.Future[Any]", float, int]
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """`read_timeout_s`: for how long a server that owes a reply may say nothing. `is_demotion`: whether a reply says
-    that this server is not the one to ask; the connection ends with it, as it does with replies such as NOAUTH and
-    LOADING. `on_close`: called once, when nothing can be asked here any more."""
+    """`PipelinedConnection` sends commands on one connection.
+
+    - `read_timeout_s`: how long a server that owes a reply may be silent.
+    - `is_demotion`: whether a reply means that this server is no longer the primary. The connection then ends, as it
+      does with replies such as NOAUTH and LOADING.
+    - `on_close`: called once, when the connection can take no more commands.
+    """
 
     def __init__(
         self,
@@ -69,22 +74,22 @@ class PipelinedConnection(asyncio.Protocol):
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=INCOMPLETE
         )
         self._pending: deque[_PendingReply] = deque()
-        self._bytes = 0  # of the commands that wait
+        self._bytes = 0  # total size of the waiting commands
         self._unsent: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_deadline = 0.0  # of the timer
-        self._idle_since = 0.0  # when anything came last, or was asked for while nothing was owed
+        self._timer_deadline = 0.0  # the timer's deadline
+        self._idle_since = 0.0  # time of the last data, or of a command sent when no reply was due
         self._ended = False
         self.closed = loop.create_future()  # done once the connection is closed
 
     @property
     def pending_count(self) -> int:
-        """Commands; those that nobody waits for any more included."""
+        """The number of commands without a reply, including abandoned ones."""
         return len(self._pending)
 
     def attach(self, writer: asyncio.StreamWriter) -> None:
-        """The connection is there; from here on its transport is ours."""
-        self._writer = writer  # at its own end it would close the transport
+        """Take over the transport of an established connection."""
+        self._writer = writer  # a reference, because a collected writer closes the transport
         self._transport = writer.transport
         self._transport.set_protocol(self)
         if self._ended:
@@ -93,8 +98,11 @@ class PipelinedConnection(asyncio.Protocol):
             self._flush()
 
     def send(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
-        """The reply of a command; a `redis.exceptions.TimeoutError` after `timeout_s`. Whoever stops waiting leaves its
-        place: the reply is dropped when it comes. Raises `StoreUnavailable` where too much waits."""
+        """Return a future for the reply. It fails with `redis.exceptions.TimeoutError` after `timeout_s`.
+
+        A caller that stops waiting keeps its place in the queue: the reply is dropped when it comes. Raise
+        `StoreUnavailable` if too much waits.
+        """
         packed = command if isinstance(command, bytes) else _pack(command)
         size = len(packed)
         if len(self._pending) >= MAX_PENDING_COMMANDS or self._bytes + size > MAX_PENDING_BYTES:
@@ -120,7 +128,7 @@ class PipelinedConnection(asyncio.Protocol):
             reader.feed(data)
             while (reply := reader.gets()) is not INCOMPLETE:
                 if not pending:
-                    return self.end(RedisConnectionError("a reply to nothing that was asked"))
+                    return self.end(RedisConnectionError("a reply without a command"))
                 future, _, size = pending.popleft()
                 self._bytes -= size
                 if isinstance(reply, Exception):
@@ -140,7 +148,7 @@ class PipelinedConnection(asyncio.Protocol):
             self.closed.set_result(None)
 
     def end(self, error: Exception) -> None:
-        """Whoever waits gets `error`, and the connection is closed. As often as you like."""
+        """Fail all waiting commands with `error`, and close the connection. Further calls do nothing."""
         if self._ended:
             return
         self._ended = True
@@ -163,11 +171,11 @@ class PipelinedConnection(asyncio.Protocol):
             self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     def _fail(self, future: asyncio.Future[Any], error: Exception) -> bool:
-        """-> whether the connection lasts."""
+        """Fail one command. Return whether the connection stays open."""
         if not future.done():
             future.set_exception(error)
         if isinstance(error, RedisConnectionError) or self._is_demotion(error):
-            self.end(RedisConnectionError(f"the server cannot be asked: {error}"))
+            self.end(RedisConnectionError(f"the server refuses commands: {error}"))
             return False
         return True
 
@@ -178,9 +186,11 @@ class PipelinedConnection(asyncio.Protocol):
         self._timer = self._loop.call_at(deadline, self._expire_pending)
 
     def _expire_pending(self) -> None:
-        """Who has waited long enough is told so. A connection on which nothing has come for `read_timeout_s` is given
-        up: what is at its other end may not be there any more. Not sooner: others may wait longer than who asks all the
-        time."""
+        """Fail the commands whose time is over.
+
+        A connection without any data for `read_timeout_s` is closed, because its peer may be gone. It is not closed
+        earlier, because other commands may have longer timeouts.
+        """
         self._timer = None
         now, late, next_deadline = self._loop.time(), False, float("inf")
         for future, deadline, _ in self._pending:
@@ -192,21 +202,21 @@ class PipelinedConnection(asyncio.Protocol):
             else:
                 next_deadline = min(next_deadline, deadline)
         if late and now >= self._idle_since + self._read_timeout_s and self._transport is not None:
-            self.end(RedisConnectionError("no reply in time to what was asked before"))
+            self.end(RedisConnectionError("no reply in time to earlier commands"))
         elif next_deadline < float("inf"):
             self._set_timer(next_deadline)
 
 
-# The connection that all commands of a request share: opened when the first one asks, and anew once it was lost.
+# The connection that all requests share. It is opened by the first command, and again after a loss.
 #
-# Who to connect to and as whom, with TLS, passwords, databases and sentinels, stays redis-py's: a connection of its
-# pool is opened and signed in by it, and then taken over.
-CLOSE_S = 0.5  # for what is still to be answered when the gateway ends
+# redis-py handles addresses, TLS, passwords, databases and sentinels. It opens and authenticates a connection of its
+# pool, which is then taken over.
+CLOSE_S = 0.5  # seconds for outstanding replies when the gateway stops
 
-# A server that takes connections and does not answer: redis-py bounds the first part alone.
-HANDSHAKE_TIMEOUT_FACTOR = 2.0  # times the limit of connecting
+# For a server that accepts connections and does not answer: redis-py limits only the time to connect.
+HANDSHAKE_TIMEOUT_FACTOR = 2.0  # times the connect timeout
 
-# The older protocol has no messages that nobody asked for.
+# RESP2 has no push messages.
 RESP2_OPTIONS = {
     "protocol": 2,
     "maint_notifications_config": MaintNotificationsConfig(enabled=False),
@@ -215,8 +225,11 @@ RESP2_OPTIONS = {
 
 
 class ReconnectingConnection:
-    """`client`: redis-py's, of one server or of those that sentinels watch over. `read_timeout_s`: as of
-    `PipelinedConnection`."""
+    """`ReconnectingConnection` opens a connection on the first command, and again after a loss.
+
+    `client` is redis-py's client of one server, or of one with sentinels. `read_timeout_s` is as in
+    `PipelinedConnection`.
+    """
 
     def __init__(self, client: redis.Redis, read_timeout_s: float) -> None:
         self._read_timeout_s = read_timeout_s
@@ -224,18 +237,18 @@ class ReconnectingConnection:
         self._exchange: PipelinedConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
-        # The one that sentinels named is another one's replica by now: the next connection asks them again.
+        # With sentinels, a read-only error means that the server is now a replica: the next connection asks them again.
         has_sentinels = isinstance(self._pool, SentinelConnectionPool)
         self._is_demotion = _is_read_only if has_sentinels else _never_demotes
 
     def send(self, command: Command, timeout_s: float) -> asyncio.Future[Any]:
-        """As `PipelinedConnection.ask`, within `timeout_s`."""
+        """Return a future for the reply, as `PipelinedConnection.send`."""
         loop = asyncio.get_running_loop()
         exchange = self._exchange if self._exchange is not None else self._open_connection(loop)
         return exchange.send(command, timeout_s)
 
     async def close(self) -> None:
-        """What was asked is answered first, if that takes no longer than `CLOSE_S`."""
+        """Close the connection. Wait up to `CLOSE_S` for outstanding replies."""
         self._closed = True
         exchange = self._exchange
         if exchange is None:
@@ -243,7 +256,7 @@ class ReconnectingConnection:
         if exchange.pending_count:
             with suppress(RedisError):
                 await self.send(("PING",), CLOSE_S)  # replies come in order
-        exchange.end(RedisConnectionError("the gateway ends"))
+        exchange.end(RedisConnectionError("the gateway is stopping"))
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
@@ -251,7 +264,7 @@ class ReconnectingConnection:
 
     def _open_connection(self, loop: asyncio.AbstractEventLoop) -> PipelinedConnection:
         if self._closed:
-            raise RedisConnectionError("the gateway ends")
+            raise RedisConnectionError("the gateway is stopping")
         exchange = self._exchange = PipelinedConnection(loop, self._read_timeout_s, self._is_demotion, self._on_close)
         self._opening = loop.create_task(self._connect(exchange))
         return exchange
@@ -272,8 +285,8 @@ class ReconnectingConnection:
             await connection.disconnect(nowait=True)
             raise
         else:
-            # There is no public way to be given the streams (redis-py 8.1): tests/adapters/test_redis_reconnecting.py
-            # holds that this one leads to them.
+            # redis-py 8.1 has no public access to the streams; tests/adapters/test_redis_reconnecting.py checks that
+            # this private one works.
             writer, connection._writer, connection._reader = connection._writer, None, None
             exchange.attach(writer)
         finally:

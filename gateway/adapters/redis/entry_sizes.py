@@ -1,4 +1,4 @@
-"""What each entry of the store weighs; and the list of entries made true where the server has let some go by itself."""
+"""The size of each entry in the store. Reading the sizes also removes evicted entries from the list."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
 from gateway.ports import Clock, EntrySize
 
-TIMEOUT_S = 10.0  # of a page; nobody waits for it
-# In one step, so that what is stored anew in the same moment stays listed. KEYS: the list, then each entry; ARGV: the
-# members of the list.
+TIMEOUT_S = 10.0  # per page; nobody waits for it
+# One step, so that an entry stored at the same moment stays listed. KEYS: the list, then each entry; ARGV: the members
+# of the list.
 WEIGH = """
 local found = {}
 for i = 2, #KEYS do

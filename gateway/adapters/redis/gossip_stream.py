@@ -1,6 +1,7 @@
-"""What gateways tell each other beside what they store: a second, shorter stream, and lists for answers.
+"""Messages between gateways that are not about stored entries: a second, shorter stream, and lists for replies.
 
-Apart from the log of changes, so that a thousand labels with their vectors do not push out of it what an index needs.
+The stream is separate from the change log. Otherwise a thousand labels with their vectors could push out changes that
+an index needs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ REPLY_TTL_S = 10
 
 
 class GossipStream(ChangeLogReader):
-    """Implements `GossipLog`."""
+    """`GossipStream` implements `GossipLog`."""
 
     def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
         super().__init__(client, GOSSIP_KEY)
@@ -42,7 +43,7 @@ class GossipStream(ChangeLogReader):
 
 
 class ReplyQueue:
-    """Implements `Replies`: a list a question, which is forgotten after some seconds."""
+    """`ReplyQueue` implements `Replies`: one list per question, which expires after some seconds."""
 
     def __init__(self, store: RedisStore, client: Any) -> None:
         self._store = store
@@ -58,7 +59,7 @@ class ReplyQueue:
         await self._store.execute(write, TIMEOUT_S)
 
     async def wait(self, name: str, seconds: float) -> bytes | None:
-        """On a connection of its own: it takes none of the places of requests."""
+        """Wait on a separate connection, so that it takes none of the requests' permits."""
         try:
             async with asyncio.timeout(seconds + TIMEOUT_S):
                 popped = await self._client.blpop(_key(name), timeout=seconds)

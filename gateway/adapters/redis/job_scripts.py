@@ -1,14 +1,17 @@
-"""The steps of the job queue, each one script: what a process that is killed leaves behind is always a whole step.
+"""The steps of the job queue, each as one script, so that a killed process never leaves half a step.
 
-KEYS[1] is the prefix of all keys, which are built from it. Of a job there is a hash `job:ID`. A job that waits is in
-its tenant's line, a list `line:PRIORITY:TENANT`, and its tenant in the ring of that priority, a list `ring:PRIORITY`: a
-claim takes the ring's first tenant, the first of that line, and puts the tenant at the ring's end if its line is not
-empty. A job that runs is the one message of a stream `stream:PRIORITY`, pending in the group `workers`: whose it is and
-when he was last heard of is what the stream keeps. What waits for its next attempt is in `delayed`, by when it is due.
-`active` has all jobs that are not over, by when they came; `finished` and `dead` those that are, by when they are
-forgotten.
+KEYS[1] is the prefix of all keys.
 
-In a cluster the prefix has a tag: all keys are in its slot.
+- `job:ID` is the hash of a job.
+- `line:PRIORITY:TENANT` is the list of a tenant's waiting jobs. `ring:PRIORITY` is the list of tenants with waiting
+  jobs. A claim takes the first tenant of the ring and the first job of that line. It puts the tenant at the ring's end
+  if its line is not empty.
+- `stream:PRIORITY` has one message per running job, pending in the group `workers`. The stream records the job's worker
+  and its last heartbeat.
+- `delayed` has the jobs that wait for their next attempt, by due time.
+- `active` has all unfinished jobs, by arrival. `finished` and `dead` have the others, by expiry.
+
+In a cluster the prefix has a hash tag, so all keys are in its slot.
 """
 
 HEAD = """
@@ -44,7 +47,8 @@ local function over(id, status, keep, dead)
   if f[3] ~= '' then redis.call('ZADD', P .. 'webhooks', ms(now), id) end
 end
 """
-# ARGV: id, record, tenant, priority, size, webhook, key, digest, its ms, max queued, per tenant, bytes.
+# ARGV: id, record, tenant, priority, size, webhook, idempotency key, digest, ms to keep the key, max queued, max queued
+# per tenant, max bytes.
 ACCEPT = (
     HEAD
     + """
@@ -69,8 +73,9 @@ end
 return {'accepted', id}
 """
 )
-# ARGV: worker, how many, visibility ms, attempts, ms to keep a dead one, whether to look for lost ones. -> four a job:
-# its record, token, attempt, age in ms. Every eighth turn the lowest priority goes first: nobody is starved.
+# ARGV: worker, number of jobs, visibility ms, attempts, ms to keep a dead job, whether to look for lost ones. Returns
+# four values per job: record, token, attempt, age in ms. Every eighth turn the lowest priority goes first, so that it
+# does not starve.
 CLAIM = (
     HEAD
     + """
@@ -128,7 +133,7 @@ end
 return out
 """
 )
-# ARGV: worker, then id and token of each. -> 1 where it is still held.
+# ARGV: worker, then id and token of each. Returns 1 for each claim still held.
 BEAT = (
     HEAD
     + """
@@ -186,7 +191,7 @@ over(ARGV[1], 'cancelled', tonumber(ARGV[3]), false)
 return 1
 """
 )
-# ARGV: how many, ms to hold them. -> two each: id, attempt.
+# ARGV: number of webhooks, ms to hold them. Returns two values per webhook: id, attempt.
 DUE_WEBHOOKS = (
     HEAD
     + """
@@ -202,7 +207,7 @@ end
 return out
 """
 )
-# ARGV: id, outcome, ms until the next; empty: none.
+# ARGV: id, outcome, ms until the next attempt; empty: none.
 WEBHOOK_TOLD = (
     HEAD
     + """
@@ -212,7 +217,7 @@ else redis.call('ZADD', P .. 'webhooks', 'XX', ms(now + ARGV[3]), ARGV[1]) end
 return 1
 """
 )
-# ARGV: id, whether to try it again (else it is forgotten).
+# ARGV: id, whether to retry it (otherwise it is deleted).
 RAISE = (
     HEAD
     + """
@@ -233,7 +238,7 @@ queue(id, f[3], f[1])
 return 1
 """
 )
-# ARGV: worker, ms after which a consumer without jobs is forgotten.
+# ARGV: worker, ms after which a consumer without jobs is deleted.
 SWEEP = (
     HEAD
     + """
@@ -254,7 +259,7 @@ for prio = 0, 2 do
 end
 """
 )
-# -> queued, running, dead, bytes, webhooks, age of the oldest in ms.
+# Returns queued, running, dead, bytes, webhooks, age of the oldest in ms.
 COUNTS = (
     HEAD
     + """

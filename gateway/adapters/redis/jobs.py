@@ -1,7 +1,7 @@
-"""Jobs on the server that holds the answers: `nearhit:1:jobs:...`, in the steps of `adapters.redis.job_scripts`.
+"""Jobs on the server that stores the answers: `nearhit:1:jobs:...`, in the steps of `adapters.redis.job_scripts`.
 
-What is accepted has no expiry, so a server that evicts by `volatile-lru` (as the embedded one does) never lets go of
-it; results have one. By the server's clock throughout.
+Accepted jobs have no expiry, so a server with `volatile-lru` (as the embedded one) never evicts them. Results have an
+expiry. All times are on the server's clock.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from gateway.job_store import (
 )
 
 TIMEOUT_S = 5.0
-OVERHEAD = 1024  # bytes that the server takes for a job beside its record, about
+OVERHEAD = 1024  # approximate bytes that the server uses for a job besides its record
 CONSUMER_IDLE_S = 3600.0
 FIELDS = ("tenant", "status", "created", "started", "finished", "attempts", "error", "dead", "webhook", "result")
 LISTS = {"active": "active", "dead": "dead", "finished": "finished"}
 
 
 class RedisJobs:
-    """Within five seconds an operation, behind the breaker of `store`. `sync`: None where a job counts as accepted
-    before it is on the disk."""
+    """`RedisJobs` implements `JobStore`, with a limit of five seconds per operation, behind the breaker of `store`.
+    `sync` None: a job counts as accepted before it is on disk."""
 
     def __init__(self, store: RedisStore, client: Any, sync: WriteThrough | None = None) -> None:
         self._store = store
@@ -59,7 +59,8 @@ class RedisJobs:
         if self._sync is not None:
             await self._sync.ensure_synced()
         record = encode_job(job)
-        # Of two tenants, or of one that chooses its keys cleverly, none must meet: hashed with the tenant before it.
+        # Keys of different tenants must not collide, even if a tenant chooses its keys deliberately: hash them with the
+        # tenant in front.
         key_digest = hashlib.sha256(f"{job.tenant}\n{key}".encode()).hexdigest() if key else ""
         head = [job.id, record, job.tenant, int(job.priority), len(record) + OVERHEAD, job.webhook, key_digest, digest]
         limits = [bounds.max_queued, bounds.max_queued_per_tenant, bounds.max_bytes]
@@ -75,7 +76,7 @@ class RedisJobs:
             try:
                 claimed.append(ClaimedJob(decode_job(record), int(token), int(attempt), int(age) / 1000))
             except RecordUnreadable:
-                continue  # of another version: its claim runs out, and another gateway may read it
+                continue  # of another version: its claim expires, and another gateway may be able to read it
         return claimed
 
     async def beat(self, worker: str, held: Sequence[tuple[str, int]]) -> list[JobHold]:

@@ -1,8 +1,8 @@
-"""How the store's keys are called, and which of them lie on one node of a cluster.
+"""The names of the store's keys, and which keys share a node of a cluster.
 
-On one server, with sentinels or without, names are as they always were. In a cluster a key's slot is that of the part
-of its name in braces: entries are spread over `BUCKETS` such tags, each with a list and leases of its own, and what
-else is changed in one step has a tag each (docs/decisions/0027).
+On one server, with or without sentinels, names have no tag. In a cluster the part of a name in braces decides the slot.
+Entries are spread over `BUCKETS` such tags, each with its own list and leases. Other keys that change in one step share
+a tag (docs/decisions/0027).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from itertools import count
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 PREFIX = "nearhit:1:"
-# A cluster of n nodes has 256/n of them on each, within one, where its slots are dealt out in n ranges.
+# A cluster of n nodes has 256/n buckets on each node, give or take one, if its slots are split into n ranges.
 BUCKETS = 256
 WIDTH = REDIS_CLUSTER_HASH_SLOTS // BUCKETS
-# What is changed together lies together: files with the batches that read them, places with who holds them.
+# Keys that change together share a tag: files with the batches that read them, places with the gateways that hold them.
 SHARED_TAGS = {"files": "batches", "gateways": "quota"}
 
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """`tags`: one a bucket; of one server none."""
+    """A naming scheme of keys. `tags`: one per bucket; empty for a single server."""
 
     tags: tuple[str, ...] = ()
 
     def key(self, name: str) -> str:
-        """Of what is there once, such as `bans:version`."""
+        """Return the name of a key that exists once, such as `bans:version`."""
         if not self.tags:
             return PREFIX + name
         subject = name.partition(":")[0]
@@ -41,16 +41,16 @@ class KeySpace:
         return f"{self._prefix(fingerprint)}lease:{fingerprint}"
 
     def put_keys(self, fingerprint: str) -> tuple[str, str, str]:
-        """Of the entry, of its lease and of the list of all: what a put touches."""
+        """Return the keys that a put uses: the entry, its lease, and the list of entries."""
         part = self._prefix(fingerprint)
         return f"{part}entry:{fingerprint}", f"{part}lease:{fingerprint}", part + "entries"
 
     def counter(self, fingerprint: str) -> str:
-        """Of leases."""
+        """Return the key of the lease counter."""
         return self._prefix(fingerprint) + "leases"
 
     def list_key(self, fingerprint: str) -> str:
-        """That lists the entry, by its expiry."""
+        """Return the key of the list that has the entry, by its expiry."""
         return self._prefix(fingerprint) + "entries"
 
     @property
@@ -58,7 +58,7 @@ class KeySpace:
         return [f"{PREFIX}{{{tag}}}:entries" for tag in self.tags] or [PREFIX + "entries"]
 
     def group_by_list(self, fingerprints: Iterable[str]) -> dict[str, list[str]]:
-        """Those of one list each, by its key: they may be touched in one step."""
+        """Group fingerprints by the key of their list: those of one group may be used in one step."""
         groups: dict[str, list[str]] = {}
         for fingerprint in fingerprints:
             groups.setdefault(self.list_key(fingerprint), []).append(fingerprint)
@@ -71,7 +71,7 @@ class KeySpace:
 
 
 def bucket_tags() -> tuple[str, ...]:
-    """For each bucket the first number whose slot lies in the bucket's range: the same in every gateway."""
+    """Return for each bucket the first number whose slot is in the bucket's range; the same in every gateway."""
     tags_by_bucket: dict[int, str] = {}
     for number in count():
         tags_by_bucket.setdefault(key_slot(str(number).encode()) // WIDTH, str(number))

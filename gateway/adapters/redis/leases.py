@@ -1,8 +1,8 @@
-"""Leases on the server that holds the answers: one key a fingerprint, `nearhit:1:lease:FINGERPRINT`, which holds the
-token of its holder and expires by itself.
+"""Leases on the server that stores the answers. The key `nearhit:1:lease:FINGERPRINT` has the holder's token, and
+expires.
 
-Tokens rise by the server's own clock as well as one by one: also where the counter was lost, with a restart or by
-eviction, a later lease has a higher token.
+Tokens grow with the server's clock as well as one by one. So a later lease has a higher token even if the counter was
+lost by a restart or an eviction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ end
 
 
 class RedisLeases:
-    """Within `timeout_s` an operation, behind the breaker of `store`; a lease lasts `ttl_s` from its last renewal."""
+    """`RedisLeases` implements `Leases`, with `timeout_s` per operation, behind the breaker of `store`. A lease lasts
+    `ttl_s` from its last renewal."""
 
     def __init__(self, store: RedisStore, *, timeout_s: float, ttl_s: float) -> None:
         self._store = store

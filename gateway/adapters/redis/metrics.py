@@ -1,4 +1,4 @@
-"""The dashboard's figures in the store: snapshots of all gateways, and the history that outlives a restart."""
+"""The dashboard's metrics in the store: snapshots of all gateways, and the history that survives a restart."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gateway.ports import Slot
 
 TIMEOUT_S = 2.0
 
-MAX_GATEWAYS = 256  # read at once: others may have written anything
+MAX_GATEWAYS = 256  # maximum read at once, because other programs may have written anything
 
-# In one step, by the store's clock: who has said nothing for so long is gone, and is forgotten by whoever speaks next.
-# KEYS: figures, when each spoke; ARGV: name, figures, seconds.
+# One step, on the store's clock: a gateway silent for the given seconds is removed by the next one that publishes.
+# KEYS: metrics, publication times; ARGV: name, metrics, seconds.
 PUBLISH = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
@@ -34,7 +34,7 @@ redis.call('EXPIRE', KEYS[2], ARGV[3])
 
 
 class MetricsSnapshots:
-    """Implements `MetricsStore`. `gateway` names this one."""
+    """`MetricsSnapshots` implements `MetricsStore`. `gateway` is the name of this gateway."""
 
     def __init__(self, store: RedisStore, client: Any, gateway: str) -> None:
         self._store = store
@@ -58,13 +58,14 @@ class MetricsSnapshots:
         return [figures for name, figures in found.items() if name != own][:MAX_GATEWAYS]
 
 
-# The dashboard's history in the store: a hash a slot, a field a process, so that writing twice changes nothing and
-# several gateways, or one before and after a restart, add up.
-TIMELINE_TIMEOUT_S = 5.0  # of a batch; nobody waits for it
+# The dashboard's history in the store: a hash per slot with a field per process. A repeated write changes nothing, and
+# the parts of several gateways, or of one before and after a restart, add up.
+TIMELINE_TIMEOUT_S = 5.0  # per batch; nobody waits for it
 
 BATCH = 100  # slots
 
-MAX_PARTS, MAX_SERIES = 64, 512  # read of a slot, and of a part: others may have written anything
+# maximum read from a slot and from a part, because other programs may have written anything
+MAX_PARTS, MAX_SERIES = 64, 512
 
 
 class RedisTimeline:
@@ -108,7 +109,7 @@ def _key(slot: Slot) -> str:
 
 
 def _part(data: bytes) -> Mapping[str, float] | None:
-    """None for what is none."""
+    """Return None for malformed data."""
     try:
         value = msgpack.unpackb(data)
     except (ValueError, TypeError, msgpack.UnpackException):

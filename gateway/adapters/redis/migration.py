@@ -1,5 +1,8 @@
-"""Entries whose vector is another embedding model's, how each is given one of the model in use, and how those of the
-model before are kept until lookups have gone over."""
+"""Migration of entries to another embedding model.
+
+It finds entries with a vector of another model, and gives each one a vector of the model in use. The former vectors
+stay until lookups have switched.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from gateway.adapters.redis.store import SCAN_BATCH, RecordInvalid, RedisStore, 
 from gateway.messages import Vector
 from gateway.ports import ChangeKind, ForeignEntry
 
-SPACE = PREFIX + "space"  # a hash: the embedder that lookups have gone over to, and for which the rest was dropped
-TIMEOUT_S = 10.0  # of one command; nobody waits for it
-# In one step: what has been deleted, has expired or was answered anew meanwhile has no such record any more, and is
-# left as it is. The expiry of the key stays. KEYS: the entry; ARGV: the SHA-1 of the record that was read, the
-# vector, the embedder, the one whose vector is kept beside it, and what others are told, as a command.
+# a hash: the embedder that lookups use (`serving`), and the one for which the others' vectors were dropped (`tidied`)
+SPACE = PREFIX + "space"
+TIMEOUT_S = 10.0  # per command; nobody waits for it
+# One step: an entry that was deleted, has expired or was fetched again does not have this record any more, and stays
+# unchanged. The expiry of the key stays. KEYS: the entry; ARGV: the SHA-1 of the record that was read, the vector, the
+# embedder, the embedder whose vector is kept as well, and the change log command.
 REPLACE = """
 local record = redis.call('HGET', KEYS[1], 'record')
 if not record or redis.sha1hex(record) ~= ARGV[1] then return 0 end
@@ -29,7 +33,8 @@ redis.call('HSET', KEYS[1], 'vector', ARGV[2], 'embedder', ARGV[3])
 if ARGV[5] then redis.call(unpack(ARGV, 5)) end
 return 1
 """
-# KEYS: entries; ARGV: the embedder in use. Where somebody went back to the former one, that is what stays.
+# KEYS: entries; ARGV: the embedder in use. If an operator went back to the former embedder, its vector is the one that
+# stays.
 DROP_FORMER = """
 for _, key in ipairs(KEYS) do
   local former = redis.call('HGET', key, 'former_embedder')
@@ -45,7 +50,7 @@ return 1
 
 
 class RedisMigration:
-    """Implements `MigrationStore`. `embedder`: the fingerprint of the model in use."""
+    """`RedisMigration` implements `MigrationStore`. `embedder` is the fingerprint of the model in use."""
 
     def __init__(self, store: RedisStore, *, embedder: str) -> None:
         self._store = store
@@ -57,7 +62,8 @@ class RedisMigration:
             yield [name for name, by in zip(names, made_by, strict=True) if self._needs_embedding(by)]
 
     def _needs_embedding(self, made_by: Sequence[bytes | None]) -> bool:
-        """Entries that have no vector at all, as their route compares no questions, get none."""
+        """Return whether the entry needs a vector. Entries without any vector, from routes without a semantic cache,
+        get none."""
         return made_by[0] is not None and self._embedder not in made_by
 
     async def _pages(self) -> AsyncIterator[list[str]]:
@@ -73,7 +79,7 @@ class RedisMigration:
             return None
         try:
             entry = decode(data)
-        except RecordInvalid:  # nobody is served it either
+        except RecordInvalid:  # no client is served it either
             entry = None
         if entry is not None and entry.fingerprint != fingerprint:
             entry = None
@@ -85,7 +91,7 @@ class RedisMigration:
 
         async def replace(client: Any) -> bool:
             async with client.pipeline(transaction=False) as pipe:
-                if keep:  # what is kept has to be dropped once more
+                if keep:  # the kept vector has to be dropped later
                     pipe.hdel(SPACE, "tidied")
                 pipe.eval(REPLACE, 1, self._store.names.entry(fingerprint), *arguments)
                 return bool((await pipe.execute())[-1])
@@ -101,7 +107,7 @@ class RedisMigration:
 
     async def settle(self) -> None:
         serving, tidied = await self._store.execute(lambda client: client.hmget(SPACE, "serving", "tidied"), TIMEOUT_S)
-        if serving != self._embedder:  # first of all: nothing may be dropped that a restart would go by
+        if serving != self._embedder:  # first of all: drop nothing that a restart would still use
             await self._mark("serving")
         if serving == tidied == self._embedder:
             return

@@ -1,4 +1,4 @@
-"""The policy that gateways on one store have in common: the last one, whole, and the hashes of those before it."""
+"""The policy that the gateways on one store share: the last one, complete, and the hashes of earlier ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gateway.adapters.redis.store import RedisStore
 from gateway.ports import Lineage, Published
 
 TIMEOUT_S = 2.0
-MAX_LINEAGE = 200  # hashes: who has missed more changes than these keeps its own policy, and says so in its log
+MAX_LINEAGE = 200  # hashes; a gateway that has missed more changes keeps its own policy, and logs that
 
 
 class RedisPolicies:
-    """Implements `PublishedPolicies`."""
+    """`RedisPolicies` implements `PublishedPolicies`."""
 
     def __init__(self, store: RedisStore, client: Any) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class RedisPolicies:
 
 
 def _published(record: bytes | None) -> Published | None:
-    """None: there is none, or one of another version."""
+    """Return None if there is no policy, or one of another version."""
     if record is None:
         return None
     try:

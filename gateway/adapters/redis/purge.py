@@ -1,6 +1,6 @@
-"""Bans, the audit trail and the looking through of everything, on the server that holds the answers.
+"""Bans, the audit trail and the scan of all entries, on the server that stores the answers.
 
-Whoever removes answers can wait a little longer than a request: the limits here are an operator's, not a lookup's.
+The limits here suit an operator, who can wait a little longer than a request.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ AUDIT = PREFIX + "audit"
 MAX_AUDIT = 1_000
 TIMEOUT_S = 5.0
 POLL_TIMEOUT_S = 0.25
-# Of the version: after a failover that lost its last steps, no later step is to lead to a number that was seen before.
+# Maximum step of the version. Steps are random: after a failover that lost the last steps, a new version must not equal
+# one seen before.
 MAX_STEP = 2**20
-PAGE = 250  # names that are asked for at once
-STEP = 50  # entries that are read at once: 100 us of CPU each, or 200 where they are exported, until others have a turn
-PAGE_BYTES = 4 * 2**20  # of records that are read at once; a larger one is read alone
+PAGE = 250  # names read at once
+STEP = 50  # entries read at once: each takes 100 us of CPU, or 200 for an export, before the event loop continues
+PAGE_BYTES = 4 * 2**20  # record bytes read at once; a larger record is read alone
 
 Record = tuple[Entry, EmbeddedVector | None]
 
@@ -37,8 +38,8 @@ class RedisPurges:
         self._bans, self._version = store.names.key("bans"), store.names.key("bans:version")
 
     async def version(self) -> bytes:
-        """Beside the breaker: it is asked all the time, and would take the probe that tells whether the store is back
-        from a request."""
+        """Return the version of the bans. This bypasses the breaker: it polls all the time, and would take the probe of
+        a half-open breaker from a request."""
         version: bytes | None = await self._store.poll("GET", self._version, timeout_s=POLL_TIMEOUT_S)
         return version or b""
 
@@ -54,7 +55,7 @@ class RedisPurges:
 
         async def write_there(client: Any) -> bool:
             replicas = await replicas_of(client)
-            # What is added goes before what it stands for is dropped, and the version after both.
+            # Add new bans before dropping those that they replace, and change the version last.
             async with client.pipeline(transaction=False) as pipe:
                 pipe.hset(self._bans, mapping=dict(bans))
                 if drop:
@@ -129,18 +130,18 @@ def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | N
         return None
     try:
         entry = decode(data)
-    except RecordInvalid:  # nobody is served it either
+    except RecordInvalid:  # no client is served it either
         return None
     stored = stored_vector(name, rest, embedder.encode())
     return entry, None if stored is None else EmbeddedVector(stored.vector, embedder)
 
 
 def _groups(names: Sequence[str], sizes: Sequence[int]) -> Iterator[list[str]]:
-    """Those that are there, together at most `PAGE_BYTES`."""
+    """Yield groups of existing entries with at most `PAGE_BYTES` together."""
     group: list[str] = []
     total = 0
     for name, size in zip(names, sizes, strict=True):
-        if size == 0:  # expired, or made room for others
+        if size == 0:  # expired or evicted
             continue
         if group and total + size > PAGE_BYTES:
             yield group

@@ -1,7 +1,7 @@
-"""Limits on the server that holds the answers: one key a limit, `nearhit:1:quota:ROUTE:...`, which expires by itself.
+"""Limits on the server that stores the answers: one key per limit, `nearhit:1:quota:ROUTE:...`, which expires.
 
-All demands of a request are met, or refused, in one script, by the server's own clock: gateways whose clocks disagree
-count alike. The arithmetic is that of `gateway.limits`, in the same units.
+One script meets or refuses all demands of a request, on the server's clock, so gateways with different clocks count
+alike. The arithmetic and the units are those of `gateway.limits`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.limits import (
     TakeResult,
 )
 
-# How long a place lasts, and a gateway counts, after it was last heard of.
+# Seconds for which a place, and a gateway, counts after its last heartbeat.
 LEASE_S = 30.0
 
 HEAD = """
@@ -67,7 +67,7 @@ local function part(key, large, total)
   redis.call('SET', key, number(large) .. ' ' .. number(total) .. ' ' .. number(now), 'PX', 86400000)
 end
 """.replace("HALF_LIFE", repr(HALF_LIFE_US))
-# KEYS: one a demand. ARGV: five a demand: its kind, and what it asks for.
+# KEYS: one per demand. ARGV: five per demand: its kind, and its arguments.
 TAKE = (
     HEAD
     + """
@@ -116,7 +116,7 @@ end
 return reply
 """
 ).replace("SLACK", repr(SLACK_US))
-# KEYS: one a return. ARGV: three a return: its kind, its amount, and of what.
+# KEYS: one per return. ARGV: three per return: its kind, its amount, and its window or member.
 SETTLE = (
     HEAD
     + """
@@ -139,7 +139,7 @@ for i, key in ipairs(KEYS) do
 end
 """
 )
-# KEYS: the gateways, then one a place. ARGV: who, for how many ms; then the member of each place.
+# KEYS: the gateways, then one per place. ARGV: the gateway, its lease in ms; then the member of each place.
 BEAT = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -156,7 +156,7 @@ return redis.call('ZCARD', KEYS[1])
 
 
 class RedisQuotas:
-    """Within `timeout_s` an operation, behind the breaker of `store`."""
+    """`RedisQuotas` implements `QuotaStore`, with `timeout_s` per operation, behind the breaker of `store`."""
 
     def __init__(self, store: RedisStore, *, timeout_s: float, lease_s: float = LEASE_S) -> None:
         self._store = store
@@ -184,7 +184,7 @@ class RedisQuotas:
 
 
 def take_arguments(demands: Sequence[Demand], lease_ms: int) -> list[Any]:
-    """What `TAKE` reads: five a demand."""
+    """Return the arguments of `TAKE`: five per demand."""
     arguments: list[Any] = []
     for demand in demands:
         if isinstance(demand, PacedLimit):

@@ -1,7 +1,7 @@
-"""The response store on Redis or Valkey: one code path for the embedded server and for any other.
+"""The response store on Redis or Valkey: one code path for the embedded server and any other.
 
-One hash per entry, `nearhit:1:entry:FINGERPRINT`, so that an answer, its vector and their expiry live and die
-together; a sorted set by expiry lists them, so that no command ever walks keys which are not ours.
+Each entry is one hash, `nearhit:1:entry:FINGERPRINT`, so that an answer, its vector and their expiry stay together. A
+sorted set by expiry lists the entries, so that no command ever scans keys of other programs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.ports import MAX_COUNTEREXAMPLES, ChangeKind, Clock, StoredVector, StoreStats
 
-# Entries as they lie in the store: msgpack, with a version, never pickle. Pure.
+# The encoding of entries: msgpack with a version, never pickle. Pure.
 VERSION = 2
 
-# What msgpack must have found for each field, in order; a whole number is as good as the float that it was.
+# The type that msgpack must return for each field, in order; an int is accepted for a float.
 _TYPES = tuple(
     int | float if hint is float else tuple if get_origin(hint) is tuple else hint
     for hint in get_type_hints(Entry).values()
@@ -39,14 +39,14 @@ _TYPES = tuple(
 
 _NAMES = tuple(field.name for field in fields(Entry))
 
-# One for all: a quarter of the time is to make it. What it fails at leaves nothing behind.
+# One for all calls: creating it takes a quarter of the time. A failed call leaves no state behind.
 _pack = msgpack.Packer(use_bin_type=True).pack
 
 _values_of = attrgetter(*_NAMES)  # `dataclasses.astuple` copies deeply: 35 us
 
 
 class RecordInvalid(ValueError):
-    """The bytes are no entry of this version; the caller treats them as absent."""
+    """The bytes are not an entry of this version. The caller treats them as absent."""
 
 
 def encode(entry: Entry) -> bytes:
@@ -55,7 +55,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(data: bytes) -> Entry:
-    """Raises `RecordInvalid`."""
+    """Decode an entry. Raise `RecordInvalid`."""
     try:
         version, *values = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -70,26 +70,26 @@ def decode(data: bytes) -> Entry:
     return entry
 
 
-TOKEN_DOLLARS = 1e-7  # what a token counts where nobody has said a price: among unpriced answers the longer wins
+TOKEN_DOLLARS = 1e-7  # the value of a token without a price: among unpriced answers the longer one wins
 
 
 def worth_of(entry: Entry) -> float:
-    """What a hit on it saves, in dollars; at least something."""
+    """Return the dollars that a hit on the entry saves; always above 0."""
     return entry.cost_dollars + TOKEN_DOLLARS * (1 + entry.input_tokens + entry.output_tokens)
 
 
-# How an answer is put into the store: the script, and a call of it as it goes over the wire.
+# Storing an answer: the script, and its call in wire form.
 #
-# hiredis takes 4 us to pack such a call, of which most is the same each time; putting the rest into its place takes 1
+# hiredis takes 4 us to pack such a call, most of it for constant parts. Filling in a template takes 1 us
 # (docs/decisions/0054).
 
-# KEYS: the entry, its lease, the list of all. ARGV: the token of the lease, 0 for none; the expiry in ms, and as it is
-# listed; the fingerprint; the record, the scope, what it is worth; the vector and its embedder, both empty for none;
-# and a command: what others are told. The names of the fields are here, and not sent each time.
+# KEYS: the entry, its lease, the list of entries. ARGV: the lease's token, 0 for none; the expiry in ms, and as listed;
+# the fingerprint; the record, the scope, its worth; the vector and its embedder, both empty for none; and the change
+# log command. The field names are part of the script, so calls need not send them.
 #
-# Fencing: a lease that is in force may always write. One that was lost may not, where what lies there may be newer: an
-# entry of a later lease, or of none. HSET is the first step that writes: a server without room refuses it, and nothing
-# else has been done then. Where it finds no field of the entry there is nothing of an older answer to take away.
+# Fencing: a lease in force may always write. A lost lease may not write if the entry there may be newer: an entry of a
+# later lease, or of none. HSET is the first write, so a full server rejects it before anything has changed. If HSET
+# creates all fields, there was no older entry whose fields must be removed.
 PUT = Script("""
 local mine = ARGV[1] ~= '0' and redis.call('GET', KEYS[2]) == ARGV[1]
 if ARGV[1] ~= '0' and not mine and redis.call('EXISTS', KEYS[1]) == 1 then
@@ -118,7 +118,7 @@ def _bulk_string(text: str | bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-_BULK_SLOT = b"$%d\r\n%b\r\n"  # a word that is put in, behind its length
+_BULK_SLOT = b"$%d\r\n%b\r\n"  # a bulk string to fill in, after its length
 
 _ENTRY, _LEASE, _LIST = ONE_SERVER.put_keys("")
 
@@ -141,7 +141,7 @@ def pack_put(
     vector: bytes,
     embedder: bytes,
 ) -> bytes:
-    """A call of `PUT` without a lease, on one server, where nobody else is told."""
+    """Return a call of `PUT` without a lease, for one server without other gateways."""
     name, scope_bytes, expires = fingerprint.encode(), scope.encode(), b"%d" % expires_ms
     size = len(name)
     return _PUT_TEMPLATE % (
@@ -174,20 +174,20 @@ COUNTEREXAMPLES = PREFIX + "counterexamples"
 
 LEARNING = PREFIX + "learning"
 
-MAX_ROUTES = 256  # of 1.5 MB each with 2,000 labels and 384 dimensions
+MAX_ROUTES = 256  # each 1.5 MB with 2,000 labels and 384 dimensions
 
 SCAN_BATCH = 500
 
-# What `stored_vector` reads. An entry has a second vector while another embedding model is on its way in
-# (gateway/cache/embedding_migration.py): the one that lookups still go by, beside the one that they will.
+# The input of `stored_vector`. During a migration an entry has two vectors (gateway/cache/embedding_migration.py): the
+# one that lookups still use, and the one that they will use.
 VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
 
 T = TypeVar("T")
 
 
 class RedisStore:
-    """`embedder` is the fingerprint of the vectors that this gateway can compare with; others are left alone. `journal`
-    tells other gateways what is written; None: there are none."""
+    """`RedisStore` implements `ResponseStore`. `embedder` is the fingerprint of the vectors that this gateway can
+    compare; other vectors stay untouched. `journal` reports writes to other gateways; None: there are none."""
 
     def __init__(
         self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: ChangeLogWriter | None = None
@@ -207,7 +207,8 @@ class RedisStore:
         self._on_put: Callable[[str], None] | None = None
 
     def for_embedder(self, embedder: str, on_put: Callable[[str], None] | None = None) -> RedisStore:
-        """The same store, breaker and connections, for vectors of another embedder; `on_put` of each that is put."""
+        """Return the same store, with its breaker and connections, for vectors of another embedder. `on_put` is called
+        for each entry stored with a vector."""
         view = copy.copy(self)
         view._embedder, view._on_put = embedder.encode(), on_put
         return view
@@ -240,7 +241,7 @@ class RedisStore:
         if lease or self.names.tags or self.journal is not None:
             names = self.names.put_keys(entry.fingerprint)
             return bool(await self.run(PUT, names, self._arguments(entry, vector, lease)))
-        # To one server, with nobody to be told: the same script, as a command that is packed at once.
+        # One server without other gateways: the same script, packed directly in wire form.
         embedder, encoded = b"" if vector is None else self._embedder, self._encode_put(entry, vector)
         packed = pack_put(entry.fingerprint, entry.scope, *encoded, embedder)
         if await self._store_client.send_packed(packed) is not None:
@@ -249,7 +250,7 @@ class RedisStore:
         return bool(await self.run(PUT, names, self._arguments(entry, vector, lease)))
 
     def _arguments(self, entry: Entry, vector: Vector | None, lease: int) -> list[Word]:
-        """Of `PUT`."""
+        """Return the arguments of `PUT`."""
         name, embedder = entry.fingerprint, b"" if vector is None else self._embedder
         expires_ms, listed, record, worth, vector_bytes = self._encode_put(entry, vector)
         arguments: list[Word] = [lease, expires_ms, listed, name, record, entry.scope, worth, vector_bytes, embedder]
@@ -258,13 +259,13 @@ class RedisStore:
         return arguments
 
     def _encode_put(self, entry: Entry, vector: Vector | None) -> tuple[int, bytes, bytes, bytes, bytes]:
-        """Its expiry in ms and as it is listed, the record, what it is worth, the vector: empty for none."""
+        """Return the expiry in ms and as listed, the record, the worth, and the vector (empty for none)."""
         try:
             record = encode(entry)
-        except (ValueError, OverflowError) as error:  # a header of its backend that is no UTF-8, say
+        except (ValueError, OverflowError) as error:  # for example, a backend header that is not UTF-8
             raise StoreUnavailable(f"the entry cannot be written: {type(error).__name__}") from None
         vector_bytes = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
-        # What `repr` says of them, in a fifth of its time.
+        # The same text as `repr`, in a fifth of its time.
         return (
             int(entry.expires * 1000),
             orjson.dumps(entry.expires),
@@ -274,8 +275,8 @@ class RedisStore:
         )
 
     def change_command(self, kind: ChangeKind, *names: str) -> list[str | int]:
-        """What others are told, as a command at a script's end. Empty where there is nobody, or where the log may be on
-        another node: `publish_change` then comes after the script."""
+        """Return the change log command for the end of a script. It is empty if there are no other gateways. It is also
+        empty if the log may be on another node: then call `publish_change` after the script."""
         return [] if self.journal is None or self.names.tags else self.journal.command(kind, *names)
 
     async def publish_change(self, kind: ChangeKind, *names: str) -> None:
@@ -311,7 +312,7 @@ class RedisStore:
                 yield name.decode(), expires
 
     async def listed(self, page_size: int, timeout_s: float | None = None) -> AsyncIterator[list[tuple[bytes, float]]]:
-        """All entries with their expiry, in pages of about `page_size`, within `timeout_s` each; some may come
+        """Yield all entries with their expiry, in pages of about `page_size`, each within `timeout_s`. Entries may come
         twice."""
         page: list[tuple[bytes, float]] = []
         for key in self.names.list_keys:
@@ -359,8 +360,8 @@ class RedisStore:
                 pipe.hset(LEARNING, route, snapshot)
                 pipe.hkeys(LEARNING)
                 _, routes = await pipe.execute()
-            # Which routes still exist only a policy knows, and each gateway has its own: beyond the bound any of the
-            # others goes, and is saved again where it is in use.
+            # Only a policy knows which routes still exist, and each gateway has its own policy. Beyond the bound any
+            # other route is dropped; a route in use is saved again.
             surplus = [name for name in routes if name != route.encode()][: max(0, len(routes) - MAX_ROUTES)]
             if surplus:
                 await client.hdel(LEARNING, *surplus)
@@ -387,7 +388,7 @@ class RedisStore:
 
 
 def _kind(vector: Vector | None) -> ChangeKind:
-    """Of a put."""
+    """Return the kind of change of a put."""
     return ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
 
 
@@ -397,8 +398,11 @@ async def _scan(key: str, cursor: int, page_size: int, client: Any) -> tuple[int
 
 
 def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> StoredVector | None:
-    """`VECTOR_FIELDS` of an entry as a vector; None where there is none, or none of the `current` embedder, or one
-    that cannot be read: it must not keep the index from all others."""
+    """Return the vector in the `VECTOR_FIELDS` of an entry.
+
+    Return None if there is none of the `current` embedder. Return None also if it is unreadable: one bad vector must
+    not keep the others out of the index.
+    """
     scope, expires, *pairs = row
     vector = next((made for by, made in zip(pairs[::2], pairs[1::2], strict=True) if by == current), None)
     if not vector or scope is None or expires is None:

@@ -1,7 +1,7 @@
-"""How the store's server is asked: within a time limit, behind one breaker, by the shortest way that there is to it.
+"""Access to the store's server: within a time limit, behind one breaker, on the shortest path.
 
-One server, also one that sentinels name, is asked over a `ReconnectingConnection` by what requests wait for; redis-py
-asks for all else, and a cluster, whose slots lie on many servers, for everything.
+For a single server, also one with sentinels, commands that requests wait for use a `ReconnectingConnection`. Everything
+else uses redis-py, and so does a cluster, whose slots are on several servers.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from gateway.errors import StoreUnavailable
 from gateway.ports import Clock
 
 LOG = logging.getLogger("nearhit.store")
-# Five failures in a row open the breaker; a probe a second closes it again: hits are back 1 s after the store is.
+# Five failures in a row open the breaker. One probe a second can close it, so hits are back 1 s after the store.
 FAILURES = 5
 COOLDOWN_S = 1.0
-# Operations of redis-py at once, each on a connection of its own; what comes beyond waits, within its time limit. At a
-# millisecond each that is more than one process can ask for, and a burst opens no more connections than it can in that
-# time.
+# Concurrent redis-py operations, each on its own connection; further ones wait within their time limit. At a
+# millisecond each this is more than one process can use. A burst opens no more connections than it can in that time.
 MAX_CONNECTIONS = 16
 T = TypeVar("T")
 
 
 class Script:
-    """Lua that the server knows by its digest once it has run."""
+    """Lua that the server knows by its digest after the first run."""
 
     __slots__ = ("digest", "text")
 
@@ -42,7 +41,8 @@ class Script:
 
 
 class StoreClient:
-    """`timeout_s`: of an operation that names none of its own. Whatever fails is `StoreUnavailable`."""
+    """`StoreClient` runs commands. `timeout_s` applies to operations without their own limit. Every failure is
+    `StoreUnavailable`."""
 
     def __init__(self, client: Any, timeout_s: float, clock: Clock) -> None:
         self._client = client  # redis.asyncio.Redis; its annotations mix the synchronous and the asyncio results
@@ -50,7 +50,7 @@ class StoreClient:
         self._timeout_s = timeout_s
         self._clock = clock
         self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S)
-        self._unavailable_since: float | None = None  # as the log has been told
+        self._unavailable_since: float | None = None  # set once the failure is logged
         self._connection_limiter = asyncio.Semaphore(MAX_CONNECTIONS)
 
     @property
@@ -58,7 +58,7 @@ class StoreClient:
         return self._breaker.state(self._clock.monotonic())
 
     async def send(self, *words: Word, timeout_s: float | None = None) -> Any:
-        """The reply of a command, as the server gives it."""
+        """Return the server's reply to a command."""
         if self._connection is None:
             return await self.execute(lambda client: client.execute_command(*words), timeout_s)
         self._check_breaker()
@@ -70,22 +70,22 @@ class StoreClient:
         return reply
 
     async def send_packed(self, command: bytes) -> Any:
-        """As `send`, of a command as it goes over the wire, to one server. None where the server does not know the
-        script that it names."""
+        """Send a command in wire form to one server, as `send`. Return None if the server does not know the script that
+        it names."""
         assert self._connection is not None
         self._check_breaker()
         try:
             reply = await self._connection.send(command, self._timeout_s)
         except NoScriptError:
-            reply = None  # it answers
+            reply = None  # the server answers, so the breaker stays closed
         except (RedisError, OSError) as error:
             raise self._record_failure(error) from None
         self._breaker.succeeded()
         return reply
 
     async def poll(self, *words: Word, timeout_s: float) -> Any:
-        """As `send`, beside the breaker: for what is asked all the time, and would take the probe that tells whether
-        the store is back from a request."""
+        """Send a command, as `send`, without the breaker. For periodic commands, which would take the probe of a
+        half-open breaker from a request."""
         try:
             if self._connection is not None:
                 return await self._connection.send(words, timeout_s)
@@ -97,7 +97,7 @@ class StoreClient:
     async def run(
         self, script: Script, keys: Sequence[str], arguments: Sequence[Word], timeout_s: float | None = None
     ) -> Any:
-        """What a script returns. In a cluster all of its keys lie in one slot."""
+        """Return the result of a script. In a cluster all its keys must be in one slot."""
         if self._connection is None:
             words = (len(keys), *keys, *arguments)
             return await self.execute(lambda client: _run(client, script, words), timeout_s)
@@ -106,7 +106,7 @@ class StoreClient:
         try:
             try:
                 reply = await self._connection.send(("EVALSHA", script.digest, len(keys), *keys, *arguments), limit)
-            except NoScriptError:  # a server that was started anew
+            except NoScriptError:  # the server was restarted
                 reply = await self._connection.send(("EVAL", script.text, len(keys), *keys, *arguments), limit)
         except (RedisError, OSError) as error:
             raise self._record_failure(error) from None
@@ -114,7 +114,7 @@ class StoreClient:
         return reply
 
     async def execute(self, operation: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Runs `operation`, which is given redis-py's client."""
+        """Run `operation` with redis-py's client."""
         self._check_breaker()
         try:
             async with asyncio.timeout(timeout_s or self._timeout_s), self._connection_limiter:
@@ -135,10 +135,11 @@ class StoreClient:
             self._unavailable_since = None
             LOG.warning("the store is back", extra={"fields": {"away_s": away_s}})
         if not self._breaker.allow(self._clock.monotonic()):
-            raise StoreUnavailable("the store has failed repeatedly and is left alone for a moment")
+            raise StoreUnavailable("the store has failed repeatedly and is not called for a moment")
 
     def _record_failure(self, error: Exception) -> StoreUnavailable:
-        if isinstance(error, ResponseError):  # full, read-only, ...: it answers, and may well answer the next one
+        # full, read-only, ...: the server answers, and may well accept the next command
+        if isinstance(error, ResponseError):
             self._breaker.succeeded()
             return StoreUnavailable(f"the store refused: {error}"[:300])
         if isinstance(error, TimeoutError):
@@ -148,7 +149,7 @@ class StoreClient:
         if self._unavailable_since is None and self._breaker.failures >= FAILURES:
             self._unavailable_since = now
             LOG.warning(
-                "the store is away: until it is back, what is not in memory is a miss",
+                "the store is away: until it is back, requests that memory cannot answer are misses",
                 extra={"fields": {"error": failed}},
             )
         return StoreUnavailable(failed)

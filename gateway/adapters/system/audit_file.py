@@ -1,4 +1,4 @@
-"""The audit trail on this machine: one line an action, only ever appended to, in files of bounded size and number."""
+"""The audit trail on this machine: one line per action, append-only, in files of bounded size and number."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ BLOCK = 64 * 1024
 
 
 class AuditFile:
-    """`audit.jsonl` in `folder`; before it would exceed `max_bytes` it becomes `audit.jsonl.1`, that `.2`, and so on:
-    `files` in all, the oldest goes. Nobody but its owner reads it."""
+    """`AuditFile` writes `audit.jsonl` in `folder`. Before it exceeds `max_bytes` it is renamed to `audit.jsonl.1`,
+    that to `.2`, and so on. There are at most `files` files; the oldest is deleted. Only its owner may read it."""
 
     def __init__(self, folder: Path, *, max_bytes: int, files: int) -> None:
         self._path = folder / NAME
@@ -20,8 +20,8 @@ class AuditFile:
         self._files = files
 
     def append(self, line: bytes) -> None:
-        """`line` without a line break. One write, so that a process that is killed leaves no half of it. Raises
-        `OSError`."""
+        """Append `line`, which has no line break. It is a single write, so that a killed process leaves no partial
+        line. Raise `OSError`."""
         if self._size() + len(line) + 1 > self._max_bytes:
             self._rotate()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -31,7 +31,7 @@ class AuditFile:
             os.close(descriptor)
 
     def latest(self, limit: int) -> list[bytes]:
-        """The last `limit` lines, the youngest first. Raises `OSError`."""
+        """Return the last `limit` lines, youngest first. Raise `OSError`."""
         found: list[bytes] = []
         for path in self._newest_first():
             for line in _lines_backwards(path):

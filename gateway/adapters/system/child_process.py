@@ -1,4 +1,4 @@
-"""A server run as a child process: started, watched until it is ready, stopped, always reaped."""
+"""A server as a child process: started, watched until it is ready, stopped, always reaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 POLL_S = 0.01  # between two probes; the fastest child (the store) is ready in 40 ms
-TAIL_LINES = 12  # of the log, in an error: a start-up failure names its cause in its last lines
+TAIL_LINES = 12  # lines of the log in an error: the last lines name the cause of a failed start
 TAIL_BYTES = 4096
 
 
@@ -20,7 +20,7 @@ class ChildFailed(Exception):
 
 
 class ChildProcess:
-    """A running child. Build one with `ChildProcess.start`; `stop` it, also when `wait_ready` raised."""
+    """A running child. Create it with `ChildProcess.start`. Call `stop` at the end, also if `wait_ready` raised."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -39,13 +39,14 @@ class ChildProcess:
         on_parent_death: signal.Signals = signal.SIGTERM,
         pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
-        """Starts `argv` with its output in `log` (made anew); `env` is its whole environment (default: ours).
+        """Start `argv` with its output in a new file `log`. `env` is its whole environment (default: that of the
+        gateway).
 
-        The child leads a session of its own, so that Ctrl-C in a terminal reaches only us and children stop
-        in the order we choose. Raises `ChildFailed` when the program cannot be executed.
+        The child leads its own session, so that Ctrl-C in a terminal reaches only the gateway, which stops its children
+        in order. Raise `ChildFailed` if the program cannot be executed.
         """
         command = [*death_signal_prefix(on_parent_death), *map(str, argv)]
-        # Found first: behind the prefix a missing program would show as an exit, not as an error.
+        # Checked first: because of the prefix, a missing program would look like an exit, not an error.
         if shutil.which(str(argv[0]), path=None if env is None else env.get("PATH")) is None:
             raise ChildFailed(f"{name}: there is no program {argv[0]}")
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -71,18 +72,18 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
+        """The exit code; None while it runs; negative: the signal that ended it."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Returns its exit code once it has ended and is reaped."""
+        """Wait until the child has ended and is reaped. Return its exit code."""
         return await self._process.wait()
 
     async def wait_ready(self, probe: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        """Returns once `probe` says True (an `OSError` of the probe counts as not yet).
+        """Wait until `probe` returns True; an `OSError` of the probe means not yet.
 
-        Raises `ChildFailed`, with the end of the log, as soon as the child has ended or `timeout_s` are over.
-        The child is not stopped then: that is the caller's to do.
+        Raise `ChildFailed`, with the end of the log, as soon as the child has ended or `timeout_s` has passed. The
+        caller must then stop the child.
         """
         ended = asyncio.ensure_future(self.wait())
         ready = asyncio.ensure_future(_poll_until(probe))
@@ -92,14 +93,14 @@ class ChildProcess:
                 raise ChildFailed(f"{self.name} ended with {exit_text(ended.result())} at its start{self.tail()}")
             if ready not in done:
                 raise ChildFailed(f"{self.name} was not ready within {timeout_s:g} s{self.tail()}")
-            ready.result()  # whatever else the probe raised
+            ready.result()  # raises any other error of the probe
         finally:
             ended.cancel()
             ready.cancel()
             await asyncio.gather(ended, ready, return_exceptions=True)
 
     async def stop(self, grace_s: float = 5.0) -> int:
-        """SIGTERM, after `grace_s` SIGKILL for its whole session. Returns its exit code: it is reaped."""
+        """Send SIGTERM, and after `grace_s` SIGKILL to its whole session. Reap it and return its exit code."""
         if self.returncode is None:
             self._signal(signal.SIGTERM)
             try:
@@ -113,7 +114,7 @@ class ChildProcess:
         return await self.wait()
 
     def tail(self) -> str:
-        """The last lines of its log, ready to be put behind a message; empty where it has said nothing."""
+        """Return the last lines of its log as the end of a message; empty if the log is empty."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
@@ -124,11 +125,11 @@ class ChildProcess:
         return f"; the end of {self.log}:\n  {lines}" if lines else ""
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             self._process.send_signal(number)
 
     def _kill(self) -> None:
-        """Kills its whole session. Safe while its leader is not reaped: nobody else can have the id."""
+        """Kill its whole session. This is safe while its leader is not reaped, because the id cannot be reused."""
         if self.returncode is None:
             try:
                 os.killpg(self.pid, signal.SIGKILL)
@@ -137,10 +138,11 @@ class ChildProcess:
 
 
 def death_signal_prefix(number: signal.Signals) -> list[str]:
-    """What makes the kernel signal a child when we die, even by SIGKILL, where no handler of ours can run.
+    """Return a prefix that makes the kernel signal the child when the gateway dies, even by SIGKILL, which no handler
+    can catch.
 
-    `setpriv` is in util-linux, on every Debian. Doing it here would need `preexec_fn`, which is unsafe
-    beside threads. Without it a child outlives a killed gateway, and the next start finds its port taken.
+    `setpriv` is part of util-linux, which every Debian has. An alternative is `preexec_fn`, which is unsafe with
+    threads. Without `setpriv` a child outlives a killed gateway, and the next start finds its port in use.
     """
     setpriv = shutil.which("setpriv")
     return [] if setpriv is None else [setpriv, "--pdeathsig", number.name.removeprefix("SIG"), "--"]

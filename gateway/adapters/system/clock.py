@@ -6,7 +6,7 @@ import time
 
 
 class SystemClock:
-    """The system's own functions, not wrapped: a miss reads the clock some ten times."""
+    """The system's own functions, without a wrapper: a miss reads the clock some ten times."""
 
     wall = staticmethod(time.time)
     monotonic = staticmethod(time.perf_counter)

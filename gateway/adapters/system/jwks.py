@@ -1,8 +1,10 @@
-"""The public keys of an OpenID Connect issuer, kept for a while. PyJWT reads them.
+"""The public keys of an OpenID Connect issuer, cached. PyJWT parses them.
 
-One fetch at a time. A key's name that is not known makes for a new fetch, since issuers rotate theirs. That is not more
-often than every `RETRY_S`: names are a stranger's to invent. PyJWT's own client is not used: it reads answers of any
-size, drops its keys with their time where the issuer does not answer, and asks one that is away for every token.
+There is one fetch at a time. An unknown key name leads to a new fetch, because issuers rotate their keys. Such fetches
+are at least `RETRY_S` apart, because anybody can invent names.
+
+PyJWT's own client is not used. It reads responses of any size. It drops expired keys even if the issuer does not
+answer, and calls an unreachable issuer for every token.
 """
 
 from __future__ import annotations
@@ -25,18 +27,21 @@ LOG = logging.getLogger("nearhit.oidc")
 DISCOVERY = "/.well-known/openid-configuration"
 CONNECT_S, TOTAL_S = 3.0, 5.0
 MAX_BYTES = 256 * 1024
-REFRESH_S = 600.0  # keys are asked for anew after this
-STALE_S = 3600.0  # and are good for this long if the issuer does not answer
-RETRY_S = 15.0  # between two fetches that a token's unknown key makes for, and after one that failed
+REFRESH_S = 600.0  # age at which keys are fetched again
+STALE_S = 3600.0  # age up to which keys are used if the issuer does not answer
+RETRY_S = 15.0  # between fetches for unknown keys, and after a failed fetch
 
 
 class JwksFailed(Exception):
-    """One sentence for the operator."""
+    """The keys could not be fetched. The message is one sentence for the operator."""
 
 
 class Jwks:
-    """`url` None: the issuer's discovery document says where its keys are. `plain`: hosts, as `host` or `host:port`,
-    that may be asked by plain http. Raises `JwksFailed` where another one is to be."""
+    """`Jwks` caches the keys of one issuer.
+
+    `url` None: the issuer's discovery document has the URL. `plain` lists hosts, as `host` or `host:port`, that may use
+    plain http. Raise `JwksFailed` for plain http to other hosts.
+    """
 
     def __init__(self, issuer: str, url: str | None, plain: frozenset[str], clock: Clock) -> None:
         self._issuer = issuer
@@ -49,7 +54,8 @@ class Jwks:
         self._fetching = asyncio.Lock()
 
     async def key(self, kid: str | None) -> PyJWK | None:
-        """Raises `Overloaded` where there are none, and none can be had."""
+        """Return the key, or None if the issuer does not have it. Raise `Overloaded` if there are no valid keys and
+        none can be fetched."""
         now = self._clock.monotonic()
         found = self._find_key(kid)
         if found is None or now - self._fetched_at > REFRESH_S:
@@ -58,7 +64,9 @@ class Jwks:
                     await self._refresh()
             found = self._find_key(kid)
         if self._clock.monotonic() - self._fetched_at > STALE_S:
-            raise Overloaded("the keys of the tokens' issuer cannot be had now: try again", retry_after_s=int(RETRY_S))
+            raise Overloaded(
+                "the keys of the token issuer are not available now: try again", retry_after_s=int(RETRY_S)
+            )
         return found
 
     def _find_key(self, kid: str | None) -> PyJWK | None:
@@ -72,7 +80,7 @@ class Jwks:
             self._keys = _keys_of(await self._fetch())
             self._fetched_at = self._clock.monotonic()
         except JwksFailed as error:
-            LOG.warning("the keys of the tokens' issuer could not be fetched: %s", error)
+            LOG.warning("the keys of the token issuer could not be fetched: %s", error)
 
     async def _fetch(self) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=CONNECT_S)
@@ -80,14 +88,15 @@ class Jwks:
             return await _object(session, self._url or await self._discover_url(session))
 
     async def _discover_url(self, session: aiohttp.ClientSession) -> str:
-        """OpenID Connect Discovery 1.0, section 4.3: the document is the issuer's own, or nobody's."""
+        """Return the URL of the keys. OpenID Connect Discovery 1.0, section 4.3: the document must name this issuer."""
         document = await _object(session, self._issuer.rstrip("/") + DISCOVERY)
         if document.get("issuer") != self._issuer:
             raise JwksFailed("the discovery document names another issuer, expected that of auth.oidc.issuer")
         return self._require_https(document.get("jwks_uri"))
 
     def _require_https(self, url: object) -> str:
-        """`url` itself: who can change keys on their way opens the admin port."""
+        """Return `url`. Plain http is refused, because a party that can change the keys in transit can use the admin
+        port."""
         try:
             parts = urlsplit(url if isinstance(url, str) else "")
             host, port = parts.hostname, parts.port
@@ -96,7 +105,7 @@ class Jwks:
         if host is None:
             raise JwksFailed("expected a URL such as https://id.example.com/keys")
         if parts.scheme != "https" and not is_allowed(host, port or 80, self._plain):
-            raise JwksFailed("expected https; auth.oidc.private_hosts lists hosts that may be asked by http")
+            raise JwksFailed("expected https; auth.oidc.private_hosts lists hosts that may use plain http")
         return parts.geturl()
 
 
@@ -123,7 +132,7 @@ def _keys_of(document: dict[str, Any]) -> list[PyJWK]:
         keys = PyJWKSet.from_dict(document).keys
     except PyJWTError as error:
         raise JwksFailed(f"the set of keys cannot be read: {error}") from None
-    usable = [key for key in keys if key.key_type != "oct"]  # a shared secret that is published is none
+    usable = [key for key in keys if key.key_type != "oct"]  # a published shared secret is not a secret
     if not usable:
-        raise JwksFailed("a set of keys has none that can be used")
+        raise JwksFailed("the key set has no usable key")
     return usable

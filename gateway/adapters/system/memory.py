@@ -12,34 +12,37 @@ from typing import Any
 
 
 def trim_heap() -> None:
-    """glibc keeps what lies between blocks in use for good, and blocks of up to 32 MB once some so large were freed.
-    Elsewhere this does nothing. It took 31 ms to give 660 MB back, in which no other thread gets memory of the arena
-    that it is at."""
+    """Return freed memory to the system, with glibc's malloc_trim; elsewhere do nothing.
+
+    glibc keeps free memory between used blocks, and blocks of up to 32 MB once such large ones were freed. Returning
+    660 MB took 31 ms, during which no other thread gets memory from the arena being trimmed.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-# When Python's garbage collector looks for cycles, and at what: so that it never holds the event loop for long.
+# Scheduling of Python's garbage collector, so that it never blocks the event loop for long.
 #
-# What is answered leaves no cycles, and is freed by counting; what fails, or is given up by its client, leaves a
-# hundred objects in them. So few objects are walked at a time, twice, and what has outlived that is put out of reach:
-# walking it again and again is what takes long. What gets into a cycle only then is found when everything is walked: in
-# a quiet moment, or, where none comes, when there is several times what there was.
+# Answered requests leave no cycles and are freed by reference counting. Failed or abandoned requests leave a hundred
+# objects in cycles. So the collector scans few objects at a time, twice, and survivors are frozen, because repeated
+# scans of them take long. Frozen objects that become part of a cycle are found by a full collection: in a quiet moment,
+# or else when their number has multiplied.
 
-# Walked at 2,000 objects more than went, every sixth time with those of the five walks before, 12,000: 0.2 and 2.4 ms
-# of CPU as entries are made (30,000 at once: 8.5); to count them is a tenth of that. The last is never met.
+# A collection starts when 2,000 more objects were created than freed. Every sixth one includes those of the five
+# before, 12,000 objects. They take 0.2 and 2.4 ms of CPU while entries are created (30,000 at once: 8.5 ms); counting
+# them takes a tenth of that. The last threshold is never reached.
 THRESHOLDS = (2_000, 4, 1_000)
 
 OLDER, OLDEST = 1, 2
 
-# Where as many old objects go as new ones come, as where entries make room, the collector does not count them: it walks
-# nothing for long, and then all of them at once.
+# If old objects are freed as fast as new ones are created, as with evictions, the collector's counters do not grow. It
+# would scan nothing for long, and then everything at once. So a timer runs it, too.
 TICK_S = 1.0
 
-# Everything: 187 ms of CPU for 500,000 objects, 110,000 of them the start's. In a tick in which the loop has hardly
-# computed, once there may be a quarter more than was walked the last time; otherwise at so many times of that, and
-# only if they are there still: to count them takes a seventh of the walk.
+# A full collection takes 187 ms of CPU for 500,000 objects, 110,000 of them from the start. It runs in a tick in which
+# the loop was almost idle, if there may be a quarter more objects than last time. Otherwise it runs at `MAX_GROWTH`
+# times as many, if they still exist: counting them takes a seventh of the collection.
 IDLE_CPU_SHARE = 0.02
 
 GROWTH_WHEN_QUIET = 0.25
@@ -48,13 +51,13 @@ MAX_GROWTH = 4
 
 
 class GarbageCollection:
-    """`begin` puts all that is there out of reach. Of the loop that it is called in, whose thread is the only one that
-    walks everything."""
+    """`GarbageCollection` schedules collections on the loop in which `begin` is called. `begin` freezes all existing
+    objects. Only that loop's thread runs full collections."""
 
     def __init__(self, tick_s: float = TICK_S, quiet: float = IDLE_CPU_SHARE) -> None:
         self._tick_s, self._quiet = tick_s, quiet
-        self._frozen_count = 0  # out of reach after the last walk of everything
-        self._promoted_since = 0  # put there since, whether or not they are there still
+        self._frozen_count = 0  # frozen objects after the last full collection
+        self._promoted_since = 0  # frozen since then, whether or not they still exist
 
     def begin(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -83,13 +86,13 @@ class GarbageCollection:
         self._schedule_tick()
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
-        """In whichever thread it happened."""
+        """Run in the thread in which the collection took place."""
         if phase == "stop" and info["generation"] == OLDER:
             self._promoted_since += len(gc.get_objects(OLDEST))
             gc.freeze()
 
     def _check_frozen(self) -> None:
-        self._promoted_since = 0  # whatever comes of it: the next time is after as many more
+        self._promoted_since = 0  # in any case: check again only after as many more
         if gc.get_freeze_count() > MAX_GROWTH * self._frozen_count:
             self._collect_all()
 

@@ -1,5 +1,5 @@
-"""Sends spans with OpenTelemetry's exporter, in a thread of its own: the event loop hands over what is finished and
-never waits for it."""
+"""Sends spans with OpenTelemetry's exporter, in a separate thread. The event loop hands over finished spans and never
+waits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from gateway.observability.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.traces")
 PATH = "/v1/traces"
-BATCH = 128  # spans at most in one request, or those of one notebook
+BATCH = 128  # maximum number of spans in one request, unless one record has more
 FLUSH_INTERVAL_S = 1.0  # how long a span waits at most for others
-RETRY_STATUSES = frozenset({429, 502, 503, 504})  # the statuses after which OTLP wants a request repeated
-# While the thread makes spans and messages it holds the interpreter's lock: after so many spans it lets others run.
+RETRY_STATUSES = frozenset({429, 502, 503, 504})  # statuses after which OTLP requires a retry
+# While the thread builds spans and messages it holds the GIL; after this many spans it yields to other threads.
 YIELD_EVERY, YIELD_S = 8, 0.0002
-CLOSE_TIMEOUT_S = 2.0  # what is held is sent within it when the gateway stops
+CLOSE_TIMEOUT_S = 2.0  # limit for sending queued spans when the gateway stops
 
 SCOPE = InstrumentationScope("nearhit")
 FAILED, UNSET = Status(StatusCode.ERROR), Status()
@@ -37,7 +37,8 @@ FAILED, UNSET = Status(StatusCode.ERROR), Status()
 
 @dataclass(frozen=True, slots=True)
 class SpanReceiver:
-    """`url` is its base, or ends in /v1/traces; `timeout_s` of one batch, with all attempts."""
+    """The receiver of spans. `url` is its base URL or ends in /v1/traces; `timeout_s` covers one batch with all
+    attempts."""
 
     url: str
     headers: Mapping[str, str]
@@ -45,7 +46,7 @@ class SpanReceiver:
 
 
 class SpanBatch(list[ReadableSpan]):
-    """Whoever walks it lets others run now and then: the SDK's encoder takes 44 us a span."""
+    """A list of spans whose iteration yields to other threads now and then: the SDK's encoder takes 44 us per span."""
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         for taken, span in enumerate(super().__iter__()):
@@ -55,7 +56,8 @@ class SpanBatch(list[ReadableSpan]):
 
 
 class OtlpExporter:
-    """`resource`: what the spans are of. Beyond `max_spans` that wait they are dropped and counted."""
+    """`OtlpExporter` sends spans. `resource` describes their origin. If more than `max_spans` would wait, new spans are
+    dropped and counted."""
 
     def __init__(
         self, receiver: SpanReceiver, resource: Mapping[str, Attribute], max_spans: int, telemetry: Telemetry
@@ -65,17 +67,17 @@ class OtlpExporter:
         self._max_spans = max_spans
         self._telemetry = telemetry
         self._log = RateLimitedLog()
-        self._status: int | None = None  # of the last answer
+        self._status: int | None = None  # of the last response
         self._exporter = self._create_exporter(receiver)
         self._queue: deque[Finished] = deque()
-        self._offered = self._taken = 0  # spans, each written by one thread alone
+        self._offered = self._taken = 0  # numbers of spans, each written by only one thread
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nearhit-traces", daemon=True)
         self._thread.start()
 
     def offer(self, finished: Finished) -> None:
-        """From the event loop."""
+        """Queue a finished request's spans, from the event loop."""
         waiting, size = self._offered - self._taken, finished.size
         if waiting + size > self._max_spans or self._closing.is_set():
             self._count("queue-full", size)
@@ -86,7 +88,7 @@ class OtlpExporter:
             self._wake.set()
 
     def close(self) -> None:
-        """Sends what is held, within `CLOSE_TIMEOUT_S`. Blocks: to be called in a thread."""
+        """Send queued spans within `CLOSE_TIMEOUT_S`. Blocks: call it in a thread."""
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -94,10 +96,10 @@ class OtlpExporter:
 
     def _create_exporter(self, receiver: SpanReceiver) -> OTLPSpanExporter:
         session = requests.Session()
-        session.trust_env = False  # no proxy and no password of the environment, as with all other clients
+        session.trust_env = False  # no proxy and no password from the environment, as with all other clients
         session.hooks["response"].append(self._on_response)
         url = receiver.url.rstrip("/")
-        authorities = ssl.get_default_verify_paths()  # the system's; where it has none those of the library
+        authorities = ssl.get_default_verify_paths()  # the system's certificates, or the library's if there are none
         return OTLPSpanExporter(
             endpoint=url if url.endswith(PATH) else url + PATH,
             certificate_file=authorities.cafile or authorities.capath,
@@ -117,7 +119,7 @@ class OtlpExporter:
         self._drain(1)
 
     def _drain(self, minimum: int) -> None:
-        """Sends while `minimum` spans wait. A request takes 1.5 ms of CPU by itself: few spans wait for others."""
+        """Send while at least `minimum` spans wait. A request alone takes 1.5 ms of CPU, so spans are batched."""
         while self._offered - self._taken >= minimum:
             spans = self._batch()
             self._status = None
@@ -136,7 +138,7 @@ class OtlpExporter:
         return spans
 
     def _count_outcome(self, spans: int) -> None:
-        """Counts what the last answer says. The exporter does not tell a refusal from a failure."""
+        """Count the outcome of the last response. The exporter itself does not distinguish a refusal from a failure."""
         status = self._status
         if status is not None and status < 300:
             self._count("exported", spans)
@@ -144,14 +146,14 @@ class OtlpExporter:
         self._count("failed" if status is None or status in RETRY_STATUSES else "refused", spans)
         why = "it does not answer" if status is None else f"it answers {status}"
         fields = {"endpoint": self._endpoint, "error": why}
-        self._log.warn(LOG, "the receiver of traces takes no spans (telemetry.traces.endpoint)", fields)
+        self._log.warn(LOG, "the receiver of traces does not accept spans (telemetry.traces.endpoint)", fields)
 
     def _count(self, outcome: str, spans: int) -> None:
         self._telemetry.spans.add(outcome, amount=spans)
 
 
 def to_readable_spans(finished: Finished, resource: Resource) -> Iterator[ReadableSpan]:
-    """The spans of a request as the SDK has them."""
+    """Yield the spans of a request as SDK objects."""
     parent = finished.traced.parent
     state = TraceState.from_header([parent.state]) if parent is not None and parent.state else None
     for span in spans_of(finished):

@@ -1,5 +1,7 @@
-"""Where a webhook may go. Pure: names are resolved, and this is asked again of every address, where the connection is
-made (`gateway.adapters.system.webhook_client`)."""
+"""The targets that webhooks may have. Pure: it checks URLs and IP addresses.
+
+Every resolved address is checked again where the connection is made (`gateway.adapters.system.webhook_client`).
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,24 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
 MAX_URL = 2048
-# IPv6 addresses that stand for IPv4 ones, which are looked at in their place: NAT64 (RFC 6052), IPv4-compatible.
+# IPv6 networks that embed IPv4 addresses, which are checked instead: NAT64 (RFC 6052), IPv4-compatible.
 NAT64 = IPv6Network("64:ff9b::/96")
 COMPATIBLE = IPv6Network("::/96")
-# Registered for other things than the public Internet, and taken for global by some of Python's tables.
+# Networks that are not public, although some versions of Python classify them as global.
 NON_GLOBAL_NETWORKS = tuple(
     IPv6Network(net) for net in ("64:ff9b:1::/48", "fec0::/10", "2001:db8::/32", "5f00::/16", "100::/64")
 )
 
 
 class TargetRefused(ValueError):
-    """One sentence for who named the target."""
+    """A target is refused. The message is one sentence for the client that named it."""
 
 
 def check_url(url: object, allowed: frozenset[str]) -> str:
-    """`url` itself. `allowed`: hosts, as `host` or `host:port`, that may be private and asked by plain http.
+    """Return `url` if it is an acceptable target. Raise `TargetRefused` otherwise.
 
-    Raises `TargetRefused`."""
+    `allowed` lists hosts, as `host` or `host:port`, that may be private and may use plain http.
+    """
     if not isinstance(url, str) or not url or len(url) > MAX_URL or not url.isascii() or not url.isprintable():
         raise TargetRefused(f"expected a URL such as https://app.example/hook of at most {MAX_URL} characters")
     if " " in url or "\\" in url:
@@ -32,30 +35,30 @@ def check_url(url: object, allowed: frozenset[str]) -> str:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise TargetRefused("it cannot be read as a URL") from None
+        raise TargetRefused("it is not a valid URL") from None
     if parts.scheme not in ("http", "https") or not host:
         raise TargetRefused("expected a URL such as https://app.example/hook")
     if parts.username is not None or parts.password is not None:
-        raise TargetRefused("expected no user and no password in it")
+        raise TargetRefused("it must not contain a user or a password")
     if is_allowed(host, port or (443 if parts.scheme == "https" else 80), allowed):
         return url
     if parts.scheme != "https":
-        raise TargetRefused("expected https; jobs.webhook_hosts lists hosts that may be asked by http")
+        raise TargetRefused("expected https; jobs.webhook_hosts lists hosts that may use plain http")
     if _parse_ip(host) is not None and not is_public(host):
-        raise TargetRefused("its address is not one of the public Internet; jobs.webhook_hosts lists hosts that may be")
+        raise TargetRefused("its address is not public; jobs.webhook_hosts lists private hosts that are allowed")
     return url
 
 
 def is_allowed(host: str, port: int, allowed: frozenset[str]) -> bool:
-    """Whether the operator has named it."""
+    """Return whether the operator has listed the host."""
     named = host.lower()
     bracketed = f"[{named}]" if ":" in named else named
     return bool({named, bracketed, f"{bracketed}:{port}"} & {entry.lower() for entry in allowed})
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address, as the system's resolver gives it, is one of the public Internet. What stands for an IPv4
-    address is judged by that."""
+    """Return whether an IP address is public. `address` is in the form of the system's resolver. If it embeds an IPv4
+    address, that one decides."""
     found = _parse_ip(address)
     if found is None:
         return False

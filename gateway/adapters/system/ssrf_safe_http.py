@@ -1,6 +1,8 @@
-"""HTTP to hosts that others name, and to no private address: what a name resolves to is looked at where the socket is
-made, so that a name which answers otherwise the second time (DNS rebinding) gets no further than one that is private
-from the start."""
+"""HTTP to hosts that clients name, but not to private addresses.
+
+The resolved address is checked where the socket is created. So a name that resolves differently the second time (DNS
+rebinding) cannot reach a private address either.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ MAX_CONNECTIONS = 32
 
 
 class AddressRefused(OSError):
-    """The name stands for an address that is not one of the public Internet."""
+    """A name resolves to an address that is not public."""
 
 
 class SsrfSafeSessions:
-    """`allowed`: hosts, as `host` or `host:port`, that may be private. `resolver`: aiohttp's own unless a test has one.
-    Times are seconds."""
+    """`SsrfSafeSessions` provides HTTP sessions that refuse private addresses.
+
+    `allowed` lists hosts, as `host` or `host:port`, that may be private. `resolver` None: aiohttp's own; tests pass
+    another one. Times are in seconds.
+    """
 
     def __init__(
         self, allowed: frozenset[str], *, connect_s: float, total_s: float, resolver: AbstractResolver | None = None
@@ -34,8 +39,8 @@ class SsrfSafeSessions:
         self._unguarded: aiohttp.ClientSession | None = None
 
     def of(self, url: str) -> aiohttp.ClientSession:
-        """For that URL, which `gateway.adapters.system.ssrf_guard.check_url` has let pass. Redirects are not to be
-        followed: what they lead to was not checked."""
+        """Return the session for a URL that `gateway.adapters.system.ssrf_guard.check_url` has accepted. Do not follow
+        redirects: their targets were not checked."""
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if is_allowed(parts.hostname or "", port, self._allowed):
@@ -47,7 +52,7 @@ class SsrfSafeSessions:
         return self._guarded
 
     async def close(self) -> None:
-        """It may be used again."""
+        """Close the sessions. The object may be used again."""
         sessions, self._guarded, self._unguarded = (self._guarded, self._unguarded), None, None
         for session in sessions:
             if session is not None:
@@ -56,12 +61,12 @@ class SsrfSafeSessions:
     def _create_session(self, factory: Any) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
             limit=MAX_CONNECTIONS,
-            force_close=True,  # each connection is one that was checked for this URL
+            force_close=True,  # each connection must have been checked for this URL
             use_dns_cache=False,
             resolver=self._resolver,
             socket_factory=factory,
         )
-        # No proxy of the environment, which would resolve the name itself; no cookies from one target to the next.
+        # No proxy from the environment, which would resolve the name itself; no cookies shared between targets.
         return aiohttp.ClientSession(
             connector=connector, timeout=self._timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -69,8 +74,8 @@ class SsrfSafeSessions:
 
 
 def guarded_socket(info: Any) -> socket.socket:
-    """A socket for that very address. Raises `AddressRefused`."""
+    """Return a socket for exactly that address. Raise `AddressRefused`."""
     family, kind, protocol, _, address = info
     if not is_public(str(address[0])):
-        raise AddressRefused("not an address of the public Internet")
+        raise AddressRefused("not a public address")
     return socket.socket(family, kind, protocol)

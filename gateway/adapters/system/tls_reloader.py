@@ -1,4 +1,4 @@
-"""TLS of the data and the gRPC port: one certificate for both, read anew when its files change."""
+"""TLS of the data port and the gRPC port: one certificate for both, reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ Made = TypeVar("Made")
 
 
 class CertificateUnusable(Exception):
-    """The files do not make a certificate to serve with; the message says which and why."""
+    """The files do not make a usable certificate. The message names the file and the reason."""
 
 
 class ReloadingCertificate:
-    """Who renews a certificate replaces its files (ACME clients, cert-manager): connections opened from then on get the
-    new one. Files that are no pair, as in the midst of being replaced, leave the former one in use. The clients' CA is
-    read once: who may come in is not for a file that changes by itself."""
+    """`ReloadingCertificate` serves the current certificate of its files.
+
+    To renew it, replace the files, as ACME clients and cert-manager do. New connections use the new certificate. If key
+    and certificate do not match, as during a replacement, the old pair stays in use. The clients' CA is read once,
+    because it decides who may connect and must not change without a restart.
+    """
 
     def __init__(self, config: TlsConfig) -> None:
-        """Raises `CertificateUnusable`."""
+        """Load the certificate. Raise `CertificateUnusable`."""
         self._config = config
         self._ca = None if config.client_ca is None else _read(config.client_ca)
         self._loaded_times = self.modification_times()
         self._current = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """For the data port."""
+        """Return the context for the data port."""
         outer = self._current
-        outer.sni_callback = self._renew  # the one hook that a handshake offers, whether a name is sent or not
+        outer.sni_callback = self._renew  # the only hook in a handshake; it runs with or without a server name
         return outer
 
     def _renew(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, outer: ssl.SSLContext) -> None:
@@ -49,9 +52,9 @@ class ReloadingCertificate:
             made = make()
         except CertificateUnusable as error:
             fields = {"fault": str(error)}
-            LOG.error("the certificate was not read anew, the former one stays", extra={"fields": fields})
+            LOG.error("the certificate could not be reloaded, the old one stays in use", extra={"fields": fields})
             return None
-        LOG.info("certificate read anew", extra={"fields": {"certificate": str(self._config.certificate)}})
+        LOG.info("certificate reloaded", extra={"fields": {"certificate": str(self._config.certificate)}})
         return made
 
     def _load(self) -> ssl.SSLContext:
@@ -72,21 +75,22 @@ class ReloadingCertificate:
 
     @property
     def client_ca(self) -> bytes | None:
-        """In PEM; None: clients need no certificate."""
+        """The clients' CA in PEM; None: clients need no certificate."""
         return self._ca
 
     def pair(self) -> tuple[bytes, bytes]:
-        """The private key and the certificate chain in PEM, which match. Raises `CertificateUnusable`."""
+        """Return the private key and the certificate chain in PEM, which match. Raise `CertificateUnusable`."""
         self._load()
         return _read(self._config.key), _read(self._config.certificate)
 
     def modification_times(self) -> tuple[int, ...]:
-        """What tells that the files were replaced: their times, nanoseconds; 0 where one is absent."""
+        """Return the files' modification times in nanoseconds, 0 for a missing file. A change means that the files were
+        replaced."""
         return tuple(_modified_ns(path) for path in (self._config.certificate, self._config.key))
 
 
 class _Encrypted(Exception):
-    """The key asks for a password, which nobody can be asked for."""
+    """The key needs a password, and nobody can enter it."""
 
 
 def _no_password() -> str:
@@ -109,7 +113,7 @@ def _read(path: Path) -> bytes:
 
 def _describe_failure(config: TlsConfig, error: Exception) -> str:
     for path in (config.certificate, config.key):
-        _read(path)  # a missing file says its own name, which OpenSSL does not
+        _read(path)  # a missing file gives an error with its name, which OpenSSL omits
     if isinstance(error, _Encrypted):
         return f"{config.key} is encrypted, expected a key without a password that only the gateway may read"
     if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":

@@ -1,4 +1,4 @@
-"""Tells webhooks, and nobody else."""
+"""The HTTP client for webhooks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from gateway.adapters.system.ssrf_safe_http import AddressRefused, SsrfSafeSessi
 from gateway.job_store import WebhookOutcome
 
 CONNECT_S, TOTAL_S = 5.0, 15.0  # the specification advises 15 to 30 seconds
-MAX_READ_BYTES = 4096  # of an answer: only its status matters
+MAX_READ_BYTES = 4096  # maximum read of a response: only its status matters
 
 
 class WebhookClient:
-    """`allowed`: hosts that may be private and asked by plain http. `resolver`: aiohttp's own unless a test has one."""
+    """`WebhookClient` sends webhooks. `allowed` lists hosts that may be private and use plain http. `resolver` None:
+    aiohttp's own; tests pass another one."""
 
     def __init__(self, allowed: frozenset[str], resolver: AbstractResolver | None = None) -> None:
         self._allowed = allowed
@@ -22,7 +23,7 @@ class WebhookClient:
 
     async def send(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
         try:
-            check_url(url, self._allowed)  # the operator may have changed his mind since it was accepted
+            check_url(url, self._allowed)  # the operator may have changed the list since the job was accepted
         except TargetRefused:
             return WebhookOutcome(None, "refused")
         try:
@@ -30,7 +31,7 @@ class WebhookClient:
                 url,
                 data=payload,
                 headers={**headers, "Content-Type": "application/json", "User-Agent": "nearhit-webhook"},
-                allow_redirects=False,  # what it would lead to was not checked, and is not whom the client named
+                allow_redirects=False,  # a redirect's target was not checked, and is not the one that the client named
             ) as response:
                 await response.content.read(MAX_READ_BYTES)
                 return WebhookOutcome(response.status, f"status {response.status}")

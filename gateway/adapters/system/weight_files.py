@@ -1,4 +1,4 @@
-"""Weights that training has left in two files: arrays, and what is said of them, one held against the other."""
+"""Trained weights in two files, arrays and their description, which are checked against each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tables = Mapping[str, npt.NDArray[Any]]
 
 
 class WeightsCorrupt(Exception):
-    """The weights are not the ones that were trained; the message names the file and what is wrong."""
+    """The weights differ from the trained ones. The message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class LoadedWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    name: str  # of `NAME.npz` and `NAME.json`
-    what: str  # they are, as errors say it
+    name: str  # NAME in `NAME.npz` and `NAME.json`
+    what: str  # name of the weights in error messages
 
     @property
     def about_file(self) -> str:
@@ -42,8 +42,8 @@ class WeightFiles:
         return f"{self.name}.npz"
 
     def load(self, directory: Path, make: Callable[[bytes, bytes], T]) -> T:
-        """What `make` makes of what is said and of the arrays. It may raise ValueError, KeyError, TypeError or
-        AttributeError, this raises `WeightsCorrupt`."""
+        """Return the result of `make`, called with the description and the arrays. Raise `WeightsCorrupt` if a file is
+        unreadable, or if `make` raises ValueError, KeyError, TypeError or AttributeError."""
         try:
             about, arrays = ((directory / file).read_bytes() for file in (self.about_file, self.arrays_file))
         except OSError as error:
@@ -51,10 +51,11 @@ class WeightFiles:
         try:
             return make(about, arrays)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsCorrupt(f"{self.what} in {directory.name}/ are not as trained: {error}") from None
+            raise WeightsCorrupt(f"{self.what} in {directory.name}/ are not valid: {error}") from None
 
     def unpacked(self, about: bytes, arrays: bytes, features: tuple[str, ...]) -> LoadedWeights:
-        """`features`: those that this version computes. Raises ValueError, KeyError, TypeError or AttributeError."""
+        """Verify and unpack the weights. `features` are those that this version computes. Raise ValueError, KeyError,
+        TypeError or AttributeError."""
         said = json.loads(about)
         found, file = hashlib.sha256(arrays).hexdigest(), self.arrays_file
         if found != said["sha256"]:

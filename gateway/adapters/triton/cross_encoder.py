@@ -1,6 +1,5 @@
-"""The cross-encoder on a Triton server: float32 there, with the words of the embedder inside, as `nearhit model triton`
-writes it. Gateways that have no weights of their own share it, and its GPU.
-"""
+"""The cross-encoder on a Triton server: in float32, with the embedder's word embeddings, as `nearhit model triton`
+writes it. Several gateways share it and its GPU."""
 
 from __future__ import annotations
 
@@ -27,21 +26,21 @@ FORM = InputSpec(
     log=logging.getLogger("nearhit.semantic"),
     degraded_behaviour="the first opinion decides",
 )
-# Of a logit. Other kernels move one by 1e-5, half floats by hundredths; int8 activations, whose logits depend on what
-# else is in the batch, by up to 0.45 on these pairs, and other weights by more.
+# Tolerance of a logit. Other kernels change it by 1e-5, half floats by hundredths. int8 activations, whose logits
+# depend on the rest of the batch, change it by up to 0.45 on these pairs; other weights by more.
 TOLERANCE = 0.15
 
 
 class TritonCrossEncoder:
-    """Implements `CrossEncoder`. `url`, `model`, `timeout_s` (of one `score`), `clock`: of `TritonModel`. `tokenizer`:
-    the embedder's tokenizer.json.
+    """`TritonCrossEncoder` implements `CrossEncoder`. `url`, `model`, `clock` and `timeout_s` (per `score`) are as in
+    `TritonModel`. `tokenizer` is the embedder's tokenizer.json. `data_dir` is as in `TritonEncoder`.
 
-    Made, it asks the server; `data_dir` as for `TritonEncoder`. Raises `ModelMissing` without the tokenizer,
-    `WeightsCorrupt`, and `StartupError` where the server does not answer and never has, or has another model than the
-    one that this gateway's weights belong to.
+    The constructor asks the server for the model. It raises `ModelMissing` without the tokenizer, and `WeightsCorrupt`.
+    It raises `StartupError` if the server does not answer and never has, or if its model does not match this gateway's
+    weights.
     """
 
-    threads = 8  # so many pairs under way: those of one gateway, too, may share a batch there
+    threads = 8  # concurrent pairs, so that even those of one gateway can share a batch on the server
 
     def __init__(
         self,
@@ -71,12 +70,12 @@ class TritonCrossEncoder:
     def _check(self, found: Matrix, expected: Matrix) -> None:
         if not (off := _max_deviation(found, expected)) <= TOLERANCE:
             raise StartupError(
-                f"{self._model.description} is not the one that this gateway's weights belong to (logits differ by "
-                f"up to {off:.2f}, expected at most {TOLERANCE}): put there what `nearhit model triton` writes"
+                f"{self._model.description} does not match this gateway's weights (logits differ by "
+                f"up to {off:.2f}, expected at most {TOLERANCE}): deploy the model that `nearhit model triton` writes"
             )
 
     def score(self, asked: str, stored: Sequence[str]) -> list[float]:
-        """Raises `ModelUnavailable`."""
+        """Return one logit per stored question. Raise `ModelUnavailable`."""
         one = self._reader.ids(asked)
         rows = [self._row(one, other) for other in stored]
         read = [row for row in rows if row is not None]
@@ -89,17 +88,17 @@ class TritonCrossEncoder:
 
 
 def _max_deviation(found: Matrix, expected: Matrix) -> float:
-    """The largest difference; infinite where the form is another one."""
+    """Return the largest difference; infinite if the shapes differ."""
     return float(np.abs(found[:, 0] - expected).max()) if found.shape == (len(expected), 1) else np.inf
 
 
 def _reference(weights: Path) -> tuple[list[tuple[str, str]], Matrix, str]:
-    """Pairs, what the model makes of them, and what names it: its scores are not those of the int8 one, so that what a
-    route has learnt with one does not count for the other."""
+    """Return pairs, the model's logits for them, and its digest. The digest differs from that of the int8 model,
+    because learning with one does not apply to the other."""
     try:
         about = json.loads((weights / ABOUT_FILE).read_bytes())
         served = [(str(asked), str(stored), float(logit)) for asked, stored, logit in about["served"]]
         digest = hashlib.sha256(f"{about['sha256']} float32".encode()).hexdigest()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsCorrupt(f"{weights.name}/{ABOUT_FILE} is not as trained: {error!r}") from None
+        raise WeightsCorrupt(f"{weights.name}/{ABOUT_FILE} is not valid: {error!r}") from None
     return [pair[:2] for pair in served], np.array([logit for _, _, logit in served], np.float32), digest

@@ -1,7 +1,8 @@
-"""An embedding model on a Triton server: gateways without weights of their own share it, and its GPU.
+"""An embedding model on a Triton server: gateways without their own weights share it and its GPU.
 
-Text becomes token ids here, and ids become vectors there: what the model read (`Embedding.truncated`, `unreadable`) is
-known to the tokenizer alone, and ONNX and TensorRT graphs take ids. `deploy/triton/models/embedder` is such a model.
+This process tokenizes the text; the server turns ids into vectors. Only the tokenizer knows how a text was read
+(`Embedding.truncated`, `unreadable`), and ONNX and TensorRT graphs take ids. `deploy/triton/models/embedder` is such a
+model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FORM = InputSpec(
     log=logging.getLogger("nearhit.embedder"),
     degraded_behaviour="requests are exact hits or misses",
 )
-# What the model is recognised by: short texts from many subjects.
+# Probes that identify the model: short texts on many subjects.
 PROBES = (
     "How do I reset my password?", "What is the capital of France?", "Write a haiku about rain.",
     "Translate good morning into German.", "Is my parcel delayed?", "Explain recursion in Python.",
@@ -39,12 +40,12 @@ PROBES = (
 
 
 class TritonEncoder:
-    """Implements `TextEncoder`. `url`: grpc:// or grpcs://HOST:PORT. `tokenizer`: the model's tokenizer.json.
-    `timeout_s`: of one call of `encode`, seconds.
+    """`TritonEncoder` implements `TextEncoder`. `url` is grpc:// or grpcs://HOST:PORT. `tokenizer` is the model's
+    tokenizer.json. `timeout_s` covers one call of `encode`, in seconds.
 
-    Made, it asks the server for the model. What that is, is kept in `data_dir`, and holds at a later start for which
-    the server is away. Raises `ModelMissing` without the tokenizer, `StartupError` where the server does not answer and
-    never has, or the model is another than one of ids to sentence embeddings.
+    The constructor asks the server for the model. `data_dir` caches its metadata for a later start without the server.
+    It raises `ModelMissing` without the tokenizer. It raises `StartupError` if the server does not answer and never
+    has, or if the model does not map ids to sentence embeddings.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class TritonEncoder:
         self.fingerprint = f"{model}/triton-{described.version}/{digest[:12]}"
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
-        """One embedding a text, in order: vectors float32 (dimension,), unit length. `tokens` counts what was read.
+        """Return one embedding per text, in order: vectors float32 (dimension,), unit length. `tokens` counts the
+        tokens read.
 
-        Texts go in one request, or in as few as the model takes. Raises `EmbedderUnavailable`."""
+        Texts go in one request, or in as few as the model's batch size allows. Raise `EmbedderUnavailable`.
+        """
         if not texts:
             return []
         read = [self._reader.read(text) for text in texts]
@@ -88,10 +91,10 @@ class TritonEncoder:
 
 
 def load_reader(tokenizer: Path) -> tuple[TextTokenizer, str]:
-    """And the file's SHA-256. Raises `ModelMissing` or `StartupError`."""
+    """Return the tokenizer and the file's SHA-256. Raise `ModelMissing` or `StartupError`."""
     try:
         return TextTokenizer(tokenizer), sha256_of(tokenizer)
-    except Exception as error:  # the library's own are bare exceptions, also where there is no file
+    except Exception as error:  # the library raises plain exceptions, also if the file is missing
         if not tokenizer.is_file():
             raise ModelMissing(f"the tokenizer {tokenizer} is missing: run `nearhit model fetch`") from None
         raise StartupError(f"the tokenizer {tokenizer} cannot be read: {error}"[:300]) from None
@@ -105,11 +108,11 @@ def _normalise(vectors: Matrix) -> Matrix:
 
 
 def fingerprint_vectors(vectors: Matrix) -> str:
-    """What is the same for two computations of one model and differs between models: of each row the element that is
-    largest in amount, and its sign.
+    """Return a fingerprint of vectors: for each row the index of the element with the largest magnitude, and its sign.
+    It is the same for two computations of one model, and differs between models.
 
-    Float error of 1e-6 moves none unless two elements are as close as that. Of 16 rows of all-MiniLM-L6-v2 noise as
-    large as int8 makes (cosine 0.993) moves some; tests/adapters/test_triton_encoder.py holds both.
+    A float error of 1e-6 changes it only if two elements are that close. On 16 rows of all-MiniLM-L6-v2, noise as large
+    as that of int8 (cosine 0.993) changes some. tests/adapters/test_triton_encoder.py checks both.
     """
     largest = np.abs(vectors).argmax(axis=1)
     return " ".join(f"{'-' if row[at] < 0 else '+'}{at}" for row, at in zip(vectors, largest, strict=True))

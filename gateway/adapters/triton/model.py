@@ -1,4 +1,5 @@
-"""A model of token ids on a Triton server: its rows, whether it answers, and whether it is the one of the start."""
+"""A model of token ids on a Triton server: inference, availability, and the check that it is still the model of the
+start."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from gateway.errors import ModelUnavailable, StartupError
 from gateway.files import replaced
 from gateway.ports import Clock
 
-# What a model on Triton was at the last start, so that a gateway can start while its server is away.
+# Cached metadata of models on Triton, so that a gateway can start while the server is away.
 LOG = logging.getLogger("nearhit")
 
 FOLDER = "served-models"
@@ -30,8 +31,8 @@ FOLDER = "served-models"
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """A model, as its server tells of it. `inputs`: their names; `rows`: of a request at most, 0: any number;
-    `platform`: that, or the backend."""
+    """The server's metadata of a model. `inputs`: names; `rows`: maximum per request, 0: unlimited; `platform`: the
+    platform, or the backend."""
 
     version: str
     inputs: tuple[str, ...]
@@ -41,7 +42,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class CachedMetadata:
-    """`proof`: what is the same each time the model answers its probes; `dimension`: of its rows."""
+    """Cached metadata. `proof`: the fingerprint of the model's answers to its probes; `dimension`: of its rows."""
 
     described: ModelMetadata
     proof: str
@@ -49,14 +50,15 @@ class CachedMetadata:
 
 
 class MetadataCache:
-    """Of one model: in `data_dir`, a file for each address, name and whatever else decides which model it is."""
+    """The metadata cache of one model: a file in `data_dir` per address, name and other properties that identify the
+    model."""
 
     def __init__(self, data_dir: Path, *decisive: str) -> None:
         name = hashlib.sha256("\n".join(decisive).encode()).hexdigest()[:16]
         self._file = data_dir / FOLDER / f"{name}.json"
 
     def load(self) -> CachedMetadata | None:
-        """None: nothing that can be read."""
+        """Return the cached metadata, or None if there is none or it is unreadable."""
         try:
             found = json.loads(self._file.read_bytes())
             described = found["described"]
@@ -73,16 +75,18 @@ class MetadataCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            LOG.warning("what a served model was cannot be read", extra={"fields": _fields(self._file, error)})
+            LOG.warning(
+                "the cached metadata of a served model cannot be read", extra={"fields": _fields(self._file, error)}
+            )
             return None
 
     def save(self, what: CachedMetadata) -> None:
-        """Without a folder that can be written the next start needs the server."""
+        """Save the metadata. If the folder is not writable, the next start needs the server."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             replaced(self._file, json.dumps(asdict(what)).encode(), self._file.with_suffix(".new"), 0o644)
         except OSError as error:
-            LOG.warning("what a served model is cannot be kept", extra={"fields": _fields(self._file, error)})
+            LOG.warning("the metadata of a served model cannot be cached", extra={"fields": _fields(self._file, error)})
 
 
 def _names(given: Sequence[object]) -> tuple[str, ...]:
@@ -95,21 +99,22 @@ def _fields(file: Path, error: Exception) -> dict[str, object]:
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
-# Rows are padded to one of these, so that requests of several gateways have the same shape: Triton batches only those.
+# Rows are padded to one of these lengths, so that requests of several gateways have the same shape: Triton batches only
+# those.
 LENGTHS = (16, 32, 64, 128, 256)
 
-START_TIMEOUT_S = 10.0  # of each question at the start: a model that has not run yet takes seconds for its first pass
+START_TIMEOUT_S = 10.0  # per call at the start: a cold model takes seconds for its first pass
 
-FAILURES, COOLDOWN_S, LONGEST_S = 3, 1.0, 30.0  # of the breaker
+FAILURES, COOLDOWN_S, LONGEST_S = 3, 1.0, 30.0  # the breaker's parameters
 
-VERIFY_INTERVAL_S = 60.0  # how long answers are trusted to be of the model of the start, without a failure in between
+VERIFY_INTERVAL_S = 60.0  # seconds for which the model counts as verified, without a failure in between
 
 Matrix = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """`types`: one a token, for models that take them; none: all 0."""
+    """One row of tokens. `types`: one per token, for models that take them; empty: all 0."""
 
     ids: Sequence[int]
     types: Sequence[int] = ()
@@ -117,23 +122,27 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """What is asked of a model. `kind`: what it is called, such as "embedding model". `output`: float32, one row for
-    each of the request. `degraded_behaviour`: what becomes of requests while it is away."""
+    """The requirements on a model. `kind`: its name in messages, such as "embedding model". `output`: float32, one row
+    per row of the request. `degraded_behaviour`: the effect on requests while it is away."""
 
     kind: str
     output: str
-    types: bool  # whether it has to take token_type_ids
+    types: bool  # whether it must take token_type_ids
     log: logging.Logger
     degraded_behaviour: str
 
 
 class TritonModel:
-    """`url`: grpc:// or grpcs://HOST:PORT. `timeout_s`: of one `infer`, seconds. `postprocess`: makes of each answer
-    what is used of it; raises `ModelUnavailable`. `known_metadata`: what it was at an earlier start. Threads may share
-    it: the client's `infer` is of those that may be called at once.
+    """`TritonModel` calls one model. Threads may share it, because the client's `infer` is thread-safe.
 
-    Made, it asks the server for the model. Raises `StartupError` where that has another one, or does not answer and the
-    model is not `known_metadata` either; where it is, the model is `is_away` until it answers as it did then.
+    - `url`: grpc:// or grpcs://HOST:PORT.
+    - `timeout_s`: seconds per `infer`.
+    - `postprocess`: converts each answer; may raise `ModelUnavailable`.
+    - `known_metadata`: the model's metadata at an earlier start.
+
+    The constructor asks the server for the model. It raises `StartupError` if the server has a different one. If the
+    server does not answer, it needs `known_metadata`, and otherwise raises `StartupError`. The model is then `is_away`
+    until it answers with the same metadata.
     """
 
     def __init__(
@@ -155,9 +164,9 @@ class TritonModel:
         self._clock = clock
         self._postprocess = postprocess
         self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S, LONGEST_S)
-        self._state_lock = threading.Lock()  # of the breaker and what the log has
+        self._state_lock = threading.Lock()  # protects the breaker and `_failure_logged`
         self._verify_lock = threading.Lock()
-        self._failure_logged = False  # whether the log has it that the model does not answer
+        self._failure_logged = False  # whether the log reports that the model does not answer
         self._probes: Sequence[TokenRow] = ()
         self._is_same_model: Callable[[Matrix], bool] = lambda _: True
         self._verified_at = clock.monotonic()
@@ -172,7 +181,7 @@ class TritonModel:
             self._failed(_error_text(error))
 
     def probe(self, probes: Sequence[TokenRow]) -> Matrix:
-        """Its answers at the start. Raises `StartupError`."""
+        """Return its answers at the start. Raise `StartupError`."""
         try:
             return self._infer_batches(probes, self._clock.monotonic() + START_TIMEOUT_S)
         except InferenceServerException as error:
@@ -181,15 +190,18 @@ class TritonModel:
             raise StartupError(str(error)) from None
 
     def verify_against(self, probes: Sequence[TokenRow], same: Callable[[Matrix], bool]) -> None:
-        """From now on answers count only while those to the probes are of the model of the start."""
+        """From now on use answers only while those to the probes match the model of the start."""
         self._probes, self._is_same_model = probes, same
 
     def infer(self, rows: Sequence[TokenRow]) -> Matrix:
-        """One answer a row, in one request or in as few as the model takes. Raises `ModelUnavailable`."""
+        """Return one answer per row, in one request or in as few as the model's batch size allows. Raise
+        `ModelUnavailable`."""
         now = self._clock.monotonic()
         with self._state_lock:
             if not self._breaker.allow(now):
-                raise ModelUnavailable(f"{self.description} has failed {FAILURES} times in a row and is left alone")
+                raise ModelUnavailable(
+                    f"{self.description} has failed {FAILURES} times in a row and is not called for now"
+                )
         try:
             self._verify(now)
             found = self._infer_batches(rows, now + self._timeout_s)
@@ -208,7 +220,7 @@ class TritonModel:
         now = self._clock.monotonic()
         with self._state_lock:
             self._breaker.failed(now)
-            self._verified_at = now - VERIFY_INTERVAL_S  # a server that went away may come back with another model
+            self._verified_at = now - VERIFY_INTERVAL_S  # a server that returns may have another model
             was_logged, self._failure_logged = self._failure_logged, True
         if not was_logged:
             self._form.log.warning(
@@ -217,7 +229,7 @@ class TritonModel:
             )
 
     def _fetch_metadata(self) -> ModelMetadata:
-        """Raises `StartupError` for another kind of model, and what the client raises."""
+        """Return the metadata. Raise `StartupError` for another kind of model, and the client's errors."""
         about = self._client.get_model_metadata(self._model, client_timeout=START_TIMEOUT_S)
         config = self._client.get_model_config(self._model, client_timeout=START_TIMEOUT_S).config
         inputs = {each.name: each.datatype for each in about.inputs}
@@ -234,14 +246,13 @@ class TritonModel:
         return ModelMetadata(version, tuple(sorted(inputs)), config.max_batch_size, about.platform or config.backend)
 
     def _verify(self, now: float) -> None:
-        """That the model is still the one of the start: its name and version say nothing of its file."""
+        """Check that the model is still that of the start: name and version do not identify its file."""
         with self._verify_lock:
             if now - self._verified_at < VERIFY_INTERVAL_S:
                 return
             if not self._is_same_model(self._infer_batches(self._probes, self._clock.monotonic() + self._timeout_s)):
                 raise ModelUnavailable(
-                    f"{self.description} is another model than at the start, expected that one, "
-                    "or a restart of the gateway"
+                    f"{self.description} is another model than at the start: restore that one, or restart the gateway"
                 )
             self._verified_at = now
 
@@ -253,7 +264,7 @@ class TritonModel:
         return self._postprocess(found)
 
     def _infer(self, rows: Sequence[TokenRow], deadline: float) -> Matrix:
-        """The version is pinned: another one is another model."""
+        """Run one request. The version is pinned, because another version is another model."""
         longest = max(len(each.ids) for each in rows)
         given = {IDS: np.zeros((len(rows), next(length for length in LENGTHS if length >= longest)), np.int64)}
         given[MASK], given[TYPES] = np.zeros_like(given[IDS]), np.zeros_like(given[IDS])
@@ -279,7 +290,7 @@ class TritonModel:
 
 
 def _error_text(error: InferenceServerException) -> str:
-    """Its words name models, shapes and addresses; no text has left this process."""
+    """Return the error's text. It names models, shapes and addresses, and contains no request text."""
     status = re.sub(r"^StatusCode\.", "", str(error.status() or ""))
     return f"{status} {error.message()}".strip()[:200]
 

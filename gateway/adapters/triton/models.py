@@ -1,4 +1,4 @@
-"""The models of one Triton server: what their configurations say, whether they answer, and the repository's API."""
+"""The models of one Triton server: their configurations, their health, and the repository API."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from gateway.ports import ModelCondition
 
 # Options of the gRPC channels to Triton.
 
-# gRPC's own backoff ends at 120 s: a server that is back would be refused without a try for as long. Whether one that
-# fails is asked is the breaker's to say; a try at an address where nobody listens costs 0.1 ms.
+# gRPC's own backoff grows to 120 s, so calls to a recovered server would fail for as long without an attempt. The
+# breaker decides whether to call a failing server. An attempt at an address where nobody listens costs 0.1 ms.
 RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
 
-# As tritonclient has it where it is given none.
+# The defaults of tritonclient if it gets no options.
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), *RECONNECT]
 
-PROBE_TEXT = "ping"  # what a model is asked to see whether it answers
+PROBE_TEXT = "ping"  # the prompt of a health probe
 
-LOAD_TIMEOUT_S = 300.0  # weights of a large model come from a disk, or over a network
+LOAD_TIMEOUT_S = 300.0  # weights of a large model come from a disk or over a network
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What is needed of a model's configuration."""
+    """The relevant part of a model's configuration."""
 
     decoupled: bool
     batched: bool
@@ -42,7 +42,7 @@ class ModelConfig:
 
 
 class TritonModels:
-    """Of one server, as one backend uses it. `names`: its models, as far as they are known beforehand."""
+    """The models of one server, as one backend uses it. `names` lists the models known beforehand."""
 
     def __init__(
         self,
@@ -64,15 +64,15 @@ class TritonModels:
 
     @property
     def conditions(self) -> Mapping[str, ModelCondition]:
-        """By the model's name; none of them is wrong until a call has told."""
+        """The conditions by model name; all models are ready until a call tells otherwise."""
         return self._conditions
 
     async def wrong(self) -> None:
-        """Returns while a model is not ready."""
+        """Wait until a model is not ready."""
         await self._wrong.wait()
 
     def told(self, name: str, condition: ModelCondition) -> None:
-        """What a call or a probe has told of one of `names`."""
+        """Record the result of a call or a probe for one of `names`."""
         if name in self._conditions and self._conditions[name] is not condition:
             self._conditions[name] = condition
             if any(each is not ModelCondition.READY for each in self._conditions.values()):
@@ -81,7 +81,7 @@ class TritonModels:
                 self._wrong.clear()
 
     async def loaded(self, name: str) -> bool:
-        """Whether the server says that it is ready, which it also says of a model whose process has died."""
+        """Return whether the server reports the model ready. It does so even if the model's process has died."""
         try:
             async with asyncio.timeout(self._timeouts.connect):
                 return bool(await self._client.is_model_ready(name))
@@ -89,7 +89,8 @@ class TritonModels:
             return False
 
     async def answers(self, name: str) -> bool:
-        """Whether it does: a call with a word in it, and one token to come where it lets that be said."""
+        """Return whether the model answers a call with one word, limited to one output token if the model supports a
+        limit."""
         try:
             model = await self.describe(name)
             inputs = self.inputs(model, PROBE_TEXT, 1)
@@ -105,8 +106,11 @@ class TritonModels:
         return True
 
     async def reload(self, name: str) -> None:
-        """Unloads it and loads it. Raises `ModelControlDisabled` where the server allows neither, `BackendError` where
-        it cannot be loaded; it is absent then."""
+        """Unload the model and load it again.
+
+        Raise `ModelControlDisabled` if the server does not allow that. Raise `BackendError` if the model cannot be
+        loaded; it is then absent.
+        """
         self._described.pop(name, None)
         try:
             async with self.call_timeout(LOAD_TIMEOUT_S):
@@ -118,7 +122,7 @@ class TritonModels:
             raise BackendError(f"model '{name}' cannot be loaded at {self.server}: {error.message()}"[:300]) from None
 
     async def describe(self, name: str) -> ModelConfig:
-        """A model's configuration, read once; a failure is not remembered."""
+        """Return the configuration of a model. It is read once; a failure is not cached."""
         if name not in self._described:
             async with self.call_timeout(self._timeouts.connect):
                 config = (await self._client.get_model_config(name)).config
@@ -138,7 +142,7 @@ class TritonModels:
         prompt.set_data_from_numpy(np.array([text.encode()], dtype=object).reshape(shape))
         if max_tokens is None or self._tensors.max_tokens not in model.inputs:
             return [prompt]
-        # Beyond int32 a number of tokens means "as many as you like".
+        # Beyond int32 a number of tokens means "no limit".
         limit = np.array([min(max_tokens, 2**31 - 1)], dtype=triton_to_np_dtype(model.max_tokens_type))
         tokens = triton.InferInput(self._tensors.max_tokens, shape, model.max_tokens_type)
         tokens.set_data_from_numpy(limit.reshape(shape))
@@ -165,7 +169,8 @@ class TritonModels:
 
 
 def condition_from_error(error: InferenceServerException) -> ModelCondition | None:
-    """What Triton's words say of the model: a status of its own it has for neither, and on streams for no error."""
+    """Return the condition that Triton's message implies. Triton has no status codes for these conditions, and on
+    streams none for any error."""
     said = error.message()
     if "Stub process" in said and "is not healthy" in said:
         return ModelCondition.DEAD
@@ -173,6 +178,9 @@ def condition_from_error(error: InferenceServerException) -> ModelCondition | No
 
 
 async def single_request(model: str, inputs: list[triton.InferInput], request_id: str) -> AsyncIterator[dict[str, Any]]:
-    """One request, then the end of our half of the stream: Triton closes its own after the last response, so a model
-    that sends its final flag in an empty response (which this client cannot ask for) ends no later."""
+    """Yield one request, and then end the gateway's half of the stream.
+
+    Triton closes its half after the last response. So a model that sends its final flag in an empty response, which
+    this client cannot request, ends no later.
+    """
     yield {"model_name": model, "inputs": inputs, "request_id": request_id}

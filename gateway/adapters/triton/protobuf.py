@@ -1,5 +1,7 @@
-"""Inference requests and answers as protobuf messages of `inference.GRPCInferenceService`. Tensors are raw bytes in
-both forms, so that they are carried over as they are; typed contents are made raw. Pure."""
+"""Inference requests and responses as protobuf messages of `inference.GRPCInferenceService`. Pure.
+
+Tensors are raw bytes in both forms, and are passed on unchanged. Typed contents are converted to raw ones.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from gateway.errors import BadRequest, MalformedResponse
 
 SHARED = "shared_memory_region"
 FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
-# Where the protocol puts the elements of each datatype; those of two bytes can only be raw.
+# The protocol's field for the elements of each datatype; those of two bytes can only be raw.
 CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -29,7 +31,7 @@ CONTENTS = {
 
 
 def inference_of(message: Any) -> InferenceRequest:
-    """A `ModelInferRequest` as a request. Raises `BadRequest`."""
+    """Return a `ModelInferRequest` as a request. Raise `BadRequest`."""
     raw = iter(message.raw_input_contents)
     raw_given = len(message.raw_input_contents) > 0
     inputs = []
@@ -46,7 +48,7 @@ def inference_of(message: Any) -> InferenceRequest:
 
 
 def request_of(inference: InferenceRequest, model: str, version: str) -> Any:
-    """The `ModelInferRequest` of a request."""
+    """Return a request as a `ModelInferRequest`."""
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=inference.id)
     _set(message.parameters, inference.parameters)
     for tensor in inference.inputs:
@@ -60,7 +62,7 @@ def request_of(inference: InferenceRequest, model: str, version: str) -> Any:
 
 
 def answer_of(message: Any) -> InferenceResponse:
-    """A `ModelInferResponse` as an answer, without its id. Raises `MalformedResponse`."""
+    """Return a `ModelInferResponse` as an answer, without its id. Raise `MalformedResponse`."""
     head: dict[str, Any] = {"model_name": message.model_name, "model_version": message.model_version}
     parameters = {name: value for name, value in parameters_of(message.parameters).items() if name != FINAL}
     if parameters:
@@ -76,8 +78,8 @@ def answer_of(message: Any) -> InferenceResponse:
 
 
 def response_of(answer: InferenceResponse, identity: str) -> Any:
-    """The `ModelInferResponse` of an answer. Raises `MalformedResponse` where an output is none of the protocol's
-    tensors."""
+    """Return an answer as a `ModelInferResponse`. Raise `MalformedResponse` if an output is not a tensor of the
+    protocol."""
     head = answer.head
     message = pb.ModelInferResponse(
         model_name=str(head.get("model_name") or ""), model_version=str(head.get("model_version") or ""), id=identity
@@ -86,20 +88,20 @@ def response_of(answer: InferenceResponse, identity: str) -> Any:
     _set(message.parameters, parameters if isinstance(parameters, dict) else {})
     for tensor in answer.outputs:
         if tensor.json_value is not None:
-            raise MalformedResponse(f"the output {tensor.name[:100]!r} is no tensor of {tensor.datatype}")
+            raise MalformedResponse(f"the output {tensor.name[:100]!r} is not a tensor of {tensor.datatype}")
         each = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         _set(each.parameters, tensor.parameters)
-        message.raw_output_contents.append(tensor.data or b"")  # empty, too, where it lies in shared memory
+        message.raw_output_contents.append(tensor.data or b"")  # also empty if it is in shared memory
     return message
 
 
 def parameters_of(given: Any) -> dict[str, Any]:
-    """`InferParameter`s as values of JSON."""
+    """Return `InferParameter`s as JSON values."""
     return {name: getattr(each, kind) for name, each in given.items() if (kind := each.WhichOneof("parameter_choice"))}
 
 
 def _set(target: Any, parameters: Mapping[str, Any]) -> None:
-    """What has no parameter of its own kind is left out: JSON's lists, objects and nulls."""
+    """Set parameters. JSON lists, objects and nulls have no parameter type, and are left out."""
     for name, value in parameters.items():
         if isinstance(value, bool):
             target[name].bool_param = value
@@ -115,7 +117,7 @@ def _set(target: Any, parameters: Mapping[str, Any]) -> None:
 
 
 def _typed_contents(given: Any) -> bytes | None:
-    """The raw form of `contents`; None where they are not of this datatype."""
+    """Return the raw form of `contents`; None if they do not match the datatype."""
     field = CONTENTS.get(given.datatype)
     if field is None:
         return None
