@@ -158,7 +158,7 @@ async def test_hits_by_meaning_go_on_before_during_and_after_one_swap(
         assert set(await fields_of(served, "embedder")) == {space.embedder.fingerprint.encode()}
         assert set(await fields_of(served, "former")) == {None}
     assert len(upstream.chats) == calls + 1
-    assert said(caplog, "lookups go by the new embedding model") == 1
+    assert said(caplog, "lookups now use the new embedding model") == 1
 
 
 @pytest.mark.parametrize("checkpoint", ["5m", "off"])
