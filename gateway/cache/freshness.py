@@ -1,4 +1,4 @@
-"""Apply RFC 9111 freshness: may a stored answer be served, by the policy's lifetimes and the client's directives? Pure."""
+"""Apply RFC 9111 freshness: decide by lifetimes and directives whether a stored answer may be served. Pure."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ async def test_a_migration_that_was_cut_goes_on_and_hits_go_on_with_it(
         assert said(caplog, "lookups have gone over already") == 1
         await recovered(served)
         await all_found(served, *QUESTIONS)
-        assert said(caplog, "what was learnt does not fit") == 0
+        assert said(caplog, "the saved learned state does not fit") == 0
 
 
 async def test_what_is_on_its_way_while_models_are_swapped_is_found_afterwards(
