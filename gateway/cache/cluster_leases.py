@@ -25,7 +25,7 @@ MAX_WATCHED = 1_000  # fingerprints; requests for more do not wait
 
 
 class ClusterLeases:
-    """`ClusterLeases` serves one event loop. `rng` returns numbers in [0, 1)."""
+    """The leases and the waiting flights of this gateway. It serves one event loop. `rng` returns numbers in [0, 1)."""
 
     def __init__(self, leases: Leases, telemetry: Telemetry, rng: Callable[[], float] = random.random) -> None:
         self._leases = leases

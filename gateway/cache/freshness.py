@@ -45,7 +45,7 @@ def freshness_of(entry: Aged, lifetime: Lifetime, directives: CacheDirectives, n
 
 # The lifetimes of a route's policy.
 def exact_lifetime(route: Route) -> Lifetime | None:
-    """None where the exact cache is off."""
+    """Return the lifetime of exact hits; None where the exact cache is off."""
     if route.exact_ttl_s is None:
         return None
     return Lifetime(route.exact_ttl_s, route.jitter, route.stale_while_revalidate_s, route.stale_if_error_s)

@@ -13,7 +13,7 @@ from gateway.ports import Opinion, StoredCandidate
 class ThresholdVerifier:
     """The score is the similarity. A difference in payload, numbers, negation, opposites, direction or names is a veto.
 
-    Raise `WeightsCorrupt` where the calibration of its scores cannot be read.
+    The constructor raises `WeightsCorrupt` where the calibration of its scores cannot be read.
     """
 
     basis = "checks-1"

@@ -80,7 +80,7 @@ class LightTrials:
             answer, refused = await self._answer(trial, with_logprobs)
             if refused and with_logprobs is not call and self._rule.otherwise != "escalate":
                 with_logprobs = (
-                    call  # The backend may have refused the log probabilities. The other check does not need them.
+                    call  # the backend may have refused only the log probabilities, which another check does without
                 )
                 answer, _ = await self._answer(trial, with_logprobs)
         if answer is None:

@@ -38,7 +38,7 @@ class _Copy:
 
 
 class Mirroring:
-    """`Mirroring` copies requests. `rng` returns numbers in [0, 1)."""
+    """`Mirroring` mirrors a share of the requests. `rng` returns numbers in [0, 1)."""
 
     def __init__(
         self,

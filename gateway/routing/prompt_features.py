@@ -81,7 +81,7 @@ OPTION_NAMES = (
 
 
 class Commonness:
-    """How rare a word is, from a list of words in order of frequency.
+    """The rarity of words, from a list of words in order of frequency.
 
     The value is the natural logarithm of the rank, as frequencies fall with it by Zipf's law. Unlisted words come last.
     """

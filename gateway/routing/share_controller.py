@@ -1,8 +1,6 @@
 """Decide by `large_share` which requests go to the large model, so that the share holds over any stretch.
 
-Pure.
-
-The controller has three parts, each correcting the one before it:
+The controller is pure: the caller passes the time. It has three parts, each correcting the one before it:
 
 1. The quantile: the hardest of the last requests (`ScoreWindow`) are wanted, as many as the share allows.
 2. The debt: an excess or deficit over the last hour changes the wanted share (an integral term). It is repaid over a
@@ -14,7 +12,7 @@ The controller has three parts, each correcting the one before it:
        band * n + DEPTH                  requests.
 
    This bound does not depend on the scores: sorted, constant, or suddenly of another kind. One of the two buckets
-   always has enough, as their sum never falls below DEPTH, and a choice needs less than 1 of one of them.
+   always has enough. Their sum never falls below DEPTH, and a choice takes less than 1 from one of them.
 
 Requests without a free choice (the budget, a failed backend, a limit) count as they came and are compensated, up to
 DEPTH requests. Then a stretch is off by at most band * n + 2 * DEPTH + 2, plus its requests without a choice.
