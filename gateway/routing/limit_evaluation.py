@@ -179,7 +179,7 @@ def refused(route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> tup
 
 
 def _sentence(route: str, asked: LimitRequest, observed: LimitState) -> str:
-    whose = f"this {asked.per}" if asked.per != "route" else "everybody"
+    whose = f"this {asked.per}" if asked.per != "route" else "all clients"
     remaining = left(asked.demand, observed, taken=False)
     where = "" if asked.is_global else f" on route {route}"
     if isinstance(asked.demand, PacedLimit):
@@ -188,7 +188,7 @@ def _sentence(route: str, asked: LimitRequest, observed: LimitState) -> str:
         what = f"limit of {amount} {asked.limit} a {PERIOD[period]}"
         return f"the {what} for {whose}{where} is reached: {remaining:.0f} left{needs}"
     if isinstance(asked.demand, Slot):
-        return f"the limit of {asked.said} calls at once for {whose}{where} is reached: {observed.level} in flight"
+        return f"the limit of {asked.said} concurrent calls for {whose}{where} is reached: {observed.level} in flight"
     return f"the cap of {asked.said} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
 
 
