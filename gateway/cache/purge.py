@@ -1,8 +1,8 @@
 """Remove answers: at once, on every gateway, permanently.
 
-The ban comes first, in this process and in the store. From then on no gateway serves an answer that it covers, also
-after a crash. Then the answers are deleted, which takes longer in a large store. Other gateways poll a version number
-of the bans every 0.2 s, so a ban reaches them within half a second.
+The ban comes first, in this process and in the store, where it survives a crash. A gateway that knows the ban serves no
+answer that it covers. Then the answers are deleted, which takes longer in a large store. Other gateways poll a version
+number of the bans every 0.2 s, so a ban reaches them within half a second.
 """
 
 from __future__ import annotations
