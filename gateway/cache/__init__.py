@@ -1,1 +1,1 @@
-"""Stored answers: keys, freshness, admission, lookup, verification, thresholds, purge, eviction, replication."""
+"""The cache: keys, freshness, admission, lookup, verification, thresholds, purge, eviction, replication."""

@@ -1,11 +1,15 @@
-"""Compares answers: pure similarity of two texts, and the queue that compares fresh answers with stored ones.
+"""Compare answers: the similarity of two texts, and the queue that compares fresh answers with stored ones.
 
-Three-way and honest: what neither the words nor the embeddings settle is undecided, and teaches nothing.
+The result has three values. An undecided pair, which neither words nor embeddings settle, teaches nothing.
 
-With all-MiniLM-L6-v2, on 18 pairs of equivalent and 18 of different short answers written by hand: of the equivalent
-ones 11 come out as right, 6 as undecided, 1 as wrong (cosine 0.72); of the different ones none as right, 12 as wrong, 6
-as undecided, three of them at a cosine of 0.90 to 0.92: "on" for "off", a negation, a number. Of unrelated answers in
-one template 99 % lie below 0.75 (measured on the development streams).
+Measured with all-MiniLM-L6-v2 on 18 equivalent and 18 different pairs of short answers, written by hand:
+
+| pairs | right | undecided | wrong | notes |
+|---|---|---|---|---|
+| equivalent | 11 | 6 | 1 | the wrong one at cosine 0.72 |
+| different | 0 | 6 | 12 | three undecided at 0.90 to 0.92: "on" for "off", a negation, a number |
+
+99 % of unrelated answers in one template lie below 0.75 (measured on the development streams).
 """
 
 from __future__ import annotations
@@ -32,30 +36,30 @@ from gateway.ports import Embedder, Judgement
 DIFFERENT_BELOW, SAME_FROM = (
     0.75,
     0.90,
-)  # cosines of two answers: below the one they differ, from the other on they may be the same
+)  # cosines: below the first, two answers differ; from the second on they may be the same
 
-# A client's question may have to wait while one passage is embedded: 7 ms for so many characters.
+# Characters. A client's question may wait while one passage is embedded, which takes 7 ms at this length.
 PASSAGE_CHARACTERS = 400
 
 MAX_PASSAGES = 9
 
-MAX_COMPARED = PASSAGE_CHARACTERS * MAX_PASSAGES  # characters; of what is longer only equality is looked at
+MAX_COMPARED = PASSAGE_CHARACTERS * MAX_PASSAGES  # characters; longer texts are only tested for equality
 
 _SENTENCE, _SPACE = re.compile(r"[.!?]\s|\n"), re.compile(r"\s")
 
 
 def is_same_text(a: str, b: str) -> bool:
-    """Equal but for white space and case."""
+    """Return whether the texts are equal but for white space and case."""
     return " ".join(a.casefold().split()) == " ".join(b.casefold().split())
 
 
 def is_comparable(a: str, b: str) -> bool:
-    """Whether embeddings can tell more than `is_same_text`: both can be read to their end."""
+    """Return whether embeddings can tell more than `is_same_text`: both texts can be read to their end."""
     return bool(a.strip() and b.strip()) and max(len(a), len(b)) <= MAX_COMPARED
 
 
 def compare(a: str, b: str, similarity: float | None) -> Label:
-    """Whether one may stand for the other. `similarity`: the cosine of their embeddings; None: not known."""
+    """Return whether one answer may replace the other. `similarity`: their cosine; None: not known."""
     if is_same_text(a, b):
         return Label.RIGHT
     if similarity is None or not is_comparable(a, b):
@@ -68,7 +72,7 @@ def compare(a: str, b: str, similarity: float | None) -> Label:
 
 
 def passages(text: str) -> list[str]:
-    """The text in pieces that the embedding model can read, cut where a sentence, a line or a word ends."""
+    """Split a text into pieces that the embedding model can read, at the end of a sentence, a line or a word."""
     pieces: list[str] = []
     rest = text.strip()
     while len(rest) > PASSAGE_CHARACTERS and len(pieces) < MAX_PASSAGES - 1:
@@ -79,14 +83,14 @@ def passages(text: str) -> list[str]:
 
 
 def combine_vectors(vectors: Sequence[Vector]) -> Vector:
-    """The embedding of a text of several passages: the direction of their sum."""
+    """Return the embedding of a text of several passages: the direction of their sum."""
     total = np.sum(vectors, axis=0, dtype=np.float32)
     norm = float(np.linalg.norm(total))
     return vectors[0] if norm == 0.0 else np.asarray(total / norm, np.float32)
 
 
 def _cut(head: str) -> int:
-    """Where to end a passage: after the last sentence or line of its second half, else after its last word."""
+    """Return the end of a passage: after the last sentence, line or (failing these) word in its second half."""
     half = len(head) // 2
     for pattern in (_SENTENCE, _SPACE):
         ends = [match.end() for match in pattern.finditer(head, half)]
@@ -95,17 +99,20 @@ def _cut(head: str) -> int:
     return len(head)
 
 
-# How near two answers are, by their embeddings.
 async def similarity(embedder: Embedder, a: str, b: str, *, rest: float = 0.0) -> float | None:
-    """The cosine, in [-1, 1]; None where the embedder cannot tell. `rest`: the time left to others after each passage,
-    as a multiple of what it took."""
+    """Return the cosine of two answers, in [-1, 1]; None where the embedder cannot tell.
+
+    `rest`: the pause after each passage, as a multiple of the time it took.
+    """
     first, second = await embed_text(embedder, a, rest=rest), await embed_text(embedder, b, rest=rest)
     return None if first is None or second is None else float(first @ second)
 
 
 async def embed_text(embedder: Embedder, text: str, *, rest: float = 0.0) -> Vector | None:
-    """None where the model is not there, or does not read a passage to its end: what is not read may be the
-    difference."""
+    """Return the embedding of a text, or None.
+
+    None: the embedder is not available, or does not read a passage to its end, where the difference may be.
+    """
     clock, vectors = asyncio.get_running_loop(), []
     for passage in passages(text):
         started = clock.time()
@@ -121,23 +128,22 @@ async def embed_text(embedder: Embedder, text: str, *, rest: float = 0.0) -> Vec
     return combine_vectors(vectors) if vectors else None
 
 
-# Compares fresh answers with stored ones, off every client's path: one pair at a time, and at most a quarter of the
-# embedder's time.
+# The comparer runs off every client's path: one pair at a time, with at most a quarter of the embedder's time.
 LOG = logging.getLogger("nearhit.quality")
 
-# Time that learning leaves to requests, as a multiple of what it takes. Measured on two busy cores, with a queue that
-# never ends: a question is embedded in 3.2 ms (p50) as without it, and in 8 instead of 4 ms (p90); with 1.0 and
+# Time left to requests, as a multiple of the time that learning takes. Measured on two busy cores with an endless
+# queue: embedding a question takes 3.2 ms at p50, as without learning, and 8 instead of 4 ms at p90. With 1.0 and
 # passages of 600 characters p50 was 6.2 ms.
 REST_FACTOR = 3.0
 
-MAX_INLINE_BYTES = 64 * 1024  # bytes of an answer: taking apart more would hold up the loop for milliseconds
+MAX_INLINE_BYTES = 64 * 1024  # of an answer; parsing more would block the event loop for milliseconds
 
-MAX_WAITING, MAX_WAITING_BYTES = 256, 32 * 1024 * 1024  # pairs; the answers in them
+MAX_WAITING, MAX_WAITING_BYTES = 256, 32 * 1024 * 1024  # pairs; bytes of the answers in them
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPair:
-    """A miss: what was found for it and not served, and what a backend then answered."""
+    """A miss: the neighbour that was found and not served, and the fresh answer of a backend."""
 
     route: str
     call: Call
@@ -150,7 +156,10 @@ class AnswerPair:
 
 
 class AnswerComparer:
-    """`run` works off what waits; beyond the bounds the oldest pairs are dropped: labels come by themselves."""
+    """`AnswerComparer` compares fresh answers with stored ones in the background.
+
+    `run` works off the queue. Beyond its bounds the oldest pairs are dropped, as new labels keep coming.
+    """
 
     def __init__(self, embedder: Embedder, labels: Labels, telemetry: Telemetry, limit: int = MAX_WAITING) -> None:
         self._embedder = embedder
@@ -165,12 +174,15 @@ class AnswerComparer:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is under way."""
+        """True if no pair waits and none is being compared."""
         return not self._waiting and not self._busy
 
     def missed(self, request: RequestContext, fresh: Entry) -> None:
-        """A fresh answer has been stored. Where a neighbour was refused for its score alone, the answer tells whether
-        it would have been right."""
+        """Queue the fresh answer of a miss for comparison with the neighbour that was found.
+
+        Only neighbours that were refused for their score alone count: the answer shows whether they would have been
+        right.
+        """
         judged, call = request.judged, request.call
         if call is None or judged is None or judged.reason is None or judged.opinion.veto is not None:
             return
@@ -190,17 +202,17 @@ class AnswerComparer:
                 try:
                     await self._learn(self._pop())
                 except Exception:
-                    LOG.exception("a comparison failed")
+                    LOG.exception("comparing two answers failed")
                 finally:
                     self._busy = False
 
     async def label(self, call: Call, stored: Entry, fresh: Entry) -> Label | None:
-        """None: the answers are not text alone, and nothing can be said of them."""
+        """Compare two answers to a call. None: the answers have more than text and cannot be compared."""
         a, b = [await self._answer_text(call, entry) for entry in (stored, fresh)]
         return None if a is None or b is None else await self.compare_texts(a, b)
 
     async def compare_texts(self, a: str, b: str) -> Label:
-        """Whether two answers to one question say the same; waits until nothing else is compared."""
+        """Return whether two answers to one question say the same. One comparison runs at a time."""
         if is_same_text(a, b) or not is_comparable(a, b):
             return compare(a, b, None)
         async with self._comparison_lock:

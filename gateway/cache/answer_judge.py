@@ -1,4 +1,4 @@
-"""Asks a backend whether two answers say the same, where embeddings cannot tell."""
+"""Ask a backend whether two answers say the same, where embeddings cannot tell."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from gateway.messages import CacheDirectives, Entry, FullBody, Price
 from gateway.streams import close_body
 from gateway.upstream.backend import UpstreamPool
 
-# What a model is asked about two answers that the comparison could not tell apart, and how its word is read. Pure.
-#
-# Both answers and the question come from outside, and may try to give orders: they stand between marks that nobody can
-# guess, and of what comes back one exact word counts.
-MAX_CHARACTERS = 8000  # of the question and of each answer; what is longer is not put before the judge
+# The prompt and the parsing of the verdict. The question and both answers come from outside and may contain orders.
+# They stand between marks that nobody can guess, and only one exact word of the reply counts.
+MAX_CHARACTERS = 8000  # of the question and of each answer; longer texts are not judged
 
-MAX_TOKENS = 8  # of its verdict: the longest word has three in usual vocabularies
+MAX_TOKENS = 8  # of the verdict; its longest word has three tokens in usual vocabularies
 
 _WORDS = {"SAME": Label.RIGHT, "DIFFERENT": Label.WRONG, "UNSURE": Label.UNDECIDED}
 
@@ -44,7 +42,10 @@ you cannot tell."""
 
 
 def judge_prompt(question: str, first: str, second: str, mark: str) -> str | None:
-    """`mark`: text that cannot be guessed. None where the texts are too long, or contain the mark."""
+    """Return the prompt, or None where a text is too long or contains the mark.
+
+    `mark` must be impossible to guess.
+    """
     texts = (question, first, second)
     if any(len(text) > MAX_CHARACTERS or mark in text for text in texts):
         return None
@@ -52,7 +53,7 @@ def judge_prompt(question: str, first: str, second: str, mark: str) -> str | Non
 
 
 def parse_verdict(reply: str | None) -> Label:
-    """One word, perhaps with a full stop, in any case; whatever else a model says is no verdict."""
+    """Return the label of a one-word reply, in any case, with or without a full stop. Any other reply is undecided."""
     word = (reply or "").strip().removesuffix(".").upper()
     return _WORDS.get(word, Label.UNDECIDED)
 
@@ -60,14 +61,17 @@ def parse_verdict(reply: str | None) -> Label:
 LOG = logging.getLogger("nearhit.quality")
 
 Verdict = tuple[Label, float]
-"""What the judge said, and what it cost in US dollars."""
+"""The label and the cost of the call in US dollars."""
 
 NO_VERDICT: Verdict = (Label.UNDECIDED, 0.0)
 
 
 class AnswerJudge:
-    """Every backend can be a judge: all of them answer chat completions. It is asked in the name of the client whose
-    hit is audited, with that client's credentials where they are passed through."""
+    """`AnswerJudge` asks a backend for a verdict on two answers.
+
+    Every backend can judge, as all of them answer chat completions. The call runs as the client whose hit is audited,
+    with that client's credentials where the backend passes them through.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class AnswerJudge:
         self._dialect = OpenAI()
 
     async def request_verdict(self, name: str, request: RequestContext, stored: Entry, fresh: Entry) -> Verdict:
-        """Never raises for what may be wrong with a backend: then nothing is decided."""
+        """Return the backend's verdict. A failing backend gives an undecided one, never an exception."""
         call = request.call
         if call is None or call.question is None:
             return NO_VERDICT
@@ -112,7 +116,7 @@ class AnswerJudge:
 
 
 def internal_request(request: RequestContext, prompt: str, model: str, max_tokens: int) -> RequestContext:
-    """A question of the gateway's own, in the name of the client of `request`."""
+    """Return a chat request by the gateway itself, in the name of the client of `request`."""
     body = chat_body(prompt, model=model, max_tokens=max_tokens)
     own = request.child("judge")
     own.method, own.path, own.query = "POST", CHAT, ""

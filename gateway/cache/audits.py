@@ -1,4 +1,4 @@
-"""Audits semantic hits: a backend answers them afresh, once their client is served, and both answers are compared."""
+"""Audit semantic hits: fetch a fresh answer after the client is served, and compare it with the served one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.streams import drain
 
 
 class AuditCalls(BackgroundCalls):
-    """The calls of audits, and of the judge, out of the same bounds."""
+    """The background calls of audits and of the judge, within the same bounds."""
 
     def __init__(self, judge: AnswerJudge, telemetry: Telemetry, clock: Clock) -> None:
         super().__init__(clock)
@@ -38,9 +38,11 @@ class AuditCalls(BackgroundCalls):
         answers: tuple[Entry, Entry],
         expected: float,
     ) -> Label:
-        """Of the second answer beside the first. `expected`: US dollars that one more call would cost; there is one
-        where the policy names a judge and its bounds leave room."""
-        assert request.call is not None  # what is audited has a question
+        """Compare the second answer with the first. `expected`: US dollars that one more call would cost.
+
+        An undecided comparison goes to the judge where the policy names one and its bounds leave room.
+        """
+        assert request.call is not None  # only questions are audited
         first, second = answers
         label = await comparisons.label(request.call, first, second) or Label.UNDECIDED
         if label is not Label.UNDECIDED or rule.judge is None or not self.reserve(request.route, rule, expected):
@@ -50,30 +52,29 @@ class AuditCalls(BackgroundCalls):
         return label
 
     def record_cost(self, route: str, expected: float, actual: float) -> None:
-        """What a call really cost, once it is known."""
+        """Record the actual cost of a call."""
         self.settle(route, expected, actual)
         self._telemetry.audit_cost.add(route, amount=actual)
 
 
-# Asks a backend what a semantic hit should have been, after the client has its answer: how often hits are wrong is
-# measured, not assumed. The fresh answer is stored under the request's own fingerprint, so that whoever asks the same
-# again gets it.
+# Audits measure how often hits are wrong. The fresh answer is stored under the request's own fingerprint, so the next
+# identical request gets it.
 LOG = logging.getLogger("nearhit.quality")
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A served hit that is audited."""
+    """A served hit to audit."""
 
     request: RequestContext
     judged: Judgement
     rule: AuditSettings
-    chance: float  # with which it was chosen, in (0, 1]
-    forward: Handler  # the steps below the caches' lookups
+    chance: float  # probability of its choice, in (0, 1]
+    forward: Handler  # the stages after the cache lookups
 
 
 class HitAudits:
-    """`rng` gives numbers in [0, 1)."""
+    """`HitAudits` audits a random sample of the semantic hits. `rng` returns numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -93,11 +94,14 @@ class HitAudits:
         self._calls = AuditCalls(judge, telemetry, clock)
 
     def __len__(self) -> int:
-        """How many wait or are under way."""
+        """Return how many audits wait or run."""
         return len(self._calls)
 
     def maybe_audit(self, request: RequestContext, judged: Judgement, rule: AuditSettings, forward: Handler) -> None:
-        """Audits this hit, by chance. Nothing is sent on behalf of a client that wants nothing stored, or no call."""
+        """Audit this hit with the probability of its score.
+
+        A request with `no-store` or `only-if-cached` is never audited, as no call may be made for it.
+        """
         if request.directives.no_store or request.directives.only_if_cached:
             return
         chance = self._controls.of(request.route).audit_chance(judged.score, rule.share)
@@ -111,14 +115,14 @@ class HitAudits:
             self._telemetry.audits.add(request.route, skipped)
 
     async def close(self) -> None:
-        """Ends what is under way; what it would have told is lost, and nothing else."""
+        """Cancel the running audits. Only their labels are lost."""
         await self._calls.close()
 
     async def _audit(self, chosen: _Chosen) -> None:
         request, judged, expected = chosen.request, chosen.judged, chosen.judged.entry.cost_dollars
         async with self._calls.limiter:
             fresh = await self._fetch_fresh(chosen)
-            if fresh is None:  # what was set aside for it stays spent: a call that failed may have cost as much
+            if fresh is None:  # the reservation stays spent: the failed call may have cost as much
                 self._telemetry.audits.add(request.route, "failed")
                 return
             self._calls.record_cost(request.route, expected, fresh.cost_dollars)
@@ -128,10 +132,11 @@ class HitAudits:
         self._labels.report(request.route, judged, label, "audit")
         if label is Label.WRONG:
             await self._labels.refute(relation_between(judged))
-        self._telemetry.audits.add(request.route, label)  # last: who counts it finds all of the above done
+        # last, so that a reader of the counter finds all of the above done
+        self._telemetry.audits.add(request.route, label)
 
     async def _fetch_fresh(self, chosen: _Chosen) -> Entry | None:
-        """The answer of a backend, as it was stored; None where none could be had or none that may be stored."""
+        """Fetch an answer from a backend and return it as stored; None where the call failed or nothing was stored."""
         audit_request = chosen.request.internal_child("audit")
         audit_request.directives, audit_request.bypass = NO_CACHE, Bypass.NO_CACHE
         try:

@@ -1,4 +1,4 @@
-"""Calls that no client asked for, made once their client is served: bounded in number, and in what they may cost."""
+"""Background calls run after the client is served. Their number and their cost are bounded."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from gateway.config.policy.model import AuditSettings
 from gateway.ports import Clock
 from gateway.tasks import Background
 
-# What audits may cost: so many an hour, so many dollars a day. Pure: the clock's reading comes in.
+# Seconds: the periods of the caps for audits.
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 @dataclass(slots=True)
 class AuditCaps:
-    """What has been spent in the current hour and day, each counted from its first call; anew with each start."""
+    """Calls of the current hour and dollars of the current day, each period from its first call.
 
-    hour: float = float("-inf")  # monotonic seconds: when the current hour began
+    A restart resets them.
+    """
+
+    hour: float = float("-inf")  # monotonic seconds: start of the current hour
     calls: int = 0
     day: float = float("-inf")
     dollars: float = 0.0
 
     def reserve(self, rule: AuditSettings, dollars: float, now: float) -> bool:
-        """Sets aside one call, to cost `dollars`; False where the rule leaves no room for it."""
+        """Reserve one call that costs `dollars`. Return False where the rule leaves no room for it."""
         if now - self.hour >= HOUR_S:
             self.hour, self.calls = now, 0
         if now - self.day >= DAY_S:
@@ -39,23 +42,25 @@ class AuditCaps:
         return True
 
     def refund(self, dollars: float) -> None:
-        """Of a call that is not made after all."""
+        """Return the reservation of a call that is not made."""
         self.calls = max(0, self.calls - 1)
         self.settle(dollars, 0.0)
 
     def settle(self, expected: float, actual: float) -> None:
-        """What a call really cost, once it is known."""
+        """Replace a call's expected cost with the actual cost."""
         self.dollars = max(0.0, self.dollars + actual - expected)
 
 
-MAX_AT_ONCE = 4  # a backend that is slow for these must stay quick for clients
+MAX_AT_ONCE = 4  # a backend that is slow for these calls must stay fast for clients
 
-MAX_WAITING = 16  # behind them
+MAX_WAITING = 16  # calls that wait for one of these places
 
 
 class BackgroundCalls:
-    """Whoever makes one holds one of `limiter` for as long as it takes. What is spent is kept by route: a reload of the
-    policy forgets nothing."""
+    """The queue of background calls and their costs. A call holds one permit of `limiter` while it runs.
+
+    Costs are counted by route, so a reload of the policy keeps them.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.limiter = asyncio.Semaphore(MAX_AT_ONCE)
@@ -64,14 +69,16 @@ class BackgroundCalls:
         self._caps: dict[str, AuditCaps] = {}
 
     def __len__(self) -> int:
-        """How many wait or are under way."""
+        """Return the number of calls that wait or run."""
         return len(self._background)
 
     def start(
         self, key: str, route: str, rule: AuditSettings, expected: float, work: Callable[[], Coroutine[Any, Any, None]]
     ) -> str | None:
-        """Why it has not begun: "skipped-cost", "skipped-busy", or that of this key is still under way; None: it has.
-        `expected`: US dollars, set aside."""
+        """Start `work`, or return why not: "skipped-cost", or "skipped-busy", also if a call with this key still runs.
+
+        `expected`: US dollars to reserve.
+        """
         if not self.reserve(route, rule, expected):
             return "skipped-cost"
         if not self._background.start(key, work()):
@@ -80,13 +87,13 @@ class BackgroundCalls:
         return None
 
     def reserve(self, route: str, rule: AuditSettings, expected: float) -> bool:
-        """Sets aside one call, to cost `expected` dollars; False where the rule leaves no room for it."""
+        """Reserve one call that costs `expected` dollars. Return False where the rule leaves no room for it."""
         return self._caps.setdefault(route, AuditCaps()).reserve(rule, expected, self._clock.monotonic())
 
     def settle(self, route: str, expected: float, actual: float) -> None:
-        """What a call really cost, once it is known."""
+        """Replace a call's expected cost with the actual cost."""
         self._caps[route].settle(expected, actual)
 
     async def close(self) -> None:
-        """Ends what is under way; what it would have told is lost, and nothing else."""
+        """Cancel the running calls. Only their results are lost."""
         await self._background.close()

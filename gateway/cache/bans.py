@@ -1,8 +1,8 @@
-"""What operators have removed is never served again. Pure.
+"""Bans keep removed answers from being served again. Pure.
 
-A removal is a ban, as in Varnish: conditions and a time. It covers every answer that meets them and that was asked for
-up to then, wherever that answer lies, and also if it comes later: one fetched before a removal and stored after it is
-as unwanted as the others. Reads and writes ask the bans, so that a removal holds before the store has been swept.
+A removal is a ban, as in Varnish: conditions and a time. A ban covers every matching answer whose backend call began up
+to that time, wherever the answer lies. It also covers an answer that was fetched before the removal and is stored after
+it. Reads and writes check the bans, so a removal takes effect before the store is swept.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ import numpy as np
 
 from gateway.messages import EmbeddedVector, Entry, Vector
 
-MAX_BANS = 64  # every read of an entry that is older than one of them looks through them
-MAX_NEAR = 5_000  # fingerprints a ban names: 0.3 MB
+MAX_BANS = 64  # every read of an entry older than the newest ban checks all of them
+MAX_NEAR = 5_000  # fingerprints in a ban: 0.3 MB
 HASH_DIGITS, SHOWN_DIGITS = 64, 12
 NEVER, LATER = float("-inf"), float("inf")
 UNREADABLE_S = 86400.0
-UNREADABLE = "unreadable"  # the id of a ban that is not known: it is never told on
+UNREADABLE = "unreadable"  # the id of a ban that cannot be decoded; it is never passed on
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare
 class SimilarityCondition:
-    """Close to a question: by its vector where an answer comes with one of the same embedder, else by the fingerprints
-    found so far."""
+    """A condition that matches answers close to a question.
+
+    It compares vectors where the entry comes with one of the same embedder, else the fingerprints found so far.
+    """
 
     vector: Vector
-    similarity: float  # at least; in [0, 1]
+    similarity: float  # minimum cosine, in [0, 1]
     matching: frozenset[str] = frozenset()
-    embedder: str = ""  # the fingerprint of what made the vector
+    embedder: str = ""  # the fingerprint of the embedder that made the vector
 
     def matches(self, entry: Entry, own_vector: EmbeddedVector | None) -> bool:
         if entry.fingerprint in self.matching:
@@ -51,19 +53,19 @@ class SimilarityCondition:
 
 @dataclass(frozen=True, slots=True)
 class BanConditions:
-    """All that are given hold, of the tags at least one. None given: everything."""
+    """The conditions of a ban. All that are set must match, and at least one of the tags. None set: everything."""
 
     tags: frozenset[str] = frozenset()
-    tenant: str | None = None  # as in the entry, or the first digits of a hash
+    tenant: str | None = None  # as in the entry, or the first digits of its hash
     route: str | None = None
     model: str | None = None  # as the client named it
-    before: float | None = None  # wall clock: the answer was made at or before it
+    before: float | None = None  # wall clock: matches answers made at or before it
     fingerprint: str | None = None
     near: SimilarityCondition | None = None
     backend: str | None = None  # that gave the answer
 
     def matches(self, entry: Entry, own_vector: EmbeddedVector | None = None) -> bool:
-        """`own_vector`: the entry's own vector, where it is known."""
+        """Return whether an entry meets the conditions. `own_vector`: the entry's vector, where it is known."""
         return (
             (not self.tags or not self.tags.isdisjoint(entry.tags))
             and (self.tenant is None or is_same_tenant(self.tenant, entry.tenant))
@@ -76,7 +78,7 @@ class BanConditions:
         )
 
     def covers(self, other: BanConditions) -> bool:
-        """Whether all that `other` means is meant by this too."""
+        """Return whether these conditions match everything that `other` matches."""
         return (
             (not self.tags or (bool(other.tags) and other.tags <= self.tags))
             and (self.before is None or (other.before is not None and other.before <= self.before))
@@ -101,20 +103,26 @@ EVERYTHING = BanConditions()
 class Ban:
     id: str
     at: float  # wall clock
-    expires_at: float  # wall clock: after which nothing that it covers can be left
+    expires_at: float  # wall clock; after it, no covered entry can be left
     conditions: BanConditions
     made_monotonic: float = field(
         default=NEVER, compare=False
-    )  # monotonic clock of the process that made it, and knows it there
+    )  # monotonic clock; set only in the process that made the ban
 
     def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, asked: float = LATER) -> bool:
-        """`asked`: when its backend was, by the monotonic clock, where that was here: the wall clock may have been set
-        since."""
+        """Return whether the ban covers an entry.
+
+        `asked`: when this process called the backend, by the monotonic clock, as the wall clock may have been set
+        since.
+        """
         return (entry.asked <= self.at or asked <= self.made_monotonic) and self.conditions.matches(entry, own_vector)
 
     def sweeps(self, entry: Entry, own_vector: EmbeddedVector | None, now: float) -> bool:
-        """Whether it is to be removed from a store that is looked through at `now`. What claims to come from the
-        future was made before the removal, too: by a machine whose clock is ahead, or before ours was set back."""
+        """Return whether a sweep of a store at `now` should remove the entry.
+
+        An entry dated in the future was also made before the removal: its machine's clock was ahead, or ours was set
+        back.
+        """
         return self.conditions.matches(entry, own_vector) and (entry.asked <= self.at or entry.created > now)
 
     def is_superset(self, other: Ban) -> bool:
@@ -125,7 +133,10 @@ class Ban:
 
 
 def is_same_tenant(requested: str, tenant: str) -> bool:
-    """Tenants that are hashes may be given by the digits that logs and samples show, or more of them."""
+    """Return whether a tenant is the requested one.
+
+    A hashed tenant also matches a prefix of at least 12 digits, as logs and samples show it.
+    """
     if requested == tenant:
         return True
     hashed = len(tenant) == HASH_DIGITS and len(requested) >= SHOWN_DIGITS
@@ -133,10 +144,11 @@ def is_same_tenant(requested: str, tenant: str) -> bool:
 
 
 def limit_bans(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[Ban, ...]:
-    """At most `limit` bans that cover what these do, oldest first.
+    """Return at most `limit` bans that cover at least as much as these, oldest first.
 
-    What is over goes, and what another one includes. If that is not enough, the older half becomes one that covers all
-    up to the youngest of them: too much rather than too little, since what it removes is only fetched again.
+    Expired bans go, and bans that another one includes. If that is not enough, the older half becomes one ban on
+    everything up to its newest member. That removes too much rather than too little, and those answers are only fetched
+    again.
     """
     retained: list[Ban] = []
     for ban in sorted((ban for ban in bans if ban.expires_at > now), key=lambda ban: ban.at, reverse=True):
@@ -154,38 +166,43 @@ def limit_bans(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[
 
 @dataclass(slots=True)
 class Bans:
-    """Those in force in a process. `version` changes with them: what was looked at under it need not be again.
+    """The bans in force in this process.
 
-    `loaded` is set once the store's have been read: until then nobody knows what of the store may be served.
+    `version` changes with them, so a check under the same version need not be repeated. `loaded` is set once the
+    store's bans were read: before that, nothing from the store may be served.
     """
 
     loaded: bool = False
     version: int = 0
     in_force: tuple[Ban, ...] = ()
-    _latest_at: float = NEVER  # no ban covers what was asked for later
-    _latest_monotonic: float = NEVER  # likewise, by the monotonic clock
+    _latest_at: float = NEVER  # no ban covers an answer whose call began later
+    _latest_monotonic: float = NEVER  # the same by the monotonic clock
 
     def __len__(self) -> int:
         return len(self.in_force)
 
     def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, asked: float = LATER) -> bool:
-        """`asked`: see `Ban.covers`."""
+        """Return whether any ban covers an entry. `asked`: see `Ban.covers`."""
         if entry.asked > self._latest_at and asked > self._latest_monotonic:
             return False
         return any(ban.covers(entry, own_vector, asked) for ban in self.in_force)
 
     def sweep(self, entry: Entry, now: float) -> bool:
-        """Whether memory is to let go of it, as `Ban.sweeps`."""
+        """Return whether to remove an entry from memory, as `Ban.sweeps`."""
         return self.covers(entry) or any(ban.sweeps(entry, None, now) for ban in self.in_force if entry.created > now)
 
     def add(self, ban: Ban, now: float) -> None:
-        """One made here, in force from now on, also where the store cannot be told; it takes the place of one with its
-        id."""
+        """Put a ban of this gateway in force at once, also where the store cannot be reached.
+
+        It replaces a ban with the same id.
+        """
         self._put([*(other for other in self.in_force if other.id != ban.id), ban], now)
 
     def stored(self, bans: Iterable[Ban], now: float) -> tuple[Ban, ...]:
-        """Those that all gateways on a store share -> those of them that are new here. What was in force stays so: a
-        store that has lost its last writes has answers again that they removed."""
+        """Add the bans that all gateways on a store share, and return those that are new here.
+
+        Bans in force stay: a store that lost its last writes may have the removed answers again.
+        """
         known = {ban.id: ban.made_monotonic for ban in self.in_force}
         given = tuple(replace(ban, made_monotonic=known.get(ban.id, NEVER)) for ban in bans)
         others = {ban.id for ban in given} | {UNREADABLE}
@@ -194,7 +211,7 @@ class Bans:
         return tuple(ban for ban in self.in_force if ban.id not in known)
 
     def expire(self, now: float) -> None:
-        """Lets go of those whose entries are all over."""
+        """Drop the bans whose entries have all expired."""
         if any(ban.expires_at <= now for ban in self.in_force):
             self._put(self.in_force, now)
 
@@ -206,14 +223,14 @@ class Bans:
 
 
 def with_matching(ban: Ban, matching: Iterable[str]) -> Ban:
-    """The same with more fingerprints known to be close to its question."""
+    """Return the ban with more fingerprints known to be close to its question."""
     near = ban.conditions.near
     assert near is not None
     more = replace(near, matching=near.matching | frozenset(matching))
     return replace(ban, conditions=replace(ban.conditions, near=more))
 
 
-# Bans as they lie in the store.
+# The encoding of bans in the store.
 
 FORMAT = 1
 
@@ -241,7 +258,7 @@ def encode(ban: Ban) -> bytes:
 
 
 def decode(data: bytes, now: float) -> Ban:
-    """One that cannot be read, a newer gateway's perhaps, covers everything: too much rather than too little."""
+    """Decode a ban. One that cannot be read, perhaps from a newer gateway, covers everything rather than too little."""
     try:
         fields = msgpack.unpackb(data)
         at, expires_at = float(fields["at"]), float(fields["until"])
@@ -261,12 +278,12 @@ def _conditions(fields: Mapping[str, Any]) -> BanConditions:
         before=fields["before"],
         fingerprint=fields["fingerprint"],
         near=near and _near(*near),
-        backend=fields.get("backend"),  # those of older gateways have none
+        backend=fields.get("backend"),  # older gateways do not write it
     )
 
 
 def _near(vector: bytes, similarity: float, matching: list[str], embedder: str = "") -> SimilarityCondition:
-    """Those of older gateways do not say which embedder it was: they mean what they found."""
+    """Decode a similarity condition. Older gateways do not write the embedder; theirs match by fingerprint only."""
     return SimilarityCondition(
         np.frombuffer(vector, "<f4").astype(np.float32), float(similarity), frozenset(matching), embedder
     )

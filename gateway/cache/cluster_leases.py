@@ -1,5 +1,7 @@
-"""The leases of this gateway on a store that others share: renewed while their flights are in the air, given back when
-they end; and the watch over those that others hold. One operation a turn for all of them, however many there are."""
+"""Manage this gateway's leases on a shared store, and watch the leases of others.
+
+A lease is renewed while its call is in flight and released at the end. Each turn sends one operation for all leases.
+"""
 
 from __future__ import annotations
 
@@ -13,62 +15,68 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Claim, Leases
 
 LOG = logging.getLogger("nearhit.leases")
-# A holder that dies, or is stopped, is replaced after so long. Three renewals may be late before that.
+# A holder that died or was suspended is replaced after TTL_S. Three renewals may be late before that.
 TTL_S = 3.0
 RENEW_S = 0.75
-# How often the store is asked about leases that others hold, give or take a quarter: what has landed is noticed after
-# 25 ms on average, beside the seconds that an answer takes. An operation a turn: 0.2 % of a core.
+# Interval of the queries about other gateways' leases, plus or minus a quarter. A stored answer is noticed after 25 ms
+# on average, against the seconds that an answer takes. One operation per turn takes 0.2 % of a core.
 POLL_S = 0.05
-MAX_WATCHED = 1_000  # fingerprints; who comes beyond does not wait
+MAX_WATCHED = 1_000  # fingerprints; requests for more do not wait
 
 
 class ClusterLeases:
-    """To be used from one event loop. `rng` gives numbers in [0, 1)."""
+    """The leases and the waiting flights of this gateway. It serves one event loop. `rng` returns numbers in [0, 1)."""
 
     def __init__(self, leases: Leases, telemetry: Telemetry, rng: Callable[[], float] = random.random) -> None:
         self._leases = leases
         self._telemetry = telemetry
         self._rng = rng
         self._active: dict[str, int] = {}
-        self._to_release: dict[str, int] = {}  # to be given back
+        self._to_release: dict[str, int] = {}  # to release in the next turn
         self._waiters_by_name: dict[str, list[_Waiter]] = {}
         self._release_event, self._watch_event = asyncio.Event(), asyncio.Event()
 
     @property
     def active(self) -> int:
-        """How many flights of this gateway are in the air with a lease."""
+        """The number of this gateway's flights that hold a lease."""
         return len(self._active)
 
     @property
     def waiting(self) -> int:
-        """How many flights of this gateway wait for another's."""
+        """The number of this gateway's flights that wait for another gateway's."""
         return sum(map(len, self._waiters_by_name.values()))
 
     async def claim(self, fingerprint: str, since: int | None) -> Claim:
-        """As `Leases.acquire`; what was given is renewed until `on_stored` or `release`. Raises `StoreUnavailable`."""
+        """Acquire a lease and renew it until `on_stored` or `release`.
+
+        See `Leases.acquire`. Raise `StoreUnavailable`.
+        """
         claim = await self._leases.acquire(fingerprint, since)
         if claim.token:
             self._active[fingerprint] = claim.token
         return claim
 
     def is_held(self, fingerprint: str, token: int) -> bool:
-        """Whether this gateway holds it."""
+        """Return whether this gateway holds the lease."""
         return self._active.get(fingerprint) == token
 
     def on_stored(self, fingerprint: str, token: int) -> None:
-        """An answer has been stored, and the lease has ended with it."""
+        """Forget a lease: storing the answer has ended it."""
         if self.is_held(fingerprint, token):
             del self._active[fingerprint]
 
     def release(self, fingerprint: str, token: int) -> None:
-        """Ends a lease without an answer, soon. One that cannot be given back expires."""
+        """Release a lease without an answer, in the next turn. If the store fails, the lease expires."""
         if self.is_held(fingerprint, token):
             self._to_release[fingerprint] = self._active.pop(fingerprint)
             self._release_event.set()
 
     async def over(self, fingerprint: str, holder: int, seconds: float) -> bool:
-        """Waits until the lease of that fingerprint is no longer `holder`'s. False where that is not known within
-        `seconds`: it takes longer, the store cannot be asked, or too many wait already."""
+        """Wait until `holder` no longer has the lease of a fingerprint.
+
+        Return False if that is not known within `seconds`. The call takes longer, the store fails, or too many wait
+        already.
+        """
         if fingerprint not in self._waiters_by_name and len(self._waiters_by_name) >= MAX_WATCHED:
             return False
         waiter = _Waiter(holder)
@@ -86,13 +94,13 @@ class ClusterLeases:
                 del self._waiters_by_name[fingerprint]
 
     async def run(self) -> None:
-        """Renews, gives back and watches, until it is cancelled."""
+        """Renew, release and watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             for loop in (self._renew, self._release_ended, self._watch):
                 group.create_task(_run_forever(loop))
 
     async def close(self) -> None:
-        """Gives back what is left, once no flight is in the air any more."""
+        """Release the remaining leases, once no flight is left."""
         self._to_release |= self._active
         self._active.clear()
         if self._to_release:
@@ -149,5 +157,5 @@ async def _run_forever(step: Callable[[], Awaitable[None]]) -> None:
         try:
             await step()
         except StoreUnavailable as error:  # leases expire by themselves, and puts are fenced
-            LOG.warning("the leases could not be looked after", extra={"fields": {"error": str(error)}})
+            LOG.warning("the store did not answer about leases", extra={"fields": {"error": str(error)}})
             await asyncio.sleep(POLL_S)

@@ -1,9 +1,8 @@
-"""Another embedding model does not empty the semantic cache: what was stored under an older one is embedded anew.
+"""Migrate the semantic cache to another embedding model: embed stored questions again, without emptying the cache.
 
-From the stored questions, in the background, one at a time. What has been done is written back to the store, so that a
-restart goes on where this process ended, and joins the index of the model in use. Where lookups still go by the model
-before (gateway/cache/embedding_migration.py), its vectors stay beside the new ones, and what comes in meanwhile is
-told.
+The migration runs in the background, one question at a time. Each new vector goes to the store, so a restart continues
+from there, and to the index of the new model. While lookups still use the former model, its vectors stay in the store
+too, and newly stored entries are queued for the migration.
 """
 
 from __future__ import annotations
@@ -25,13 +24,16 @@ LOG = logging.getLogger("nearhit.migration")
 
 RETRY_S = 2.0
 
-MAX_UNANSWERED = 5  # texts in a row that are not embedded: it is not them
+MAX_UNANSWERED = 5  # failed texts in a row; then the embedder is at fault, not the texts
 
-MAX_ATTEMPTS = 3  # of a text that the embedder does not answer, and of a pass in which there were some
+MAX_ATTEMPTS = 3  # for one text that the embedder does not answer, and for passes with such texts
 
 
 class EmbeddingMigration:
-    """To be run once the index holds what the store has for it, and removals are known."""
+    """The migration of stored questions to the target model.
+
+    It runs after the index holds the store's entries and the bans are loaded.
+    """
 
     def __init__(
         self,
@@ -47,15 +49,16 @@ class EmbeddingMigration:
         self._telemetry = telemetry
         self._clock = clock
         self.done = 0  # found by similarity again
-        self.skipped = 0  # unreadable, or not read to its end by this model: exact hits, tried again at the next start
+        # Unreadable, or too long for this model. They stay exact hits and are tried again at the next start.
+        self.skipped = 0
         self.remaining = 0
         self.complete = False
-        self._unanswered = 0  # texts in a row
-        self._failed = 0  # entries of this pass, for reasons that may be over in the next one
+        self._unanswered = 0  # failed texts in a row
+        self._failed = 0  # entries of this pass that failed for reasons that may pass
         self._publish_progress()
 
     async def run(self) -> None:
-        """Returns once every entry has had its turn; what fails is tried again until the store answers to the end."""
+        """Embed every foreign entry. Return once each had its turn; retry until the store answers to the end."""
         started, passes, self.complete = self._clock.monotonic(), 0, False
         while not self.complete:
             self._pending.overflowed, self._failed = False, 0
@@ -70,25 +73,25 @@ class EmbeddingMigration:
         if self.done or self.skipped:
             elapsed_s = round(self._clock.monotonic() - started, 3)
             LOG.info(
-                "stored questions have been embedded anew",
+                "stored questions have been embedded again",
                 extra=_fields(done=self.done, skipped=self.skipped, seconds=elapsed_s),
             )
 
     async def catch_up(self) -> None:
-        """Embeds what has come in meanwhile, at most as much as may wait: what is left then is on its way."""
+        """Embed the pending entries, at most as many as may wait. Later ones are handled by `follow`."""
         for _ in range(MAX_PENDING_EMBEDDINGS):
             if not self._pending:
                 return
             await self._embed_pending()
 
     async def follow(self) -> None:
-        """For ever: embeds what requests store that met the model before."""
+        """Embed forever the entries stored by requests that began with the former model."""
         while True:
             await self._pending.wait_available()
             await self._embed_pending()
 
     async def settle(self) -> None:
-        """Lookups go by the model in use alone: the store need not keep more. Raises `StoreUnavailable`."""
+        """Tell the store to keep the vectors of the current model only. Raise `StoreUnavailable`."""
         await self._store.settle()
 
     async def _embed_pending(self) -> None:
@@ -100,8 +103,11 @@ class EmbeddingMigration:
             await asyncio.sleep(RETRY_S)
 
     async def _pass(self) -> None:
-        """Counted first, so that there is a progress to show. What an earlier pass has done is not met again, what it
-        skipped is. Raises `StoreUnavailable`; `EmbedderUnavailable` where that is no matter of single texts."""
+        """Run one pass over the foreign entries. They are counted first, for the progress figures.
+
+        A pass does not see entries that an earlier one migrated, but does see those it skipped. Raise
+        `StoreUnavailable`, or `EmbedderUnavailable` where the embedder fails in general.
+        """
         self.remaining = self.skipped = 0
         async for page in self._store.foreign():
             self.remaining += len(page)
@@ -109,17 +115,17 @@ class EmbeddingMigration:
         if not self.remaining:
             return
         LOG.info(
-            "stored questions are embedded anew: their vectors are another model's",
+            "embedding stored questions again: their vectors come from another model",
             extra=_fields(entries=self.remaining, embedder=self._space.embedder.fingerprint),
         )
         async for page in self._store.foreign():
             for fingerprint in page:
                 await self._process(fingerprint)
-        self.remaining = 0  # what came or went meanwhile
+        self.remaining = 0  # other entries came or went meanwhile
         self._publish_progress()
 
     async def _process(self, fingerprint: str, rest: float = REST_FACTOR) -> None:
-        """Rests as comparisons do, whose texts are embedded one by one like these."""
+        """Migrate one entry, then rest as long as answer comparisons do."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
@@ -127,21 +133,24 @@ class EmbeddingMigration:
             self._unanswered = 0
         except StoreUnavailable:
             raise
-        except Exception as error:  # one entry must not keep all others; the type alone: a message may quote a prompt
-            LOG.warning("an entry was skipped", extra=_fields(fingerprint=fingerprint, error=type(error).__name__))
+        # one entry must not stop all others; log the type only, as a message may quote a prompt
+        except Exception as error:
+            LOG.warning(
+                "the migration skipped an entry", extra=_fields(fingerprint=fingerprint, error=type(error).__name__)
+            )
             self.skipped += 1
             self._failed += 1
             self._unanswered += isinstance(error, EmbedderUnavailable)
             if self._unanswered == MAX_UNANSWERED:
                 self._unanswered = 0
-                raise EmbedderUnavailable("it has not embedded a number of texts in a row") from None
+                raise EmbedderUnavailable("the embedder failed on several texts in a row") from None
         self.remaining = max(0, self.remaining - 1)
         self._publish_progress()
         await asyncio.sleep(rest * (loop.time() - started))
 
     async def _migrate(self, fingerprint: str) -> None:
         foreign_entry = await self._store.read(fingerprint)
-        if foreign_entry is None:  # gone since it was listed
+        if foreign_entry is None:  # deleted since it was listed
             return
         vector = await self._embed(foreign_entry.entry)
         if foreign_entry.entry is None or vector is None:
@@ -153,12 +162,15 @@ class EmbeddingMigration:
             self.done += await self._verify_added(foreign_entry.entry, vector)
 
     def _retained_embedder(self) -> str:
-        """The embedder that lookups still go by: a restart needs its vectors."""
+        """Return the embedder that lookups still use, as a restart needs its vectors; "" if none."""
         return "" if self._spaces.upcoming is None else self._spaces.serving.embedder.fingerprint
 
     async def _verify_added(self, entry: Entry, vector: Vector) -> bool:
-        """Who removed it just now may have looked into the index before it was there, or into the store before it had
-        a vector to be found by. False: it was removed."""
+        """Return False if the entry was removed while it was migrated.
+
+        A concurrent removal may have searched the index before the vector was added, or the store before it had the
+        vector.
+        """
         if self._space.store.banned(entry, vector):
             await self._remove(entry.fingerprint)
             return False
@@ -172,7 +184,7 @@ class EmbeddingMigration:
         await self._spaces.forget([fingerprint])
 
     async def _embed(self, entry: Entry | None) -> Vector | None:
-        """None where the vector would not stand for the whole question. Raises `EmbedderUnavailable`."""
+        """Embed a question. Return None where the vector would not cover all of it. Raise `EmbedderUnavailable`."""
         if entry is None or entry.question is None:
             return None
         for attempts_left in reversed(range(MAX_ATTEMPTS)):
@@ -195,19 +207,22 @@ def _fields(**fields: object) -> dict[str, object]:
     return {"fields": fields}
 
 
-# One embedding model follows another: lookups stay with the old one until the new one knows every stored question.
+# A new embedding model follows: lookups keep the old one until every stored question has a vector of the new one.
 #
-# Then one reference is swapped. Requests that are under way keep to the model that they met; what they store after the
-# swap is embedded anew as it comes, so that nothing is lost.
+# Then one reference is swapped. Running requests keep their model. Entries that they store after the swap are embedded
+# again on arrival, so nothing is lost.
 
-# For requests that met the old model and have not looked up yet: embedder and index answer within a second or not at
-# all. Who comes later, from a wait for another question, finds it closed, which is a miss.
+# Seconds for requests that began with the old model and have not looked up yet. Embedder and index answer within a
+# second or not at all. A request that waited longer finds the old index closed, which is a miss.
 GRACE_S = 5.0
 
 
 class EmbedderCutover:
-    """`recovery` fills the index of the space that is coming; `on_swap` is called once lookups are to go by it, and
-    builds what requests pass on it; `former` ends the space before."""
+    """`EmbedderCutover` switches lookups to the upcoming model.
+
+    `recovery` fills the index of the upcoming space. `on_swap` is called when lookups switch; it builds the stages that
+    use the space. `former` closes the former space.
+    """
 
     def __init__(
         self,
@@ -224,10 +239,10 @@ class EmbedderCutover:
         self._on_swap = on_swap
         self._former = former
         self._drop_former_file = drop_former_file
-        self.done = False  # nothing of another model is left that was to be carried over
+        self.done = False  # true once nothing of another model is left to carry over
 
     async def run(self) -> None:
-        """To be run once the serving index holds what the store has for it, and removals are known. For ever."""
+        """Run forever. Start after the serving index holds the store's entries and the bans are loaded."""
         if self._spaces.upcoming is None:
             await self._migration.run()
             await retry_until_available(self._migration.settle)
@@ -244,32 +259,35 @@ class EmbedderCutover:
         await self._migration.follow()
 
     async def _fill(self) -> None:
-        """A method of its own: what runs for ever must not keep the former space in memory."""
-        await self.recovery.run()  # what a process before this one has done
+        """Fill the upcoming space.
+
+        A separate method, as `run` never ends and must not keep the former space in memory.
+        """
+        await self.recovery.run()  # entries that an earlier process migrated
         complete = False
         while not complete:
             await self._migration.run()
-            await retry_until_available(self.recovery.reconcile)  # what other gateways have done
+            await retry_until_available(self.recovery.reconcile)  # entries that other gateways migrated
             await self._spaces.serving.learning.save()
             await self._migration.catch_up()
             complete = not self._spaces.pending.overflowed
 
     def _swap(self) -> None:
-        """Without a pause in it: every request is either before it or after."""
+        """Switch lookups in one step without an await: every request comes either before or after it."""
         former = self._spaces.serving
         former.learning.retire()
         if former.checkpoints is not None:
-            former.checkpoints.complete = False  # its file goes: nothing more is to be written there
+            former.checkpoints.complete = False  # the file is about to be deleted: write no more
         serving = self._spaces.swap()
         self._on_swap()
         LOG.info(
-            "lookups go by the new embedding model from now on",
+            "lookups now use the new embedding model",
             extra={"fields": {"former": former.embedder.fingerprint, "embedder": serving.embedder.fingerprint}},
         )
 
 
 async def retry_until_available(step: Callable[[], Awaitable[None]]) -> None:
-    """What needs the store is tried again until it is there."""
+    """Repeat a step until the store answers."""
     while True:
         try:
             return await step()

@@ -1,8 +1,8 @@
-"""An embedding model with all that is made of its vectors: what a request gets once, and keeps to its end.
+"""A space is an embedding model with everything that depends on its vectors. A request keeps one space to its end.
 
-Vectors of different models are never compared, and what was learnt of one model's similarities says nothing of
-another's. So the model is not passed around beside its index and its thresholds: they are one object, and where the
-model changes, one reference is swapped (gateway/cache/embedding_migration.py).
+Vectors of different models are never compared, and thresholds learned with one model say nothing about another. So the
+model, its index and its thresholds are one object, and a change of model swaps one reference
+(gateway/cache/embedding_migration.py).
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ MAX_PENDING_EMBEDDINGS = 20_000  # fingerprints: 3 MB
 
 
 class PendingEmbeddings:
-    """What was stored under a model that is to be followed by another one, for that one to embed. Beyond its bound the
-    store has to be gone through once more. To be used from one event loop."""
+    """Entries stored with a model that will be replaced, queued for embedding with the next one.
+
+    Beyond the bound they are dropped, and the store needs another pass. It serves one event loop.
+    """
 
     def __init__(self, limit: int = MAX_PENDING_EMBEDDINGS) -> None:
         self._limit = limit
@@ -45,7 +47,7 @@ class PendingEmbeddings:
             self.overflowed = True
 
     def take(self) -> str:
-        """The one that has waited longest. Raises `StopIteration` where there is none."""
+        """Remove and return the oldest fingerprint. Raise `StopIteration` if there is none."""
         fingerprint = next(iter(self._names))
         del self._names[fingerprint]
         if not self._names:
@@ -53,13 +55,16 @@ class PendingEmbeddings:
         return fingerprint
 
     async def wait_available(self) -> None:
-        """Returns once there is one."""
+        """Wait until there is a fingerprint."""
         await self._available.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """`store` and `backing_store`, the one behind its front, read and write vectors of this embedder alone."""
+    """An embedding model with its index, stores and learned state.
+
+    `store` and `backing_store` (the store behind its memory tier) read and write only vectors of this embedder.
+    """
 
     embedder: Embedder
     index: VectorIndex
@@ -77,7 +82,7 @@ class Space:
 
 
 class Spaces:
-    """Those that live: the one that lookups go by, and while it is being filled the one that follows."""
+    """The live spaces: the one that lookups use, and the upcoming one while it is being filled."""
 
     def __init__(self, serving: Space, upcoming: Space | None = None, pending: PendingEmbeddings | None = None) -> None:
         self.serving = serving
@@ -90,25 +95,25 @@ class Spaces:
 
     @property
     def with_local_index(self) -> tuple[Space, ...]:
-        """Those whose index is this process' own, and has to be told what others store."""
+        """The spaces whose index belongs to this process and needs the changes of other gateways."""
         return tuple(space for space in self.all if not space.index.shared)
 
     @property
     def target(self) -> Space:
-        """That of the model in use by the configuration: what is stored is to be found there in the end."""
+        """The space of the configured model. In the end it holds every entry."""
         return self.upcoming or self.serving
 
     def of(self, embedder: str) -> Space | None:
-        """By its embedder's fingerprint; None: no vector of it can be compared here."""
+        """Return the space of an embedder's fingerprint. None: its vectors cannot be compared here."""
         return next((space for space in self.all if space.embedder.fingerprint == embedder), None)
 
     async def forget(self, fingerprints: Sequence[str]) -> None:
-        """Out of every index."""
+        """Remove entries from every index."""
         for space in self.all:
             await space.index.remove(fingerprints)
 
     def swap(self) -> Space:
-        """Lookups go by the one that was coming; returned for its requests to be built on."""
+        """Switch lookups to the upcoming space, and return it so that the stages are built on it."""
         assert self.upcoming is not None
         self.serving, self.upcoming = self.upcoming, None
         return self.serving

@@ -1,8 +1,8 @@
-"""Which stored answers make room for others: those whose place saves least. Pure: no I/O, no clock.
+"""Evict the stored answers that save least, so that others fit.
 
-Greedy-Dual-Size-Frequency (Cherkasova 1998): an entry is worth what its hits save a byte, on top of the worth of what
-was evicted last, so that what is no longer asked for falls behind. On Zipf replays it saves 75 % of the dollars where
-least-recently-used saves 62 %, and frequency alone 51 % (`python -m bench.eviction`; docs/performance.md).
+The algorithm is Greedy-Dual-Size-Frequency (Cherkasova 1998). An entry's value is the saving of its hits per byte, plus
+the value of the last evicted entry; so unused entries fall behind. On Zipf replays it saves 75 % of the dollars, least
+recently used 62 %, and frequency alone 51 % (`python -m bench.eviction`; docs/performance.md).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class _Place:
     worth: float
     uses: int
     value: float
-    cycle: int  # of the comparisons with the store: the last one that saw it
+    cycle: int  # the last comparison with the store that saw the entry
 
 
 class EvictionLedger:
-    """Every entry of the store with its size in bytes. About 0.4 kB an entry."""
+    """Every entry of the store with its size in bytes. The ledger takes about 0.4 kB per entry."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Place] = {}
-        self.contains = self._records.__contains__  # as `in`, without a frame: every lookup asks
-        # A value only rises: the one in here may be an older, lower one, which is looked up when its turn comes.
+        self.contains = self._records.__contains__  # like `in`, but without a frame, as every lookup calls it
+        # Values only rise, so a queued value may be outdated and too low. It is corrected when its turn comes.
         self._queue: list[tuple[float, str]] = []
         self._floor = 0.0
         self.bytes = 0
@@ -49,10 +49,10 @@ class EvictionLedger:
         return fingerprint in self._records
 
     def put(self, fingerprint: str, size: int, worth: float, cycle: int) -> None:
-        """Adds or replaces. What is replaced keeps its uses."""
+        """Add or replace an entry. A replaced entry keeps its uses."""
         record = self._records.get(fingerprint)
         if record is None:
-            value = self._floor + worth / size  # as `_value`: every put comes by here
+            value = self._floor + worth / size  # inlines `_value`, as every put runs this
             self._records[fingerprint] = _Place(size, worth, 1, value, cycle)
             heapq.heappush(self._queue, (value, fingerprint))
         else:
@@ -60,28 +60,28 @@ class EvictionLedger:
             record.size, record.worth, record.cycle = size, worth, max(cycle, record.cycle)
             record.value = max(record.value, self._value(record))
         self.bytes += size
-        if len(self._queue) > 2 * len(self._records) + 64:  # dropped and put anew, over and over
+        if len(self._queue) > 2 * len(self._records) + 64:  # many entries were dropped and put again
             self._queue = [(record.value, name) for name, record in self._records.items()]
             heapq.heapify(self._queue)
 
     def used(self, fingerprint: str) -> None:
-        """A hit. What is not known is none of ours."""
+        """Count a hit. Ignore unknown entries."""
         record = self._records.get(fingerprint)
         if record is not None:
             record.uses += 1
-            value = self._floor + record.uses * record.worth / record.size  # as `_value`: every hit comes by here
+            value = self._floor + record.uses * record.worth / record.size  # inlines `_value`, as every hit runs this
             if value > record.value:
                 record.value = value
 
     def mark_seen(self, fingerprint: str, cycle: int) -> bool:
-        """Notes that the store has it. Whether it is known."""
+        """Mark an entry as seen in the store. Return whether it is known."""
         record = self._records.get(fingerprint)
         if record is not None:
             record.cycle = cycle
         return record is not None
 
     def hits(self, fingerprint: str) -> int:
-        """Since it was put, or was first seen in the store."""
+        """Return the hits since the entry was put or first seen in the store."""
         record = self._records.get(fingerprint)
         return 0 if record is None else record.uses - 1
 
@@ -89,12 +89,12 @@ class EvictionLedger:
         return list(self._records)
 
     def is_known_since(self, fingerprint: str, cycle: int) -> bool:
-        """Whether it was put or seen since `cycle` began."""
+        """Return whether the entry was put or seen since `cycle` began."""
         record = self._records.get(fingerprint)
         return record is not None and record.cycle >= cycle
 
     def is_unseen_since(self, fingerprint: str, cycle: int) -> bool:
-        """Whether it neither was put nor seen since `cycle` began."""
+        """Return whether a known entry was neither put nor seen since `cycle` began."""
         record = self._records.get(fingerprint)
         return record is not None and record.cycle < cycle
 
@@ -104,13 +104,13 @@ class EvictionLedger:
             self.bytes -= record.size
 
     def exceeded_limit(self, max_entries: int, max_bytes: int | None) -> str | None:
-        """Which bound is, `entries` or `bytes`."""
+        """Return the exceeded bound, `entries` or `bytes`; None: neither."""
         if len(self._records) > max_entries:
             return "entries"
         return "bytes" if max_bytes is not None and self.bytes > max_bytes else None
 
     def pop_surplus(self, max_entries: int, max_bytes: int | None) -> Iterator[tuple[str, str]]:
-        """Takes out what is too much, least valuable first -> (fingerprint, `entries` or `bytes`: which bound)."""
+        """Remove and yield the surplus, least valuable first, as (fingerprint, exceeded bound)."""
         while self._records and (reason := self.exceeded_limit(max_entries, max_bytes)) is not None:
             value, name = heapq.heappop(self._queue)
             record = self._records.get(name)
@@ -127,11 +127,11 @@ class EvictionLedger:
         return self._floor + record.uses * record.worth / record.size
 
 
-# Keeps the store within its budget, and the index to what the store holds.
+# The evictor keeps the store within its budget and the index consistent with the store.
 #
-# What is put and hit is told as it happens. Beyond the budget the least valuable entries leave store, front and index
-# together. What happens behind our back (the server's own eviction, expiry, removals, imports, other gateways) is found
-# by comparing with the store's list from time to time, in pages with pauses between them.
+# Puts and hits are reported as they happen. Beyond the budget, the least valuable entries leave store, memory tier and
+# index together. Other changes (the server's own eviction, expiry, removals, imports, other gateways) are found by
+# comparing with the store's list at intervals, in pages with pauses between them.
 
 LOG = logging.getLogger("nearhit.store")
 
@@ -139,22 +139,25 @@ BATCH = 256
 
 STEP = 10_000
 
-COMPARE_S = 60.0  # between two comparisons with the store
+COMPARE_S = 60.0  # seconds between two comparisons with the store
 
-MEMORY_SHARE = 0.75  # of the embedded server's bound: with the overhead of its keys it seldom has to evict by itself
+MEMORY_SHARE = 0.75  # share of the embedded server's bound; with the keys' overhead the server rarely evicts on its own
 
-INDEX_SHARE = 0.99  # of the index' bound: at it the index would forget its oldest, whatever that saves
+INDEX_SHARE = 0.99  # share of the index's bound, at which the index would drop its oldest entries, whatever they save
 
-PAUSE_S = 0.02  # after each page: a million entries take some minutes, and a tenth of a core
+PAUSE_S = 0.02  # seconds after each page: a million entries take some minutes and a tenth of a core
 
-UNAVAILABLE_MESSAGE = "the store does not answer: until it does, what is not in memory is a miss"
+UNAVAILABLE_MESSAGE = "the store does not answer: until it does, answers that are not in memory are misses"
 
 RETRY_S = 2.0
 
 
 class Evictor:
-    """`max_bytes` None: the server's own bound is the only one. `is_exclusive`: nobody else writes into the store, so
-    that what the ledger does not know is not there."""
+    """`Evictor` evicts entries, and compares ledger and index with the store.
+
+    `max_bytes` None: only the server's own bound applies. `is_exclusive`: only this gateway writes to the store, so an
+    entry that the ledger does not know does not exist.
+    """
 
     def __init__(
         self,
@@ -179,33 +182,38 @@ class Evictor:
         self._cycle = 1
         self._generation = 1  # of the server
         self._wake_event = asyncio.Event()
-        self._pending_removals: list[tuple[str, str]] = []  # taken out of the ledger, and not yet out of the store
+        self._pending_removals: list[tuple[str, str]] = []  # removed from the ledger, but not yet from the store
         self.ledger = EvictionLedger()
-        self.used = self.ledger.used  # after a hit
-        self.comparisons = 0  # comparisons that came to their end, with this life of the server
+        self.used = self.ledger.used  # called after a hit
+        self.comparisons = 0  # finished comparisons since the last start of the server
 
     def stored(self, entry: Entry, vector: Vector | None) -> None:
-        """To be told once it can be found, in store and index."""
+        """Record an entry that store and index now have."""
         size = entry.size + (0 if vector is None else vector.nbytes)
         self.ledger.put(entry.fingerprint, size, worth_of(entry), self._cycle)
         if self.ledger.exceeded_limit(self._max_entries, self._max_bytes):
             self._wake_event.set()
 
     def on_server_restart(self) -> None:
-        """The server was started again: it may lack what was put last, and have what was removed last. It is asked
-        for everything until it has been compared."""
+        """Expect differences after a restart of the server, which may have lost its last writes.
+
+        It may lack recent entries and have removed ones. Until the next comparison every lookup asks the store.
+        """
         self._generation += 1
         self.comparisons = 0
         self._wake_event.set()
 
     def is_absent(self, fingerprint: str) -> bool:
-        """Whether the store is known not to have it. False: it may have it; so it is until the first comparison."""
+        """Return whether the store is known not to have the entry. Before the first comparison it is always False."""
         if not self._is_exclusive or self.comparisons == 0 or self.ledger.contains(fingerprint):
             return False
         return not self._pending_removals or all(fingerprint != name for name, _ in self._pending_removals)
 
     async def most_used(self, limit: int) -> list[tuple[str, int]]:
-        """Fingerprints with their hits, the most first; none without any."""
+        """Return the fingerprints with the most hits, in descending order, with their hits.
+
+        Entries without hits are left out.
+        """
         top: list[tuple[int, str]] = []
         async for batch in _batches(self.ledger.names()):
             hits = ((self.ledger.hits(name), name) for name in batch)
@@ -213,7 +221,7 @@ class Evictor:
         return [(name, hits) for hits, name in top]
 
     async def run(self) -> None:
-        """For ever: evicts when it is told of too much, compares now and then."""
+        """Run forever: evict when there is a surplus, and compare at intervals."""
         next_compare_at, is_unavailable = self._clock.monotonic(), False
         while True:
             try:
@@ -222,7 +230,7 @@ class Evictor:
                     next_compare_at = self._clock.monotonic() + COMPARE_S
                 await self.evict()
             except StoreUnavailable as error:
-                if not is_unavailable:  # once: it is asked every two seconds, for as long as it is away
+                if not is_unavailable:  # log once, as the store is tried every two seconds
                     LOG.warning(f"{UNAVAILABLE_MESSAGE}, and eviction waits", extra={"fields": {"error": str(error)}})
                 is_unavailable = True
                 await asyncio.sleep(RETRY_S)
@@ -238,14 +246,14 @@ class Evictor:
             self._wake_event.clear()
 
     async def evict(self) -> None:
-        """Until the budget is kept. Raises `StoreUnavailable`; what was not done is done the next time."""
+        """Evict until the budget is kept. Raise `StoreUnavailable`; the rest is then evicted next time."""
         while self._pending_removals or self.ledger.exceeded_limit(self._max_entries, self._max_bytes):
             if not self._pending_removals:
                 self._pending_removals = list(
                     islice(self.ledger.pop_surplus(self._max_entries, self._max_bytes), BATCH)
                 )
             names = [name for name, _ in self._pending_removals]
-            # In this order: what another gateway stores anew in between comes back by the log of changes.
+            # Index before store: an entry that another gateway stores in between comes back through the log of changes.
             await self._spaces.forget(names)
             await self._front.delete(names)
             for _, reason in self._pending_removals:
@@ -253,11 +261,11 @@ class Evictor:
             self._pending_removals = []
 
     async def compare(self) -> None:
-        """Learns what the store holds, and makes the index forget the rest. Raises `StoreUnavailable`."""
+        """Read the store's list into the ledger, and remove other entries from the index. Raise `StoreUnavailable`."""
         self._cycle += 1
         cycle, generation = self._cycle, self._generation
         async for page in self._store.weights():
-            # What was put since the page was read is there by now.
+            # Entries put after the page was read are in the ledger already.
             gone = [item for item in page if item.size == 0 and not self.ledger.is_known_since(item.fingerprint, cycle)]
             for weight in gone:
                 self.ledger.drop(weight.fingerprint)
@@ -271,7 +279,8 @@ class Evictor:
         await self._drop_unseen(cycle)
         for space in self._spaces.with_local_index:
             async for batch in _batches(await space.index.fingerprints()):
-                if space not in self._spaces.all:  # another embedding model has followed, it is about to be closed
+                # another embedding model took over, and this space is about to be closed
+                if space not in self._spaces.all:
                     break
                 await _forget(space, [name for name in batch if name not in self.ledger])
         if generation == self._generation:
@@ -285,7 +294,10 @@ class Evictor:
 
 
 async def _forget(space: Space, names: Sequence[str]) -> None:
-    """What the index has and the store did not list; asked for once more, as it may be on its way in."""
+    """Remove entries from an index that the store did not list.
+
+    The store is read again first: a put may be in progress.
+    """
     for at in range(0, len(names), BATCH):
         batch = names[at : at + BATCH]
         stored = {item.fingerprint for item in await space.store.vectors_of(batch)}
@@ -293,7 +305,7 @@ async def _forget(space: Space, names: Sequence[str]) -> None:
 
 
 async def _batches(names: Sequence[str]) -> AsyncIterator[Sequence[str]]:
-    """So that requests get their turn between them: a look at a million at once takes 30 ms."""
+    """Yield batches and let requests run between them: going through a million names at once takes 30 ms."""
     for at in range(0, len(names), STEP):
         yield names[at : at + STEP]
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What a route makes of two prompts, and why: a judgement with everything that led to it. Pure."""
+"""Explain how a route judges two prompts: the judgement with everything that led to it. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from gateway.ports import Acceptance, Judgement, Opinion
 
 @dataclass(frozen=True, slots=True)
 class ExplainedPair:
-    """`reason` None: the stored answer may be served. Similarity, floor and probabilities are in [0, 1]."""
+    """A judgement and its inputs. `reason` None: the stored answer may be served.
+
+    Similarity, floor and probabilities are in [0, 1].
+    """
 
     route: str
-    promise: str  # what the route's policy demands of a hit
-    verifier: str  # its basis
+    promise: str  # the hit requirement of the route's policy
+    verifier: str  # the verifier's basis
     similarity: float
     floor: float  # the similarity below which no neighbour is read
-    features: dict[str, float]  # those that set the two apart, by name
+    features: dict[str, float]  # that differ between the two, by name
     opinion: float | None  # the verifier's first score; None: similarity alone decides
-    opinion_probability: float | None  # that goes with it, by the verifier's own calibration
+    opinion_probability: float | None  # of the first score, by the verifier's own calibration
     gray: bool  # too near the threshold for the first opinion alone
-    second_opinion: float | None  # the score of the dearer look; None: not asked, or none to give
-    framed: bool  # two prompts of one frame, as programs make them: what varies in it was compared
-    evidence_shift: float  # how far labels near the question that is asked move the score
-    labels: int  # labelled lookups that the route has learnt from
+    second_opinion: float | None  # the score of the slower check; None: not run, or no result
+    framed: bool  # two prompts of one template: only the differing parts were compared
+    evidence_shift: float  # how far labels near the question move the score
+    labels: int  # labelled lookups that the route has learned from
     score: float
     threshold: float
     probability: float | None  # that the stored answer is right, by the route's own labels
@@ -38,8 +41,10 @@ class ExplainedPair:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ExplainedPair:
-        """The opposite of `as_json`; what it does not know is left out. Raises ValueError where something is missing
-        or is of another type."""
+        """Return the pair that `as_json` wrote, ignoring unknown keys.
+
+        Raise ValueError where a key is missing or has another type.
+        """
         names = [field.name for field in fields(cls)]
         missing = [name for name in names if name not in value]
         if missing:
@@ -62,7 +67,7 @@ class ExplainedPair:
             "features": ", ".join(f"{name} {value:.3g}" for name, value in self.features.items()) or "all neutral",
             "opinion": self._opinion_text(),
             "second opinion": self._second_opinion_text(),
-            "template": "one frame: what varies in it was compared" if self.framed else "none",
+            "template": "same template: the differing parts were compared" if self.framed else "none",
             "evidence": f"{self.evidence_shift:+.4f}",
             "score": f"{self.score:.4f}",
             "threshold": f"{self.threshold:.4f}",
@@ -90,11 +95,11 @@ class ExplainedPair:
 
 @dataclass(frozen=True, slots=True)
 class LookupDetails:
-    """What was looked at for a judgement, beside the judgement itself."""
+    """The inputs of a judgement."""
 
     route: str
     acceptance: Acceptance
-    verifier: str  # its basis
+    verifier: str  # the verifier's basis
     floor: float  # similarity, in [0, 1]
     features: Mapping[str, float]
     labels: int
@@ -104,7 +109,7 @@ class LookupDetails:
 
 
 def build_explanation(first: Judgement, last: Judgement, details: LookupDetails) -> ExplainedPair:
-    """`first`: by the verifier's first opinion; `last`: by all that followed it, or the same."""
+    """Build the explanation. `first`: after the verifier's first opinion; `last`: the final judgement."""
     plain = details.acceptance.min_similarity is not None
     reason = _reason(last, details)
     return ExplainedPair(
@@ -150,7 +155,7 @@ def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) ->
     if details.partial is not None:
         return f"{details.partial}: one of the two is longer than the embedding model reads"
     if judged.similarity < details.floor and not plain:
-        return f"similarity: {judged.similarity:.4f} is below {details.floor:.2f}, from where neighbours are read"
+        return f"similarity: {judged.similarity:.4f} is below {details.floor:.2f}, the minimum for a neighbour"
     measured = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"
     if judged.verbatim:
         return "the same words"

@@ -1,4 +1,4 @@
-"""Takes stored answers out of the cache, and back in."""
+"""Export stored answers from the cache as JSON lines, and import them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gateway.errors import EmbedderUnavailable, GatewayError, StoreUnavailable
 from gateway.messages import Admission, Call, Decisive, Dialect, EmbeddedVector, Entry, Vector
 from gateway.ports import Clock
 
-# Stored answers as lines of JSON: to keep, to move to another store, to train a light model with. Pure.
+# JSON lines are for backups, for moves to another store and for training a light model.
 VERSION = 1
 
 MAX_LIFETIME_S = parse_duration("3650d")
 
 CONVERSATIONS = ("chat.completions", "responses", "messages")  # operations whose question and answer are turns
 
-SKEW_S = 60.0  # a line that was written on a machine whose clock is ahead
+SKEW_S = 60.0  # seconds; another machine's clock may be ahead
 
 Digest = Annotated[str, Field(min_length=64, max_length=64, pattern="^[0-9a-f]{64}$")]
 
@@ -46,11 +46,11 @@ Amount = Annotated[float, Field(ge=0)]
 
 
 class LineInvalid(ValueError):
-    """The message says what is wrong with a line, and what was expected."""
+    """A line cannot be imported. The message says what is wrong and what is expected."""
 
 
 class ExportLine(Section):
-    """One entry. `answer` and `age_s` are for people and programs that read it; what is served is the payload."""
+    """One entry. `answer` and `age_s` are for readers of the file; clients get the payload."""
 
     version: Annotated[int, Field(ge=VERSION, le=VERSION, examples=["1"])]
     fingerprint: Digest
@@ -80,7 +80,7 @@ class ExportLine(Section):
 
 @dataclass(frozen=True, slots=True)
 class ImportedEntry:
-    """An entry with the vector that it was found by, and the fingerprint of the embedder that made it."""
+    """An entry with its vector and the fingerprint of the vector's embedder."""
 
     entry: Entry
     vector: Vector | None
@@ -88,7 +88,7 @@ class ImportedEntry:
 
 
 def call_of(entry: Entry, dialect: Dialect) -> Call:
-    """As much of the call as its answer is read by."""
+    """Return a call with the fields that are needed to read its answer."""
     return Call(
         dialect=dialect,
         operation=entry.operation,
@@ -103,7 +103,7 @@ def call_of(entry: Entry, dialect: Dialect) -> Call:
 
 
 def line_of(item: ImportedEntry, dialect: Dialect | None, now: float) -> bytes:
-    """With its line break. `dialect` None: one that this gateway does not know, whose answer stays unread."""
+    """Return an entry as a line with its line break. `dialect` None: not known here, so `answer` is null."""
     entry, vector = item.entry, item.vector
     answer = None if dialect is None else dialect.answer_text(call_of(entry, dialect), entry.payload, entry.streamed)
     fields = {
@@ -136,7 +136,7 @@ def line_of(item: ImportedEntry, dialect: Dialect | None, now: float) -> bytes:
 
 
 def chat_line_of(entry: Entry, dialect: Dialect | None) -> bytes | None:
-    """The question and its answer as a conversation to train with; None where they are not both text."""
+    """Return question and answer as a training conversation; None where they are not both text."""
     if dialect is None or entry.question is None or entry.operation not in CONVERSATIONS:
         return None
     answer = dialect.answer_text(call_of(entry, dialect), entry.payload, entry.streamed)
@@ -147,11 +147,11 @@ def chat_line_of(entry: Entry, dialect: Dialect | None) -> bytes | None:
 
 
 def read_line(data: bytes, now: float, max_entry: int) -> ImportedEntry:
-    """`max_entry`: bytes of an answer that may be stored. Raises `LineInvalid`."""
+    """Parse a line. `max_entry`: the maximum size of an answer in bytes. Raise `LineInvalid`."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise LineInvalid(f"not JSON ({error.msg}), expected an object a line") from None
+        raise LineInvalid(f"not JSON ({error.msg}), expected one object per line") from None
     if not isinstance(value, dict):
         raise LineInvalid("expected a JSON object")
     try:
@@ -165,7 +165,7 @@ def read_line(data: bytes, now: float, max_entry: int) -> ImportedEntry:
 
 
 def is_admitted(entry: Entry, dialect: Dialect) -> bool:
-    """Whether it would have been stored here: a complete, successful answer."""
+    """Return whether this gateway would have stored the answer: it is complete and successful."""
     return dialect.inspect(call_of(entry, dialect), entry.payload, entry.streamed).admission is Admission.STORED
 
 
@@ -176,13 +176,13 @@ def _entry(line: ExportLine, now: float) -> Entry:
 
 def _check(entry: Entry, now: float, max_entry: int) -> None:
     if entry.expires <= now:
-        raise LineInvalid("expires: it has expired")
+        raise LineInvalid("expires: the entry has expired")
     if entry.created > now + SKEW_S:
-        raise LineInvalid("created: expected a time that has been, got one to come")
+        raise LineInvalid("created: expected a time in the past, got one in the future")
     if entry.expires - entry.created > MAX_LIFETIME_S:
         raise LineInvalid("expires: expected at most 3650 days after created")
     if not entry.payload or (not entry.streamed and len(entry.payload) != 1):
-        raise LineInvalid("payload: expected one body, or the events of a stream")
+        raise LineInvalid("payload: expected one body, or a stream's events")
     if sum(map(len, entry.payload)) > max_entry:
         raise LineInvalid(f"payload: expected at most {max_entry} bytes (store.max_entry)")
 
@@ -208,7 +208,7 @@ def _vector(encoded: str | None) -> Vector | None:
         raise LineInvalid("vector: expected 32-bit floats in base64")
     vector = np.frombuffer(data, "<f4").astype(np.float32)
     if not np.isfinite(vector).all() or abs(float(np.linalg.norm(vector)) - 1.0) > 0.01:
-        raise LineInvalid("vector: expected one of unit length")
+        raise LineInvalid("vector: expected a vector of unit length")
     return vector
 
 
@@ -219,25 +219,25 @@ def _decode_base64(name: str, encoded: str) -> bytes:
         raise LineInvalid(f"{name}: expected base64") from None
 
 
-BATCH = 32  # lines at once: what the embedder takes in one forward pass
+BATCH = 32  # lines per batch, as many as the embedder takes in one forward pass
 
-MAX_FAULTS = 100  # lines that are named; all are counted
+MAX_FAULTS = 100  # lines that are reported; all are counted
 
 
 class _ImportCounts(Enum):
     NEW = "new"
-    KNOWN = "known"  # a younger answer, or this one, is there
+    KNOWN = "known"  # the store has this answer or a newer one
 
 
 @dataclass(slots=True)
 class ImportResult:
-    """Counts what has been done so far."""
+    """The counts of an import so far."""
 
     imported: int = 0
-    unchanged: int = 0  # the store had the same answer, or a younger one
-    embedded: int = 0  # questions that were embedded anew
+    unchanged: int = 0  # the store had the same answer or a newer one
+    embedded: int = 0  # questions that were embedded again
     refused: int = 0
-    faults: list[tuple[int, str]] = field(default_factory=list)  # line, what is wrong with it
+    faults: list[tuple[int, str]] = field(default_factory=list)  # line number, fault
 
     def refuse(self, line: int, sentence: str) -> None:
         self.refused += 1
@@ -260,13 +260,15 @@ class ImportIncomplete(GatewayError):
     kind = "store_unavailable"
 
     def __init__(self, result: ImportResult, error: str) -> None:
-        super().__init__(f"{error}; what was imported stays, the rest was not: ask again", retry_after_s=1)
+        super().__init__(f"{error}; the lines imported so far stay; repeat the import", retry_after_s=1)
         self.result = result
 
 
 class ExportImport:
-    """What is brought in goes to the store behind `front`: it is not hot, and pushes nothing out there. `stored` is
-    told of it."""
+    """`ExportImport` reads and writes entries behind the memory tier.
+
+    Imported entries are not hot, so they must not push others out of `front`. `stored` is called for each of them.
+    """
 
     def __init__(
         self,
@@ -289,11 +291,13 @@ class ExportImport:
 
     @property
     def max_line(self) -> int:
-        """Bytes: an answer as JSON text may take six times its size, and a vector some kB."""
+        """The maximum size of a line in bytes: an answer as JSON text may take six times its size, and a vector some
+        kB.
+        """
         return 6 * self._max_entry + 2**20
 
     async def export(self, route: str | None, tag: str | None, *, chat: bool) -> AsyncGenerator[bytes, None]:
-        """Line by line, at most a page of entries in memory. Raises `StoreUnavailable`."""
+        """Yield one line per entry, with at most one page of entries in memory. Raise `StoreUnavailable`."""
         conditions = BanConditions(tags=frozenset([tag] if tag else ()), route=route)
         async with aclosing(self._removal.stored(conditions)) as entries:
             async for entry, own_vector in entries:
@@ -313,7 +317,7 @@ class ExportImport:
         return line_of(item, dialect, self._clock.wall())
 
     async def import_lines(self, lines: AsyncIterator[tuple[int, bytes | None]]) -> ImportResult:
-        """`lines` with their numbers; None for one that is too long. Raises `ImportIncomplete`."""
+        """Import numbered lines; None stands for a line that is too long. Raise `ImportIncomplete`."""
         result = ImportResult()
         batch: list[tuple[int, ImportedEntry]] = []
         async for number, data in lines:
@@ -371,7 +375,7 @@ class ExportImport:
         return _ImportCounts.NEW
 
     async def _vector(self, item: ImportedEntry, space: Space, result: ImportResult) -> Vector | None:
-        """What had none, as its route compares no questions, gets none."""
+        """Return a vector of the serving embedder; None if the line has none, as its route compares no questions."""
         if item.vector is None or item.entry.question is None:
             return None
         embedder = space.embedder

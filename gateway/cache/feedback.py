@@ -1,4 +1,4 @@
-"""Feedback of clients on semantic hits: the hits it may refer to, counterexamples, and forwarding to other gateways."""
+"""Client feedback on semantic hits: the hits it may refer to, counterexamples, and forwarding to other gateways."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gateway.tasks import Background
 
 @dataclass(slots=True)
 class Relation:
-    """That the answer of `fingerprint` was served for a question of this scope."""
+    """The pair of a question in a scope and the entry that was served for it."""
 
     scope: str  # hex
-    asked: str  # hex SHA-256 of the question: the text itself is not needed again
+    asked: str  # hex SHA-256 of the question; its text is not needed again
     fingerprint: str  # hex, of the entry that was served
 
     def key(self) -> str:
@@ -31,7 +31,7 @@ class Relation:
 
 
 def digest_of(question: str) -> str:
-    """What a relation has of a question."""
+    """Return the digest of a question in a relation."""
     return hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -40,7 +40,7 @@ def relation_of(scope: str, question: str, fingerprint: str) -> Relation:
 
 
 class Counterexamples:
-    """Relations that were wrong. Whatever the similarity says, they are not served again."""
+    """Wrong relations. They are never served again, at any similarity."""
 
     def __init__(self, limit: int = MAX_COUNTEREXAMPLES) -> None:
         self._keys: BoundedCache[str, bool] = BoundedCache(limit)
@@ -52,7 +52,7 @@ class Counterexamples:
         return relation.key() in self._keys
 
     def is_refuted(self, scope: str, question: str, fingerprint: str) -> bool:
-        """Whether the relation of these was wrong. As a rule none was, and the question need not be hashed."""
+        """Return whether this relation was wrong. While there is no counterexample, the question is not hashed."""
         return len(self._keys) > 0 and relation_of(scope, question, fingerprint).key() in self._keys
 
     def add(self, keys: Iterable[str]) -> None:
@@ -60,9 +60,9 @@ class Counterexamples:
             self._keys.put(key, True)
 
 
-# The semantic hits that feedback can still refer to. Pure.
+# The semantic hits that feedback can still refer to.
 
-# A vector, a question that was read whole, and the entry that was served: some 15 MB with entries of 1 kB.
+# Each keeps a vector, a question and the entry: some 15 MB with entries of 1 kB.
 MAX_SERVED = 5_000
 
 
@@ -70,12 +70,12 @@ MAX_SERVED = 5_000
 class ServedHit:
     route: str
     judged: Judgement
-    embedder: str = ""  # the fingerprint of what made the vectors that it was judged by
-    has_feedback: bool = False  # a client has said what it thinks of it: that counts once
+    embedder: str = ""  # the fingerprint of the embedder whose vectors it was judged by
+    has_feedback: bool = False  # a client gave feedback on it, which counts once
 
 
 class ServedHits:
-    """The last semantic hits by tenant and request id. A tenant can refer to its own alone."""
+    """The last semantic hits, by tenant and request id. A tenant can refer to its own hits only."""
 
     def __init__(self, limit: int = MAX_SERVED) -> None:
         self._hits: BoundedCache[tuple[str, str], ServedHit] = BoundedCache(limit)
@@ -87,23 +87,26 @@ class ServedHits:
         return self._hits.peek((tenant, request_id))
 
     def report(self, tenant: str, request_id: str) -> None:
-        """Remembers that there was feedback on this hit."""
+        """Remember that this hit has feedback."""
         served = self._hits.peek((tenant, request_id))
         if served is not None:
             served.has_feedback = True
 
 
-# A client's word on an answer that another gateway on the store has given: whoever remembers it learns of it.
+# Feedback on an answer that another gateway gave: the gateway that remembers it applies the feedback.
 LOG = logging.getLogger("nearhit.replication")
 
-REPLY_TIMEOUT_S = 1.0  # for the others: they hear within a tenth of it
+REPLY_TIMEOUT_S = 1.0  # seconds; the others hear of it within a tenth of that
 
-MAX_CONCURRENT = 16  # questions of this gateway, and likewise of others that it looks up; beyond it nobody is asked
+MAX_CONCURRENT = 16  # forwarded at once, and also answered at once for others; beyond it nothing is forwarded
 
 
 class FeedbackForwarding:
-    """`publish` tells all others tenant, request id, verdict and the name of the reply; what they say of that is given
-    to `asked`, which looks it up in `apply_feedback`."""
+    """`FeedbackForwarding` passes feedback to the other gateways on the store.
+
+    `publish` sends them tenant, request id, verdict and the name of the reply. They pass these to `asked`, which looks
+    the hit up with `apply_feedback`.
+    """
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class FeedbackForwarding:
         self._answers = Background(MAX_CONCURRENT)
 
     async def request(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
-        """None: nobody remembers it, or nobody could say in time."""
+        """Forward feedback and return the result. None: no gateway knows the hit, or none replied in time."""
         if self._limiter.locked():
             return None
         async with self._limiter:
@@ -132,7 +135,7 @@ class FeedbackForwarding:
         return result
 
     def asked(self, tenant: str, request_id: str, verdict: str, name: str) -> None:
-        """By another gateway. Answered if it is known here."""
+        """Handle feedback from another gateway. Reply only if the hit is known here."""
         self._answers.start(name, self._answer(tenant, request_id, verdict, name))
 
     async def close(self) -> None:
@@ -145,4 +148,4 @@ class FeedbackForwarding:
         try:
             await self._replies.reply(name, orjson.dumps(result))
         except StoreUnavailable as error:
-            LOG.warning("feedback was heeded, its client is not told", extra={"fields": {"error": str(error)}})
+            LOG.warning("feedback was applied, but the reply was lost", extra={"fields": {"error": str(error)}})

@@ -1,4 +1,4 @@
-"""One answer on its way to any number of clients, each reading at its own speed."""
+"""Share one answer in flight among any number of clients, each reading at its own speed."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
     from gateway.tracing import TraceRecorder
 
 LOG = logging.getLogger("nearhit")
-# What a flight holds for its readers. A larger answer takes no more of them, and is read from the backend no faster
-# than its slowest reader takes it.
+# Buffer of a flight. Of a larger answer, the slowest reader determines how fast it is read from the backend.
 MAX_BUFFER_BYTES = 8 * 1024 * 1024
-# What a reader takes at once where much is there: this many items, and this part of the buffer (64 kB). Then it is seen
+# A reader takes at most this many items and this fraction of the buffer (64 kB) at once. Then the gateway checks
 # whether its client keeps up.
 MAX_BATCH, BATCH_PART = 64, 128
-# A reader that takes nothing for so long while others wait for it is cut off.
+# Seconds. A reader that takes nothing for so long is cut off if others wait for it.
 MAX_STALL_S = 20.0
 
 
 class SharedCall:
-    """The call runs in a task of its own: it goes on when the client that caused it leaves and others follow, and is
-    cancelled, upstream too, when the last one has left. `origin`: of the request that caused it, if that is traced."""
+    """`SharedCall` runs one backend call in its own task for all its readers.
+
+    It continues when the client that caused it leaves and others follow. It is cancelled, also upstream, when the last
+    client leaves. `origin` is the trace of the request that caused it, if there is one.
+    """
 
     def __init__(self, answer: Awaitable[Response], origin: TraceRecorder | None = None) -> None:
         self.origin = origin
         self._items: list[Any] = []
-        self._trimmed = 0  # how many items are no longer held
+        self._trimmed = 0  # how many items were dropped from the front of `_items`
         self._size = 0
-        self._positions: dict[_FlightReader, int] = {}  # reader -> number of the item it takes next
+        self._positions: dict[_FlightReader, int] = {}  # reader -> number of its next item
         self._is_finished = False
         self._failure: Exception | None = None  # of the call, where there was no answer
-        self._error: Exception | None = None  # which its readers meet at the end
-        self._wake_callbacks: dict[
-            _FlightReader, Callable[[], None]
-        ] = {}  # of readers that are to be told of what comes next
-        self._room_event: asyncio.Event | None = None  # where the flight waits for room
+        self._error: Exception | None = None  # raised to the readers at the end
+        self._wake_callbacks: dict[_FlightReader, Callable[[], None]] = {}  # of readers that wait for the next items
+        self._room_event: asyncio.Event | None = None  # set while the flight waits for room
         self._loop = asyncio.get_running_loop()
         self._head: Response | None = None
-        self._head_waiters: list[asyncio.Future[Response]] = []  # of readers that wait for the head, each its own
+        self._head_waiters: list[asyncio.Future[Response]] = []  # one per reader that waits for the head
         self._abandoned = False  # the last reader has left
         self.task = self._loop.create_task(self._run(answer))
 
@@ -54,7 +54,7 @@ class SharedCall:
         return self._trimmed == 0 and self._error is None and not self._abandoned
 
     async def join(self) -> Response:
-        """The answer for one client; ending or closing its body leaves the flight. Raises what the call raised."""
+        """Return the answer for one client; closing its body leaves the flight. Raise the call's error."""
         if self._failure is not None:
             raise self._failure
         reader, head = _FlightReader(self), self._head
@@ -79,13 +79,13 @@ class SharedCall:
             self._room_event.set()
         if not self._positions and not self._is_finished and not self._abandoned:
             self._abandoned = True
-            # Once it has begun: what it waits for may hold resources, which a task that never ran would not give back.
+            # Not before it has begun: its coroutine may hold resources, which only a started task releases.
             self._loop.call_soon(self.task.cancel)
 
-    # The reader's side
+    # The readers' side
 
     def take_batch(self, reader: _FlightReader) -> Sequence[Any] | None:
-        """See `Source.take`."""
+        """Return the next items for a reader. See `Source.take`."""
         position = self._positions.get(reader)
         if position is None:
             raise UpstreamStreamError("the client read too slowly while others waited for the same answer")
@@ -104,7 +104,7 @@ class SharedCall:
         return () if self._is_finished else None
 
     def tell(self, reader: _FlightReader, wake: Callable[[], None] | None) -> None:
-        """See `Source.tell`."""
+        """Set or clear a reader's wake-up callback. See `Source.tell`."""
         if wake is None:
             self._wake_callbacks.pop(reader, None)
         else:
@@ -130,7 +130,7 @@ class SharedCall:
             self._wake()
 
     async def _record(self, body: EventStream | ByteStream | Tunnel) -> None:
-        assert not isinstance(body, Tunnel)  # no dialect's call becomes one
+        assert not isinstance(body, Tunnel)  # no dialect's call becomes a tunnel
         try:
             flow: ObservedStream[Any] = (
                 as_observed(body.events) if isinstance(body, EventStream) else as_observed(body.chunks)
@@ -140,7 +140,7 @@ class SharedCall:
             await close_body(body)
 
     def _append_items(self, items: Sequence[Any]) -> bool:
-        """Whether there is room for more."""
+        """Append items and return whether there is room for more."""
         self._items += items
         for item in items:
             self._size += _size(item)
@@ -153,7 +153,7 @@ class SharedCall:
             for waiter in self._head_waiters:
                 if not waiter.done():
                     waiter.set_exception(error)
-                    waiter.exception()  # seen: its client may be about to leave
+                    waiter.exception()  # retrieved here, as its client may be about to leave
         elif not isinstance(error, UpstreamStreamError | GatewayError):
             LOG.error("internal error in a stream", exc_info=error)
         known = isinstance(error, UpstreamStreamError | GatewayError)
@@ -182,21 +182,21 @@ class SharedCall:
                 self._room_event = None
 
     def _trim(self) -> None:
-        """Lets go of what every reader has taken."""
+        """Drop the items that every reader has taken."""
         done = min(self._positions.values(), default=self._trimmed) - self._trimmed
         self._size -= sum(map(_size, self._items[:done]))
         del self._items[:done]
         self._trimmed += done
 
     def _drop_slowest(self) -> None:
-        """A lone reader holds nobody up but itself; the backend's own time limits end it."""
+        """Cut off the slowest reader. A lone reader delays only itself, and the backend's timeouts end it."""
         if len(self._positions) > 1:
             self._positions.pop(min(self._positions, key=self._positions.__getitem__))
             self._wake()
 
 
 class _FlightReader:
-    """Implements `Source`."""
+    """One reader of a flight; implements `Source`."""
 
     __slots__ = ("_flight", "drained")
     tells = True
@@ -216,7 +216,7 @@ class _FlightReader:
 
 
 def _count_within(size: int, items: Sequence[Any]) -> int:
-    """How many of them have `size` bytes together, or all."""
+    """Return how many of the items reach `size` bytes together, or their number."""
     for count, item in enumerate(items, 1):
         size -= _size(item)
         if size <= 0:

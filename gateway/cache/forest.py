@@ -1,9 +1,9 @@
-"""Boosted trees, evaluated by what they rule out. Pure.
+"""Evaluate boosted trees without walking them. Pure.
 
-Each tree has some bits of a long word, one a leaf, from left to right. A node that sends a row to its right rules out
-the leaves on its left, and of what no node has ruled out the lowest bit is the row's leaf (QuickScorer, Lucchese et al.
-2015). How many of a feature's thresholds lie below its value says which of its nodes do, in all trees: what they leave
-is one word, kept beforehand. So a row of features is the conjunction of a few words, and no tree is walked.
+Each tree owns some bits of a long word, one per leaf, from left to right. A node that sends a row to the right rules
+out the leaves on its left. The lowest remaining bit is the row's leaf (QuickScorer, Lucchese et al. 2015). The number
+of a feature's thresholds below its value determines which of its nodes rule out leaves, in all trees at once. The
+remaining leaves are a word computed beforehand. So a row is evaluated by AND-ing a few words.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.floating]
 IntArray = npt.NDArray[np.integer]
 Arrays = Mapping[str, npt.NDArray[np.generic]]
-MAX_LEAVES = 16  # of a tree: its bits of a word
+MAX_LEAVES = 16  # of a tree: its bits in the word
 ALL_LEAVES = 2**MAX_LEAVES - 1
-_WORD = np.dtype("<u2")  # a tree's bits
+_WORD = np.dtype("<u2")  # the bits of one tree
 
 
 class FeatureTest(NamedTuple):
-    """What the trees ask of a feature."""
+    """All tests of one feature, in all trees."""
 
-    thresholds: Sequence[float]  # `x <= threshold` goes left; from low to high
-    left: Sequence[int]  # words: what is left where so many thresholds are passed
+    thresholds: Sequence[float]  # `x <= threshold` goes left; ascending
+    left: Sequence[int]  # words: the remaining leaves, by the number of thresholds below the value
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
     tests: Sequence[FeatureTest]  # by feature
-    lowest_thresholds: Sequence[float]  # threshold of each; infinite where nothing is asked
+    lowest_thresholds: Sequence[float]  # of each feature; infinite for features without a test
     lowest_bits: int  # the lowest bit of each tree
-    values: FloatArray  # (trees * MOST_LEAVES,) log-odds
-    first: IntArray  # (trees,) place of each tree's first leaf
+    values: FloatArray  # (trees * MAX_LEAVES,) log-odds
+    first: IntArray  # (trees,) position of each tree's first leaf
     base: float  # log-odds before the first tree
 
     def log_odds(self, rows: Sequence[Sequence[float]]) -> list[float]:
-        """One of each row, for at least one. 150 trees: 9 us for one row, 17 for four."""
+        """Return the log-odds of each row, for at least one row. With 150 trees: 9 us for one row, 17 us for four."""
         below = np.frombuffer(b"".join(map(self._exit_leaves, rows)), _WORD).reshape(len(rows), -1)
         leaves = self.values.take(self.first + np.bitwise_count(below))
         return [float(odds) + self.base for odds in np.add.reduce(leaves, 1)]
 
     def _exit_leaves(self, row: Sequence[float]) -> bytes:
-        """Of each tree as many bits as there are leaves before the row's."""
+        """Return for each tree as many set bits as there are leaves before the row's leaf."""
         left: int = self.lowest_bits * ALL_LEAVES
         passing = compress(zip(row, self.tests, strict=True), map(gt, row, self.lowest_thresholds))
         for value, (thresholds, leaves) in passing:
@@ -63,7 +63,7 @@ class Forest:
 
 
 class _Node(NamedTuple):
-    """One that sends `feature > threshold` past the leaves whose bits `passed` has."""
+    """A node. Rows with `feature > threshold` skip the leaves whose bits are set in `passed`."""
 
     feature: int
     threshold: float
@@ -73,18 +73,18 @@ class _Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """As they are saved: nodes of all trees in one numbering; a leaf's children are itself."""
+    """The saved form: nodes of all trees in one numbering. A leaf's children are the leaf itself."""
 
     roots: IntArray  # (trees,)
     feature: IntArray  # (nodes,)
     threshold: FloatArray  # (nodes,)
     left: IntArray  # (nodes,)
     right: IntArray  # (nodes,)
-    value: FloatArray  # (nodes,) log-odds; 0 but for leaves
+    value: FloatArray  # (nodes,) log-odds; 0 except for leaves
     depth: int  # steps from a root to its deepest leaf
 
     def leaves(self, node: int, depth: int = 0) -> list[int]:
-        """From left to right. Raises ValueError where they lie deeper than is said: nodes that go in a circle do."""
+        """Return the leaves, left to right. Raise ValueError where they lie deeper than `depth`, as in a cycle."""
         if self.left[node] == node:
             return [node]
         if depth == self.depth:
@@ -92,7 +92,7 @@ class _Trees:
         return self.leaves(int(self.left[node]), depth + 1) + self.leaves(int(self.right[node]), depth + 1)
 
     def nodes(self, tree: int) -> Iterator[_Node]:
-        """Those of a tree that are no leaves."""
+        """Yield the inner nodes of a tree."""
         root = int(self.roots[tree])
         bits = {leaf: 1 << at for at, leaf in enumerate(self.leaves(root))}
         waiting = [root]
@@ -107,7 +107,7 @@ class _Trees:
 
 
 def from_arrays(arrays: Arrays, name: str, features: int) -> Forest:
-    """The forest saved as `name/...`. Raises ValueError where a node points out of the arrays."""
+    """Return the forest saved as `name/...`. Raise ValueError where a node points outside the arrays."""
     trees, base = _load_trees(arrays, name, features)
     leaves = [trees.leaves(int(root)) for root in trees.roots]
     if (largest := max(map(len, leaves), default=0)) > MAX_LEAVES:
@@ -123,9 +123,9 @@ def from_arrays(arrays: Arrays, name: str, features: int) -> Forest:
 
 
 def _feature_test(nodes: Sequence[_Node], trees: int) -> FeatureTest:
-    """By the nodes of one feature."""
+    """Build the test of one feature from its nodes."""
     thresholds = sorted({node.threshold for node in nodes})
-    left = [(1 << trees * MAX_LEAVES) - 1]  # nothing is ruled out
+    left = [(1 << trees * MAX_LEAVES) - 1]  # no leaf is ruled out
     for threshold in thresholds:
         word = left[-1]
         for node in nodes:
@@ -136,13 +136,13 @@ def _feature_test(nodes: Sequence[_Node], trees: int) -> FeatureTest:
 
 
 def _load_trees(arrays: Arrays, name: str, features: int) -> tuple[_Trees, float]:
-    """And the log-odds before the first tree."""
+    """Return the trees and the log-odds before the first tree."""
     try:
         ints = {part: np.asarray(arrays[f"{name}/{part}"], np.intp) for part in ("roots", "feature", "left", "right")}
         floats = {part: np.asarray(arrays[f"{name}/{part}"], np.float64) for part in ("threshold", "value")}
         depth, base = (float(number) for number in np.asarray(arrays[f"{name}/depth_base"], np.float64))
     except KeyError as error:
-        raise ValueError(f"{error} is missing: the weights are of another version") from None
+        raise ValueError(f"{error} is missing: the weights are from another version") from None
     nodes = len(ints["left"])
     bounds = {"roots": nodes, "left": nodes, "right": nodes, "feature": features}
     for part, bound in bounds.items():

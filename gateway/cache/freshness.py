@@ -1,5 +1,4 @@
-"""Freshness by RFC 9111: whether a stored answer may be served, by the policy's lifetimes and the client's directives.
-Pure."""
+"""Apply RFC 9111 freshness: decide by lifetimes and directives whether a stored answer may be served. Pure."""
 
 from __future__ import annotations
 
@@ -8,28 +7,28 @@ from dataclasses import dataclass
 from gateway.config.policy.model import Route
 from gateway.messages import Aged, Bypass, CacheDirectives, Lifetime
 
-STALE_IF_ERROR_STATUSES = frozenset({500, 502, 503, 504})  # what a stale answer may stand in for: RFC 5861, section 4
+STALE_IF_ERROR_STATUSES = frozenset({500, 502, 503, 504})  # errors that a stale answer may replace: RFC 5861, section 4
 
-SKEW_S = 1.0  # between the clocks of machines that share a store: no fault
+SKEW_S = 1.0  # seconds; normal difference between the clocks of machines that share a store
 
 
 @dataclass(slots=True)
 class Freshness:
     fresh: bool
     age_s: float
-    ttl_s: float  # seconds of freshness left, 0 where it is not fresh
-    stale_while_revalidate: bool = False  # no longer fresh, and may be served while it is fetched anew
-    stale_if_error: bool = False  # no longer fresh, and may be served where no backend answers
+    ttl_s: float  # seconds of freshness left; 0 if not fresh
+    stale_while_revalidate: bool = False  # not fresh, but may be served while it is fetched again
+    stale_if_error: bool = False  # not fresh, but may be served if no backend answers
 
 
 EXPIRED = Freshness(False, 0.0, 0.0)
 
 
 def freshness_of(entry: Aged, lifetime: Lifetime, directives: CacheDirectives, now: float) -> Freshness:
-    """`lifetime` is the policy's for this kind of hit; `now` is wall-clock seconds.
+    """Return the freshness of an entry. `lifetime`: the policy's for this kind of hit. `now`: wall-clock seconds.
 
-    An entry from the future (the clock was set back) counts as expired: it must not become immortal. A client that
-    says what age it accepts (max-age, min-fresh) gets nothing stale.
+    An entry from the future (the clock was set back) counts as expired, as it would otherwise never expire. A client
+    that limits the age (max-age, min-fresh) gets nothing stale.
     """
     age = now - entry.created
     if age < -SKEW_S:
@@ -44,26 +43,26 @@ def freshness_of(entry: Aged, lifetime: Lifetime, directives: CacheDirectives, n
     return Freshness(False, age, 0.0, age < ttl + lifetime.revalidate_s, age < ttl + lifetime.error_s)
 
 
-# What a route's policy says of how long answers live. Pure.
+# The lifetimes of a route's policy.
 def exact_lifetime(route: Route) -> Lifetime | None:
-    """None where the exact cache is off."""
+    """Return the lifetime of exact hits; None where the exact cache is off."""
     if route.exact_ttl_s is None:
         return None
     return Lifetime(route.exact_ttl_s, route.jitter, route.stale_while_revalidate_s, route.stale_if_error_s)
 
 
 def longest_lifetime_s(route: Route) -> float:
-    """After which nobody has a use for what it stores; seconds."""
+    """Return the seconds after which no entry of the route is of use."""
     exact = exact_lifetime(route)
     return max(exact.longest_s if exact else 0.0, route.semantic.ttl_s if route.semantic else 0.0)
 
 
-# Cache-Control of requests (RFC 9111 section 5.2.1). Pure.
+# Cache-Control of requests (RFC 9111 section 5.2.1).
 NO_DIRECTIVES = CacheDirectives()
 
 
 def parse_directives(header: str | None) -> CacheDirectives:
-    """Directives that are unknown or malformed are ignored, as section 5.2.3 demands."""
+    """Parse a Cache-Control header. Ignore unknown and malformed directives, as section 5.2.3 demands."""
     if not header:
         return NO_DIRECTIVES
     parsed: dict[str, str] = {}
@@ -80,7 +79,7 @@ def parse_directives(header: str | None) -> CacheDirectives:
 
 
 def bypass_of(uncached: Bypass | None, directives: CacheDirectives) -> Bypass | None:
-    """Why no stored answer is looked for; None: one is. `uncached`: why the call's answers are never kept."""
+    """Return why no stored answer is looked up; None: one is. `uncached`: why answers to the call are never stored."""
     if uncached is not None:
         return uncached
     if directives.no_store:
@@ -89,7 +88,7 @@ def bypass_of(uncached: Bypass | None, directives: CacheDirectives) -> Bypass | 
 
 
 def can_share_flight(directives: CacheDirectives) -> bool:
-    """Whether the answer of an identical request in flight will do, and that of this one for others."""
+    """Return whether the request may share the answer of an identical one in flight, in either direction."""
     return not (directives.no_cache or directives.only_if_cached)
 
 

@@ -1,8 +1,8 @@
-"""What gateways on one store tell each other beside what they store: what they learn, and whatever else has a topic.
+"""Exchange messages between the gateways on one store, by topic: learned labels, and other news.
 
-Everything a route learns is a sum of observations. So the observations go round, not the sums: each gateway adds what
-it hears to what it has seen, and all come to what one process would know (docs/decisions/0022). What is said goes out
-in pages, some of a second later; while the store is away it waits, up to a bound, and the oldest is forgotten first.
+Everything that a route learns is a sum of observations. So the gateways send observations rather than sums. Each adds
+those of the others to its own, and all reach the state of a single process (docs/decisions/0022). Messages go out in
+pages with a short delay. While the store does not answer they wait, up to a bound; the oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ LOG = logging.getLogger("nearhit.replication")
 MAX_OUTBOX = 2_000
 PAGE = 200
 BATCH_DELAY_S = 0.1
-TRAFFIC_INTERVAL_S = 2.0  # between two sayings of what has come by: a line a route
+TRAFFIC_INTERVAL_S = 2.0  # seconds between two traffic reports: one line per route
 RETRY_S = 1.0
-MAX_NEWS_AGE_S = 30.0  # after which what is no knowledge is none for who hears it
+MAX_NEWS_AGE_S = 30.0  # seconds; older messages of topics without `known_position` are ignored
 
 TopicHandler = Callable[..., None]
 
 
 class Gossip:
-    """`gateway` names this one: what it says itself it need not hear."""
+    """The messages to and from other gateways. `gateway` names this one, whose own messages it ignores."""
 
     def __init__(self, log: GossipLog, gateway: str) -> None:
         self._log = log
@@ -44,27 +44,32 @@ class Gossip:
         self._known_positions: dict[str, Callable[[str], str | None] | None] = {}
 
     def publish(self, topic: str, *words: Any) -> None:
-        """Soon. `words`: what msgpack can carry."""
+        """Queue a message. `words`: values that msgpack can carry."""
         packed = msgpack.packb((topic, *words))
         self._outbox.append(base64.b64encode(packed).decode())
         self._has_outgoing.set()
 
     def on(self, topic: str, handler: TopicHandler, known_position: Callable[[str], str | None] | None = None) -> None:
-        """`handler` is given the words of that topic which another gateway has said; what it raises as `ValueError` or
-        `TypeError` is a line of another version. `known_position`: of what the second word names, the position up to
-        which it is known already. Without it only what is said now is heard: a start goes through what was said before,
-        too."""
+        """Call `handler` with the words of each message of a topic from another gateway.
+
+        A `ValueError` or `TypeError` from the handler marks a message of another version. `known_position` returns, for
+        the second word, the position up to which its messages are known. Without it only recent messages count, as a
+        start also reads the old ones.
+        """
         self._handlers[topic] = handler
         self._known_positions[topic] = known_position
 
     async def apply(self, changes: Sequence[StoreChange], now: float) -> None:
-        """`now`: by the store's clock."""
+        """Dispatch the messages among the changes. `now`: by the store's clock."""
         for change in changes:
             if change.kind is ChangeKind.GOSSIP and change.by != self._gateway:
                 try:
                     self._dispatch(change, now)
                 except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
-                    LOG.debug("not understood", extra={"fields": {"by": change.by, "error": type(error).__name__}})
+                    LOG.debug(
+                        "a message from another gateway was not understood",
+                        extra={"fields": {"by": change.by, "error": type(error).__name__}},
+                    )
 
     def _dispatch(self, change: StoreChange, now: float) -> None:
         topic, *words = msgpack.unpackb(base64.b64decode(change.value), use_list=False, strict_map_key=False)
@@ -81,8 +86,10 @@ class Gossip:
             handler(*words)
 
     async def flush(self) -> str | None:
-        """-> the position of the last line that was ever said. Raises `StoreUnavailable`; what is not said then is said
-        later."""
+        """Send all queued messages. Return the position of the last line ever sent.
+
+        Raise `StoreUnavailable`; unsent messages stay queued.
+        """
         async with self._flush_lock:
             while self._outbox:
                 page = [self._outbox.popleft() for _ in range(min(PAGE, len(self._outbox)))]
@@ -94,7 +101,7 @@ class Gossip:
         return self._last_position
 
     async def run(self) -> None:
-        """Says what there is to say, for ever."""
+        """Send queued messages, forever."""
         while True:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()

@@ -1,4 +1,4 @@
-"""Stored entries as responses: whole, as a stream, or replayed at the pace of a model."""
+"""Turn stored entries into responses: whole, as a stream, or replayed at the pace of a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.streams import BufferedStream
 def response_from_entry(
     request: RequestContext, entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None
 ) -> Response:
-    """In the form in which it was stored; `Render` turns it into the one the client wants."""
+    """Return the entry in its stored form. `Render` converts it to the form that the client wants."""
     call = request.call
     if entry.streamed and call is not None:
         body: FullBody | EventStream = EventStream(
@@ -30,7 +30,7 @@ def response_from_entry(
 
 
 def provenance_of(entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None) -> Provenance:
-    """Where a hit came from, and what it did not cost."""
+    """Return the origin of a hit and its savings."""
     return Provenance(
         verdict,
         similarity=similarity,
@@ -45,18 +45,20 @@ def provenance_of(entry: Entry, freshness: Freshness, verdict: Verdict, similari
     )
 
 
-# A stored answer played back as a stream: at once, or at the pace of a model. Pure but for the sleeper it is given.
+# A stored answer can be replayed as a stream: at once, or at the pace of a model.
 Sleep = Callable[[float], Awaitable[None]]  # seconds
 
-MAX_REPLAY_S = 60.0  # a slow model's longest answer: who is served from a cache does not wait longer than this
+MAX_REPLAY_S = 60.0  # a client that is served from the cache never waits longer
 
-DEFAULT_TOKEN_RATE = 50.0  # tokens a second where neither the policy nor the entry tells; a small model's on one GPU
+DEFAULT_TOKEN_RATE = 50.0  # tokens per second if neither policy nor entry tells: a small model on one GPU
 
 
 def replay_duration_s(rule: ReplaySettings, origin: Provenance, events: int, remaining_s: float | None) -> float:
-    """How long the stream takes from its first event to its last; seconds in [0, `MAX_REPLAY_S`], and at most
-    `remaining_s`, which is what the client's deadline leaves. The entry's own pace counts its time to the first token
-    in."""
+    """Return the seconds from the first event to the last, in [0, `MAX_REPLAY_S`].
+
+    The result is at most `remaining_s`, the rest of the client's deadline. The entry's own pace includes its time to
+    first token.
+    """
     tokens = origin.output_tokens or events
     known = origin.output_tokens > 0 and origin.upstream_s > 0
     rate = rule.rate or (origin.output_tokens / origin.upstream_s if known else DEFAULT_TOKEN_RATE)
@@ -67,8 +69,10 @@ def replay_duration_s(rule: ReplaySettings, origin: Provenance, events: int, rem
 async def paced(
     events: tuple[Event, ...], duration_s: float, clock: Clock, sleep: Sleep
 ) -> AsyncGenerator[Event, None]:
-    """The first event at once, the others evenly after it. What is late goes out without a pause, so that pauses that
-    take too long do not add up."""
+    """Yield the first event at once and the others at even intervals.
+
+    A late event follows without a pause, so delays do not add up.
+    """
     started = clock.monotonic()
     gap = duration_s / max(1, len(events) - 1)
     for index, event in enumerate(events):
@@ -78,17 +82,17 @@ async def paced(
         yield event
 
 
-# Stored answers that are whole, as the events of a stream: one that is asked for often is taken apart once. Pure.
+# A whole stored answer, split into stream events. Popular answers are split once and kept.
 #
-# To take an answer of 74 events apart costs 200 us, to find it here one. It follows from the bytes of the answer, its
-# dialect and its operation alone, so whoever is served these bytes may be given these events; that nothing removed is
-# served was seen to when the bytes were found.
+# Splitting an answer of 74 events takes 200 us, a lookup here 1 us. The events follow from the answer's bytes, dialect
+# and operation alone, so every client that gets these bytes may get these events. Bans were checked when the entry was
+# found.
 
 MAX_BYTES = 16 * 1024 * 1024
 
-MAX_ANSWER_BYTES = 1024 * 1024  # of one of them: a single huge answer must not push out all that is asked for often
+MAX_ANSWER_BYTES = 1024 * 1024  # of one answer, so that a huge one does not evict all popular ones
 
-EVENT_BYTES = 120  # what an event takes beside its data
+EVENT_BYTES = 120  # overhead of an event in memory
 
 
 class SplitCache:
@@ -99,7 +103,7 @@ class SplitCache:
         )
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
-        """As `Dialect.events`. Raises `MalformedResponse`."""
+        """Split an answer. See `Dialect.events`. Raise `MalformedResponse`."""
         key = call.dialect.name, call.operation, whole
         known = self._cache.get(key)
         if known is not None:

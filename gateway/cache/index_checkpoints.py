@@ -1,4 +1,4 @@
-"""Keeps a copy of the index on disk, so that a start need not read every vector from the store again."""
+"""Keep a copy of the index on disk, so that a start need not read every vector from the store."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ FILE, FORMER_FILE = "checkpoint", "former"
 
 
 class IndexCheckpoints:
-    """Nothing is written before `complete` is set: an index that is not yet filled must not replace a good copy.
-    `position` says where the index stands in the log of changes, None where there is none: it is written beside it, and
-    found again as `loaded_position`."""
+    """`IndexCheckpoints` writes and reads the file of an index.
+
+    It writes nothing before `complete` is set: an unfilled index must not replace a good copy. `position` returns the
+    index's position in the log of changes, or None. It is saved with the index and read back as `loaded_position`.
+    """
 
     def __init__(self, path: Path, index: FaissIndex, kind: PartitionKind, *, max_entries: int, every_s: float) -> None:
         self._path = path
@@ -35,7 +37,7 @@ class IndexCheckpoints:
         self._kind = kind
         self._max_entries = max_entries
         self._every_s = every_s
-        self._saved = 0  # the index' changes that the file has
+        self._saved = 0  # the index's change count in the file
         self._writing = threading.Lock()
         self._loaded = False
         self.position: Callable[[], str | None] = lambda: None
@@ -43,7 +45,7 @@ class IndexCheckpoints:
         self.complete = False
 
     async def load(self) -> None:
-        """Once, at the start. Whatever does not fit is left: the store has everything."""
+        """Load the checkpoint at the start. If it does not fit, the index is filled from the store."""
         if self._loaded:
             return
         self._loaded = True
@@ -54,14 +56,18 @@ class IndexCheckpoints:
         except FileNotFoundError:
             return
         except (CheckpointRefused, OSError) as error:
-            LOG.warning("the index is read from the store, its checkpoint was refused", extra=_fields(error=str(error)))
+            LOG.warning(
+                "the index checkpoint was refused, reading the index from the store", extra=_fields(error=str(error))
+            )
             return
         elapsed_s = round(time.perf_counter() - started, 3)
         LOG.info("the index was read from its checkpoint", extra=_fields(entries=self._index.size, seconds=elapsed_s))
 
     async def save(self) -> None:
-        """Writes the file if the index has changed since the last time. Never raises for what may be wrong with a
-        disk: the last file stays, and what it lacks is in the store."""
+        """Write the file if the index has changed since the last time.
+
+        Disk errors are not raised: the last file stays, and the store has the rest.
+        """
         if self.complete and self._index.changes != self._saved:
             await asyncio.to_thread(self._save)
 
@@ -71,15 +77,15 @@ class IndexCheckpoints:
             await self.save()
 
     def _save(self) -> None:
-        with self._writing:  # one that is still written when the gateway stops comes first
-            # Read before the copy is begun: what comes meanwhile may be in it, and is followed once more.
+        with self._writing:  # a write in progress comes first when the gateway stops
+            # Read before the copy begins: later changes may be in the copy, and are then applied twice.
             changes, position, started = self._index.changes, self.position(), time.perf_counter()
             try:
                 count = write_checkpoint(self._path, self._kind, self._index.pieces(), position)
             except ExecutorClosed:
                 return
             except OSError as error:
-                LOG.warning("no checkpoint of the index was written", extra=_fields(error=str(error)))
+                LOG.warning("the index checkpoint could not be written", extra=_fields(error=str(error)))
                 return
             self._saved = changes
             elapsed_s = round(time.perf_counter() - started, 3)
@@ -87,7 +93,7 @@ class IndexCheckpoints:
 
 
 def checkpoints_of(config: Config, index: FaissIndex, kind: PartitionKind, file: str = FILE) -> IndexCheckpoints | None:
-    """In the data directory, as the configuration wants it; None: off."""
+    """Return the checkpoints in the data directory, by the configuration; None: off."""
     every_s = config.index.checkpoint
     if every_s is None:
         return None
@@ -96,23 +102,25 @@ def checkpoints_of(config: Config, index: FaissIndex, kind: PartitionKind, file:
 
 
 def former_checkpoint_file(config: Config) -> str:
-    """Where the index of the model before is kept while another one is filled: at first in what was its file all the
-    time. One of another model is refused when it is read."""
+    """Return the file name for the former model's index while another one is filled.
+
+    At first that index is in the current file, which is renamed. A file of another model is refused when it is read.
+    """
     current, former = _folder(config) / FILE, _folder(config) / FORMER_FILE
     if current.exists() and not former.exists():
         try:
             current.replace(former)
         except OSError as error:
-            LOG.warning("the checkpoint of the former index is left", extra=_fields(error=str(error)))
+            LOG.warning("the checkpoint of the former index could not be renamed", extra=_fields(error=str(error)))
     return FORMER_FILE
 
 
 def remove_former_checkpoint(config: Config) -> None:
-    """Once nothing goes by it any more."""
+    """Delete the former model's checkpoint, once nothing uses it."""
     try:
         (_folder(config) / FORMER_FILE).unlink(missing_ok=True)
     except OSError as error:
-        LOG.warning("the checkpoint of the former index stays", extra=_fields(error=str(error)))
+        LOG.warning("the checkpoint of the former index could not be deleted", extra=_fields(error=str(error)))
 
 
 def _folder(config: Config) -> Path:

@@ -1,4 +1,4 @@
-"""Builds the vector index that the configuration names. Used by the composition root, and by what looks at it."""
+"""Build the vector index that the configuration names, for the composition root and for commands that inspect it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 def open_index(
     life: AsyncExitStack, config: Config, environ: Mapping[str, str], embedder: Embedder, clock: Clock, file: str
 ) -> tuple[VectorIndex, IndexCheckpoints | None]:
-    """For the vectors of `embedder`, ended with `life`; `file`: that of its checkpoint, where it has one. Raises
-    `StartupError`."""
+    """Open the index for an embedder's vectors; `life` closes it. Raise `StartupError`.
+
+    `file`: the name of its checkpoint file, if it has one.
+    """
     if config.index.adapter == "milvus":
         outside = build_milvus(config, environ, embedder.fingerprint, embedder.dimension, clock)
         life.push_async_callback(outside.close)
@@ -39,19 +41,22 @@ def open_index(
     life.callback(index.close)
     checkpoints = checkpoints_of(config, index, PartitionKind(embedder.fingerprint, embedder.dimension), file)
     if checkpoints is not None:
-        life.push_async_callback(checkpoints.save)  # once nothing is added any more
+        life.push_async_callback(checkpoints.save)  # runs once nothing is added any more
     return index, checkpoints
 
 
 def build_device(name: str) -> Device | None:
-    """None: the CPU. Raises `StartupError` where the GPU that is named cannot be used."""
+    """Return the device; None: the CPU. Raise `StartupError` where the named GPU cannot be used."""
     return None if name == "cpu" else CudaDevice(name)
 
 
 def build_milvus(
     config: Config, environ: Mapping[str, str], embedder: str, dimension: int, clock: Clock
 ) -> MilvusIndex:
-    """`embedder`: the fingerprint of its vectors. Nothing is asked of the server yet. Raises `StartupError`."""
+    """Build a Milvus index without contacting the server. Raise `StartupError`.
+
+    `embedder`: the fingerprint of its vectors.
+    """
     url, token = _address(config, environ)
     module = _import_module("gateway.adapters.milvus.index", config)
     index: MilvusIndex = module.MilvusIndex(
@@ -66,20 +71,22 @@ def build_milvus(
 
 
 async def count_filled(index: VectorIndex) -> int:
-    """How many it holds after a filling. Raises `StartupError`."""
+    """Return the number of entries after a filling. Raise `StartupError`."""
     if index.shared:
         outside = cast("MilvusIndex", index)
         try:
             await outside.flush()
             await outside.refresh()
         except IndexUnavailable as error:
-            raise StartupError(f"everything was written, and could not be counted: {error}") from None
+            raise StartupError(f"everything was written, but could not be counted: {error}") from None
     return index.size
 
 
 def milvus_version(config: Config, environ: Mapping[str, str], timeout_s: float) -> str:
-    """What the server says of itself. A Lite file that is not there is not made. Raises `StartupError`, and
-    `IndexUnavailable` where it does not answer."""
+    """Return the server's version. A missing Lite file is not created.
+
+    Raise `StartupError`, and `IndexUnavailable` where the server does not answer.
+    """
     url, token = _address(config, environ)
     module = _import_module("gateway.adapters.milvus.server", config)
     if "://" not in url and not Path(url).exists():
@@ -89,7 +96,7 @@ def milvus_version(config: Config, environ: Mapping[str, str], timeout_s: float)
 
 
 def _address(config: Config, environ: Mapping[str, str]) -> tuple[str, str]:
-    """URL or path, and token."""
+    """Return URL or path, and token."""
     section = config.index
     assert section.url is not None, "checked with the configuration"
     url = str(config.data_dir.resolve() / section.url) if milvus_lite_path(section.url) else section.url
@@ -97,7 +104,7 @@ def _address(config: Config, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _import_module(module: str, config: Config) -> Any:
-    """An extra with pandas in it: imported only where it is asked for. Raises `StartupError`."""
+    """Import an adapter of an extra on demand, as it loads pandas. Raise `StartupError`."""
     lite = milvus_lite_path(config.index.url or "")
     try:
         if lite:

@@ -1,4 +1,4 @@
-"""The questions in flight, so that who asks one of them in other words can wait for its answer. Bounded."""
+"""Track the questions in flight, so that a request in other words can wait for the same answer. Bounded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from gateway.context import RequestContext
 from gateway.messages import Entry, Vector
 
-# Looked through by a matrix product: 20 us for so many of 384 dimensions. Beyond, questions fly unseen.
+# Searched by a matrix product: 20 us for this many vectors of 384 dimensions. Further questions are not tracked.
 MAX_IN_SCOPE = 64
 MAX_SCOPES = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InflightQuestion:
-    """`entry` is what will be stored, but for its answer; `completed` is done once the flight is over, either way."""
+    """A question in flight.
+
+    `entry` is the future entry without its answer. `completed` is done when the flight is over, with or without
+    success.
+    """
 
     entry: Entry
     vector: Vector
@@ -24,7 +28,7 @@ class InflightQuestion:
 
 
 class InflightQuestions:
-    """To be used from one event loop."""
+    """The questions in flight, by scope. It serves one event loop."""
 
     def __init__(self) -> None:
         self._scopes: dict[str, list[InflightQuestion]] = {}
@@ -33,11 +37,11 @@ class InflightQuestions:
         return sum(map(len, self._scopes.values()))
 
     def in_scope(self, scope: str) -> Sequence[InflightQuestion]:
-        """Those that may be waited for; those of other scopes are nobody's business."""
+        """Return the questions of a scope. Requests never see those of other scopes."""
         return tuple(self._scopes.get(scope, ()))
 
     def add(self, request: RequestContext, vector: Vector) -> InflightQuestion | None:
-        """None where there are too many already."""
+        """Track a question. Return None where there are too many already."""
         if request.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
             return None
         questions = self._scopes.setdefault(request.scope, [])
@@ -49,7 +53,7 @@ class InflightQuestions:
         return question
 
     def complete(self, question: InflightQuestion) -> None:
-        """To be called once, when its answer has been stored or never will be."""
+        """Remove a question, once its answer is stored or never will be. Call this exactly once."""
         questions = self._scopes[question.entry.scope]
         questions.remove(question)
         if not questions:
@@ -72,9 +76,9 @@ def build_entry(
     upstream_s: float = 0.0,
     tags: tuple[str, ...] = (),
 ) -> Entry:
-    """What is stored of a question with this answer; without one, what is known before it comes."""
+    """Build the entry for a question and its answer, or the part that is known before the answer."""
     call = request.call
-    assert call is not None  # what has been embedded, or answered by a backend, has a question
+    assert call is not None  # a request that was embedded or answered by a backend has a question
     return Entry(
         fingerprint=request.fingerprint,
         scope=request.scope,

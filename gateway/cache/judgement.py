@@ -1,4 +1,4 @@
-"""Judges the candidates of a lookup: scores each against the threshold of its route, and says why."""
+"""Judge the candidates of a lookup: compare each score with the route's threshold, and give the reason."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Refusal
 from gateway.ports import VERBATIM, Acceptance, Embedder, Evaluated, Judgement, Opinion, StoredCandidate, Verifier
 
-# Of the neighbours that are near enough, so many are read from the store: the right one is nearly always the first.
+# Neighbours that are read from the store. The right one is nearly always the first.
 MAX_CANDIDATES = 4
 
 
 def relation_between(judged: Judgement) -> Relation:
-    """The question that was asked and the stored answer, as feedback names them."""
+    """Return the relation of the question and the stored answer, as feedback names it."""
     return relation_of(judged.entry.scope, judged.question, judged.entry.fingerprint)
 
 
@@ -29,8 +29,11 @@ def observation_of(judged: Judgement, label: Label) -> Observation:
 def evaluate(
     similarity: float, opinion: Opinion, threshold: float, control: RouteControl | None, shift: float = 0.0
 ) -> tuple[float, float, Refusal | None]:
-    """Holds a candidate against its route's threshold -> score, probability and reason, as in `Evaluated`. `control`
-    None: with `min_similarity`, its similarity and nothing else. `shift`: the control's of this question."""
+    """Compare a candidate with its route's threshold; return score, probability and reason, as in `Evaluated`.
+
+    `control` None: the route has `min_similarity`, and the similarity alone counts. `shift`: the control's for this
+    question.
+    """
     veto = opinion.veto
     if control is None:
         return similarity, opinion.probability, veto or (None if similarity >= threshold else Refusal.SIMILARITY)
@@ -42,7 +45,7 @@ def evaluate(
 
 
 def best_index(judgements: Sequence[Evaluated]) -> int:
-    """Which one to serve or to learn from: what no veto speaks against first, then the highest score."""
+    """Return the index of the best judgement: those without a veto first, then the highest score."""
 
     def worth(at: int) -> tuple[bool, bool, float, int]:
         judgement = judgements[at]
@@ -52,7 +55,10 @@ def best_index(judgements: Sequence[Evaluated]) -> int:
 
 
 def is_verbatim(a: str, b: str) -> bool:
-    """Equal but for spaces. Where there are lines, those within a line count: they may be the indentation of code."""
+    """Return whether two texts are equal but for spaces.
+
+    In a text of several lines, spaces within a line count, as they may be the indentation of code.
+    """
     if a == b:
         return True
     if "\n" in a.strip() or "\n" in b.strip():
@@ -60,12 +66,14 @@ def is_verbatim(a: str, b: str) -> bool:
     return a.split() == b.split()
 
 
-# The opinion on two prompts of one frame: that on what they do not share.
+# Two prompts of one template are compared by the parts that differ.
 async def varying_parts_opinion(
     parts: Varying, whole: Opinion, embedder: Embedder, verifier: Verifier, owner: str
 ) -> Opinion:
-    """Where that is the worse one. `whole`: the opinion on both prompts as they are; `owner`: as `Embedder.embed` has
-    it. Raises `EmbedderUnavailable`."""
+    """Return the opinion on the differing parts where it is worse than `whole`, the opinion on both prompts.
+
+    `owner`: see `Embedder.embed`. Raise `EmbedderUnavailable`.
+    """
     if not parts.query or not parts.stored:
         return replace(whole, veto=Refusal.TEMPLATE)
     query, stored = await embedder.embed(parts.query, owner), await embedder.embed(parts.stored, owner)
@@ -74,17 +82,19 @@ async def varying_parts_opinion(
     return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
 
 
-# How sure it is that a stored answer answers a question: each candidate's score, held against its route's threshold.
-# The semantic cache, `nearhit explain` and `make quality` all ask here.
+# How likely a stored answer fits a question: each candidate's score against its route's threshold. The semantic cache,
+# `nearhit explain` and `make quality` share this code.
 NeighbourEntry = tuple[Entry, float]
 """A stored answer, and the similarity of its question in [0, 1]."""
 
 
 @dataclass(slots=True)
 class CandidateScores:
-    """Of the candidates for one question, the most similar first. `judged` is in their order; `best_index` is the index
-    of the one to serve or to learn from. `entries`: that they are the nearest of; `shift`: what the route has learnt
-    near the question; `owner`: as `Embedder.embed` has it."""
+    """The scores of the candidates for one question, the most similar first. `judged` has the same order.
+
+    `best_index` is the one to serve or to learn from. `entries` is the size of the searched cache. `shift` comes from
+    the labels near the question. `owner`: see `Embedder.embed`.
+    """
 
     question: str
     owner: str
@@ -96,8 +106,8 @@ class CandidateScores:
     shift: float
     judged: list[Judgement] = field(default_factory=list)
     best_index: int = 0
-    parts: Varying | None = None  # what sets the question and the best candidate apart, where both are of one frame
-    second: Opinion | None = None  # what a dearer look has said; None: there was none, or it had nothing to say
+    parts: Varying | None = None  # the differing parts of question and best candidate, if both follow one template
+    second: Opinion | None = None  # the slower check's opinion; None: not run, or no result
 
     @property
     def chosen(self) -> Judgement:
@@ -105,13 +115,13 @@ class CandidateScores:
 
 
 def floor_of(acceptance: Acceptance, verifier: Verifier) -> float:
-    """The similarity below which no neighbour is worth reading."""
+    """Return the similarity below which no neighbour is read."""
     plain = acceptance.min_similarity
     return verifier.floor if plain is None else plain
 
 
 class CandidateScorer:
-    """By one policy's demands. `counterexamples`: what clients have called wrong."""
+    """`CandidateScorer` scores candidates by one policy. `counterexamples`: relations that clients called wrong."""
 
     def __init__(
         self, verifier: Verifier, embedder: Embedder, acceptance: Acceptance, counterexamples: Counterexamples
@@ -132,7 +142,7 @@ class CandidateScorer:
         entries: int,
         opinions: Sequence[Opinion] | None = None,
     ) -> CandidateScores:
-        """`neighbours`: at least one; `opinions` on them, None: the verifier's."""
+        """Score at least one neighbour. `opinions`: on the neighbours; None: ask the verifier."""
         threshold = control.threshold(self._acceptance, entries)
         shift = 0.0 if self._is_similarity_only else control.shift(embedding.vector)
         scores = CandidateScores(question, owner, embedding, neighbours, control, entries, threshold, shift)
@@ -152,12 +162,14 @@ class CandidateScorer:
         return scores
 
     def needs_second_opinion(self, scores: CandidateScores) -> bool:
-        """Whether the best candidate is too near the threshold, or of one frame with the question."""
+        """Return whether the best candidate is near the threshold, or of one template with the question."""
         return not self._is_similarity_only and (scores.chosen.gray or scores.parts is not None)
 
     async def apply_second_opinion(self, scores: CandidateScores) -> None:
-        """A dearer look at the best candidate, where one is due. Where the embedder is away, what is of one frame is
-        refused."""
+        """Check the best candidate more closely, where needed.
+
+        Without the embedder, candidates of one template are refused.
+        """
         chosen, closer = scores.chosen, None
         if chosen.gray:
             entry, similarity = scores.neighbours[scores.best_index]
@@ -182,7 +194,7 @@ class CandidateScorer:
         ]
 
     def _evaluate(self, scores: CandidateScores, entry: Entry, similarity: float, opinion: Opinion) -> Judgement:
-        """An opinion on a candidate, against the route's threshold."""
+        """Judge an opinion on a candidate by the route's threshold."""
         if self._counterexamples.is_refuted(entry.scope, scores.question, entry.fingerprint):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
         threshold, control = scores.threshold, None if self._is_similarity_only else scores.control

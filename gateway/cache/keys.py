@@ -1,8 +1,8 @@
-"""Who and what may share an answer. Pure.
+"""Compute the cache keys, which determine the requests that may share an answer. Pure.
 
-The exact key is the full SHA-256 of everything that decides the answer; the scope that of everything but the
-question. Both begin with the owner, so that no two tenants ever meet in one key or one partition of the index.
-Each part is length-prefixed: no concatenation of two requests reads like another one.
+The exact key is the full SHA-256 of everything that determines the answer. The scope is that of everything but the
+question. Both begin with the owner, so two tenants never share a key or a partition of the index. Each part is prefixed
+with its length, so no two requests have the same concatenation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from hashlib import sha256
 from gateway.messages import Call
 
 SHARE_GLOBAL = "*"
-MAX_CACHED_OWNER = 512  # characters of an owner: a user's name is the client's to choose, and may be as long as a body
+MAX_CACHED_OWNER = 512  # characters; a client chooses the user's name, which may be as long as a body
 
 
 def owner_of(share: str, tenant: str, user: str | None) -> str:
-    """Who may share: `share` is the policy's `user`, `tenant` or `global`.
+    """Return the owner of a key. `share` is the policy's `user`, `tenant` or `global`.
 
-    `user` without a user named in the body falls back to nobody else: the tenant's anonymous users share.
+    With `user`, requests without a user in the body share among themselves: the tenant's anonymous users.
     """
     if share == "global":
         return SHARE_GLOBAL
@@ -27,12 +27,12 @@ def owner_of(share: str, tenant: str, user: str | None) -> str:
 
 
 def keys_of(owner: str, route: str, call: Call) -> tuple[str, str]:
-    """-> (scope, fingerprint)"""
+    """Return scope and fingerprint."""
     return frame_of(owner, route, call.dialect.name, call.operation).keys_of(call)
 
 
 class KeyFrame:
-    """What the keys of calls of one owner, on one route, in one dialect, for one operation have in common."""
+    """The common part of the keys for one owner, route, dialect and operation."""
 
     __slots__ = ("_exact", "_scope")
 
@@ -41,7 +41,7 @@ class KeyFrame:
         self._scope, self._exact = b"nearhit/1/scope" + frame, b"nearhit/1/exact" + frame
 
     def keys_of(self, call: Call) -> tuple[str, str]:
-        """-> (scope, fingerprint)"""
+        """Return scope and fingerprint."""
         decisive = call.decisive
         context, canonical = decisive.context, decisive.canonical
         return (

@@ -1,4 +1,4 @@
-"""What becomes of a label, wherever it comes from: a miss, an audit or a client."""
+"""Apply labels from misses, audits and clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _ignore(*_: object) -> None:
 
 
 class Labels:
-    """`on_label` is told of every label that a route may learn from."""
+    """`Labels` passes each label to its route. `on_label` is called with every label that a route may learn from."""
 
     def __init__(
         self,
@@ -38,22 +38,26 @@ class Labels:
         self._telemetry = telemetry
 
     def report(self, route: str, judged: Judgement, label: Label, source: str) -> None:
-        """Counts the label, and lets the route learn from it. `source`: miss, audit or feedback. The same words say
-        nothing of how far wordings may differ."""
+        """Count the label, and let the route learn from it. `source`: miss, audit or feedback.
+
+        Identical wording teaches nothing about how far wordings may differ.
+        """
         self._telemetry.labels.add(route, source, label)
         if not judged.verbatim:
             self._controls.of(route).learn(observation_of(judged, label))
             self._on_label(route, judged, label)
 
     async def refute(self, relation: Relation) -> bool:
-        """This answer is not served for this question again. False: this gateway heeds it until it restarts, the
-        others do not know."""
+        """Never serve this answer for this question again.
+
+        Return False if the store failed: this gateway then remembers it until a restart, and the others do not know.
+        """
         key = relation.key()
         self._counterexamples.add([key])
         try:
             await self._store.add_counterexample(key)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
-            LOG.warning("a counterexample was not stored", extra={"fields": {"error": str(error)}})
+            LOG.warning("a counterexample could not be stored", extra={"fields": {"error": str(error)}})
             return False
         return True

@@ -1,5 +1,7 @@
-"""Keeps what routes have learnt in the store, so that a restart does not begin at the calibration again: which semantic
-hits may be served, and which requests need the large model."""
+"""Save learned state in the store, so that a restart does not begin at the calibration again.
+
+Two kinds are saved: which semantic hits may be served, and which requests need the large model.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,26 @@ from gateway.ports import LearningStore
 
 LOG = logging.getLogger("nearhit.quality")
 SAVE_EVERY_S = 60.0
-POSITION_MARKER = "placed"  # what a snapshot with a position begins with
+POSITION_MARKER = "placed"  # first element of a snapshot with a position
 
 
 class LearnedState(Protocol):
-    """What one route has learnt."""
+    """The learned state of one route."""
 
-    version: int  # counts what was learnt
+    version: int  # counts changes of the learned state
 
     @property
     def state(self) -> tuple[int, int]:
-        """Differs whenever there is something new to be kept."""
+        """A value that differs whenever there is something new to save."""
 
     def snapshot(self) -> bytes: ...
 
     def restore(self, data: bytes) -> None:
-        """Raises `SnapshotInvalid`."""
+        """Load a snapshot. Raise `SnapshotInvalid`."""
 
 
 class Learners(Protocol):
-    """By route."""
+    """The learned states of all routes."""
 
     def of(self, route: str) -> LearnedState: ...
 
@@ -42,7 +44,7 @@ class Learners(Protocol):
 
 
 class SnapshotStore:
-    """Keeps what is learnt of something else under names of its own."""
+    """A store for the snapshots of another kind of learned state, with its own key prefix."""
 
     def __init__(self, store: LearningStore, kind: str) -> None:
         self._store = store
@@ -60,11 +62,13 @@ async def _no_position() -> str | None:
 
 
 class StateKeeper:
-    """Nothing is saved of a route before its last snapshot has been read: an empty one must not replace it.
+    """`StateKeeper` saves and restores the learned state of every route.
 
-    Gateways on one store tell each other what they learn (`gateway.cache.gossip`), so that each one's snapshot is
-    that of all: which of them saves a route last does not matter. `position` says up to where the others have been
-    heard; it is kept with the snapshot, and a start goes on from there."""
+    A route is not saved before its last snapshot was read: an empty one must not replace it. Gateways on one store
+    exchange what they learn (`gateway.cache.gossip`). So every snapshot is that of all gateways, whichever saved it
+    last. `position` tells how far the others' messages were read; it is saved with the snapshot, and a start continues
+    there.
+    """
 
     def __init__(
         self,
@@ -78,12 +82,12 @@ class StateKeeper:
         self._every_s = every_s
         self._position = position
         self._retired = False
-        self.restored = asyncio.Event()  # all routes have been, once
+        self.restored = asyncio.Event()  # set once all routes are restored
         self.positions: dict[str, str] = {}  # of the snapshots that were read
-        self._saved: dict[str, tuple[int, int]] = {}  # by route that has been restored: the state that the store has
+        self._saved: dict[str, tuple[int, int]] = {}  # by restored route: the state in the store
 
     async def restore(self) -> None:
-        """Every route that has not been, as it was saved last. Raises `StoreUnavailable`."""
+        """Restore every route that was not restored yet. Raise `StoreUnavailable`."""
         for route, control in self._controls.all():
             if route not in self._saved:
                 await self._restore(route, control)
@@ -91,28 +95,26 @@ class StateKeeper:
 
     @property
     def routes(self) -> tuple[str, ...]:
-        """Those whose last snapshot has been read."""
+        """The routes whose last snapshot was read."""
         return tuple(self._saved)
 
     def retire(self) -> None:
-        """Nothing is saved from now on: lookups are by another embedding model, whose snapshots take the place."""
+        """Stop saving: another embedding model serves lookups, and its snapshots replace these."""
         self._retired = True
 
     async def save(self) -> None:
-        """What has changed since the last time. A store that does not answer is asked again the next time."""
+        """Save what changed since the last time. If the store fails, the next call tries again."""
         try:
-            if (
-                self._saved and not self._retired
-            ):  # the start is over; a policy that was read since then may have brought new routes
+            if self._saved and not self._retired:  # after the start; a new policy may have added routes
                 await self.restore()
             for route, control in self._controls.all():
                 if route in self._saved and self._saved[route] != control.state:
                     await self.save_one(route)
         except StoreUnavailable as error:
-            LOG.warning("what was learnt was not saved", extra={"fields": {"error": str(error)}})
+            LOG.warning("the learned state could not be saved", extra={"fields": {"error": str(error)}})
 
     async def save_one(self, route: str) -> None:
-        """Raises `StoreUnavailable`."""
+        """Save one route. Raise `StoreUnavailable`."""
         if self._retired:
             return
         position = await self._position()
@@ -122,13 +124,13 @@ class StateKeeper:
         self._saved[route] = state
 
     async def start(self) -> None:
-        """`restore`, however long the store takes to answer, then `run`."""
+        """Restore, however long the store takes to answer, then run."""
         while True:
             try:
                 await self.restore()
                 break
             except StoreUnavailable as error:
-                LOG.warning("what was learnt is not read yet", extra={"fields": {"error": str(error)}})
+                LOG.warning("the learned state could not be read yet", extra={"fields": {"error": str(error)}})
             await asyncio.sleep(self._every_s)
         await self.run()
 
@@ -140,18 +142,18 @@ class StateKeeper:
     async def _restore(self, route: str, control: LearnedState) -> None:
         saved = await self._store.learning(route)
         try:
-            if saved is not None and control.version == 0:  # what it has learnt itself meanwhile is newer
+            if saved is not None and control.version == 0:  # its own state, learned meanwhile, is newer
                 position, snapshot = _unpack_position(saved)
                 control.restore(snapshot)
                 if position is not None:
                     self.positions[route] = position
         except SnapshotInvalid as error:
-            LOG.warning("what was learnt does not fit", extra={"fields": {"route": route, "error": str(error)}})
+            LOG.warning("the saved learned state does not fit", extra={"fields": {"route": route, "error": str(error)}})
         self._saved[route] = control.state
 
 
 def _pack_with_position(position: str | None, snapshot: bytes) -> bytes:
-    """Without a position as it is, as gateways before those that share wrote it."""
+    """Return the snapshot as it is without a position, the format of older gateways."""
     if position is None:
         return snapshot
     packed: bytes = msgpack.packb((POSITION_MARKER, position, snapshot))
@@ -159,7 +161,7 @@ def _pack_with_position(position: str | None, snapshot: bytes) -> bytes:
 
 
 def _unpack_position(saved: bytes) -> tuple[str | None, bytes]:
-    """The opposite. What is neither is for `restore` to refuse."""
+    """Return position and snapshot. `restore` rejects any other data."""
     try:
         match msgpack.unpackb(saved, use_list=False):
             case (name, str(position), bytes(snapshot)) if name == POSITION_MARKER:

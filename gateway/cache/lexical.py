@@ -1,7 +1,7 @@
-"""What the words of two questions say about whether they ask the same thing. Pure.
+"""Compare the words of two questions for differences that change the answer. Pure.
 
-Cosine similarity alone cannot tell "2021" from "2022", "on" from "off", or "km to miles" from "miles to km".
-Each check names one way in which two similar questions differ; a check that finds nothing says nothing.
+Cosine similarity alone cannot tell "2021" from "2022", "on" from "off", or "km to miles" from "miles to km". Each check
+finds one kind of difference. A check without a result proves nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from gateway.messages import Refusal
 
-# Patterns that are looked for only where they may be found. Pure.
+# Patterns run only where they can match.
 #
-# To look through a question takes 5 to 20 us a pattern, and nearly always finds nothing: most need a word or a sign
-# that few questions have. What a pattern needs is said beside it, and never more than it needs, so that what is found
-# is the same (tests/cache/test_text_patterns.py).
+# Searching a question takes 5 to 20 us per pattern and nearly always finds nothing, as most patterns need a rare word
+# or sign. Each pattern states these clues, and never more than it needs, so the results are the same
+# (tests/cache/test_text_patterns.py).
 
 _RUN = re.compile(r"\w+")
 
@@ -27,17 +27,19 @@ _JOINS = frozenset("'_")
 
 @dataclass(slots=True)
 class LexicalClues:
-    """What a text of ASCII consists of. Of other texts there are none: their letters may stand for these, as the sign
-    of kelvin does for a k where case is ignored."""
+    """The words and signs of an ASCII text.
 
-    runs: frozenset[str]  # of letters, digits and underscores, in lower case
-    plain: str  # the whole text, lower-cased, with single spaces
-    signs: frozenset[str]  # that it is written with
+    Other texts have no clues: ignoring case, their letters may equal ASCII ones, as the kelvin sign equals k.
+    """
+
+    runs: frozenset[str]  # runs of letters, digits and underscores, in lower case
+    plain: str  # the whole text in lower case, with single spaces
+    signs: frozenset[str]  # the distinct characters
     joined: bool  # some run is part of a longer word, or of several words
 
 
 def clues_of(text: str, plain: str, words: frozenset[str]) -> LexicalClues | None:
-    """`words`: those that letters and digits make, in lower case, some of them joined by an apostrophe."""
+    """Return the clues of a text; None unless it is ASCII. `words`: in lower case, some joined by an apostrophe."""
     if not text.isascii():
         return None
     signs = frozenset(plain)
@@ -47,36 +49,36 @@ def clues_of(text: str, plain: str, words: frozenset[str]) -> LexicalClues | Non
 
 @dataclass(frozen=True, slots=True)
 class PatternIndex:
-    """`may_match`: whether a text with these clues may hold what the pattern matches."""
+    """A pattern with its clues. `may_match` returns whether a text with these clues may contain a match."""
 
     pattern: re.Pattern[str]
     may_match: Callable[[LexicalClues], bool]
 
     def matches(self, text: str, clues: LexicalClues | None) -> list[Any]:
-        """What `findall` of the pattern would."""
+        """Return the result of the pattern's `findall`."""
         return self.pattern.findall(text) if clues is None or self.may_match(clues) else []
 
 
 def any_of(words: str) -> Callable[[LexicalClues], bool]:
-    """Whether one of these stands by itself, between what is no part of a word."""
+    """Return a test for one of these words standing alone."""
     needed = frozenset(words.split())
     return lambda clues: not needed.isdisjoint(clues.runs)
 
 
 def written_with(signs: str) -> Callable[[LexicalClues], bool]:
-    """Whether one of these signs is in it."""
+    """Return a test for one of these characters."""
     needed = frozenset(signs)
     return lambda clues: not needed.isdisjoint(clues.signs)
 
 
 digits = written_with("0123456789")
 
-# Texts that a question is about rather than made of: what is to be translated, quoted, or run. Pure.
+# Some questions are about a text, which is to be translated, quoted or run.
 #
-# Two requests to translate differ in a few words only where it matters, and look alike everywhere else: with a fixed
-# instruction around varying content, every content would get the first one's answer.
+# Two requests to translate differ only in a few words, and those decide. With a fixed instruction around varying
+# content, every content would otherwise get the first one's answer.
 
-# Verbs that ask for a text to be turned into another: English, German, Spanish. They count where a request begins.
+# Verbs that ask to turn a text into another, at the start of a request: English, German, Spanish.
 _TRANSFORM = re.compile(
     r"\W{0,9}(?:(?:please|kindly|hi|hello|hey|bitte|por favor|can you|could you|would you|will you|i want you to|"
     r"i need you to|kannst du|k\u00f6nnen sie|puedes)\W{1,9}){0,3}"
@@ -93,12 +95,12 @@ _QUOTED = re.compile(
 
 
 def transforms(text: str) -> bool:
-    """Whether the text asks for another text to be turned into something."""
+    """Return whether the text asks to transform another text."""
     return _TRANSFORM.match(text) is not None
 
 
 def quoted_in(text: str) -> frozenset[str]:
-    """What stands in quotes or is marked as code, lower-cased, with single spaces."""
+    """Return the quoted parts and the code, in lower case, with single spaces."""
     return frozenset(plain(next(group for group in match.groups() if group)) for match in _QUOTED.finditer(text))
 
 
@@ -106,10 +108,10 @@ def plain(text: str) -> str:
     return " ".join(text.split()).lower()
 
 
-# Every gap below is bounded: a pattern that may look for its end anywhere takes quadratic time on a hostile text.
+# Every gap below is bounded: an unbounded pattern takes quadratic time on a hostile text.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W\d_]+)*", re.UNICODE)
 
-_ASCII_WORD = re.compile(r"[A-Za-z0-9]++(?:'[A-Za-z]++)*+")  # the same of ASCII, in half the time
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]++(?:'[A-Za-z]++)*+")  # the same for ASCII, twice as fast
 
 _NUMBER = PatternIndex(re.compile(r"\d+(?:[.,:/-]\d+)*%?"), digits)
 
@@ -148,8 +150,8 @@ _THAN = PatternIndex(
     any_of("than"),
 )
 
-# Pairs in which one word is the other's opposite. Symmetric; a short list of the commonest ones in questions put to
-# assistants, from grammar books rather than from any data set. The learned verifier replaces it.
+# Pairs of opposites, symmetric: a short list of the most frequent ones in questions to assistants. It comes from
+# grammar books, not from a data set. The learned verifier replaces it.
 _ANTONYMS = (
     ("on", "off"), ("enable", "disable"), ("open", "close"), ("increase", "decrease"), ("raise", "lower"),
     ("start", "stop"), ("add", "remove"), ("install", "uninstall"), ("buy", "sell"), ("before", "after"),
@@ -170,7 +172,7 @@ OPPOSITES: dict[str, frozenset[str]] = {
     for word in pair
 }
 
-# Words that a question may start with in capitals without naming anything.
+# Words that may begin a question with a capital without being a name.
 _FIRST_WORD = re.compile(r"\W{0,9}([^\W\d_]+)")
 
 _FURTHER_STARTERS = re.compile(r"(?:[.!?:]\s{1,9}|\n)\W{0,9}([^\W\d_]+)")
@@ -182,22 +184,22 @@ _FIRST_PERSON = frozenset(("i", "i'm", "i've", "i'd", "i'll"))
 
 @dataclass(slots=True)
 class Lexical:
-    """What the checks read from one text."""
+    """The features of one text that the checks use."""
 
     words: tuple[str, ...]
-    vocabulary: frozenset[str]  # of the words, each once
+    vocabulary: frozenset[str]  # the distinct words
     numbers: frozenset[str]
     negations: int
-    names: frozenset[str]  # capitalised words and words with capitals, digits or dots inside, lower-cased
+    names: frozenset[str]  # capitalised words and words with capitals, digits or dots inside, in lower case
     directions: tuple[tuple[str, str], ...]
-    transforms: bool  # it asks for a text to be turned into another
-    quoted: frozenset[str]  # what stands in quotes or is code
-    plain: str  # the whole text, lower-cased, with single spaces
+    transforms: bool  # it asks to turn a text into another
+    quoted: frozenset[str]  # quoted parts and code
+    plain: str  # the whole text in lower case, with single spaces
     clues: LexicalClues | None
 
 
 def read(text: str) -> Lexical:
-    """As it is asked: most questions come once. For what is stored `kept`."""
+    """Read a new question. It is not cached, as most questions come once. Use `kept` for stored questions."""
     plainly = plain(text)
     words = tuple(_ASCII_WORD.findall(plainly) if text.isascii() else map(str.lower, _WORD.findall(text)))
     vocabulary = frozenset(words)
@@ -230,12 +232,12 @@ def _negations(text: str, words: Sequence[str], clues: LexicalClues | None) -> i
 
 
 def _names(text: str) -> frozenset[str]:
-    """A capital inside a word always names something; one at its start does unless a sentence begins there."""
+    """Return the names in a text: words with a capital inside, or at the start unless they begin a sentence."""
     if text.islower():
         return frozenset()
     if text.isascii():
         if text[1:].islower():
-            return frozenset()  # it begins with a capital, as sentences do
+            return frozenset()  # only the first letter is a capital, as in a sentence
         written = [word for word in _ASCII_WORD.findall(text) if not word.islower()]
         inside = {lower for word in written if (lower := word.lower())[1:] != word[1:]}
     else:
@@ -255,28 +257,28 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _starters(text: str) -> list[str]:
-    """The words that sentences begin with, as they are written."""
+    """Return the words that begin sentences, as written."""
     first = _FIRST_WORD.match(text)
     starts = [] if first is None else [first.start(1)]
     read = 0 if first is None else first.end()
-    if _ENDS.search(text, read, len(text) - 1):  # an end that nothing follows begins no sentence
+    if _ENDS.search(text, read, len(text) - 1):  # an end sign that nothing follows begins no sentence
         starts += [match.start(1) for match in _FURTHER_STARTERS.finditer(text, read)]
     return [match.group() for start in starts if (match := _WORD.match(text, start))]
 
 
 def _head(phrase: str) -> str:
-    """The last word before a preposition cuts the phrase off is what the phrase is about; a stem is enough."""
+    """Return the first two words of a phrase, or its only one: they name its subject well enough."""
     words = _WORD.findall(phrase.lower())
     return words[0] if len(words) == 1 else " ".join(words[:2]) if words else ""
 
 
 def difference(query: Lexical, stored: Lexical) -> Refusal | None:
-    """The first way in which the two differ that changes the answer, or None."""
+    """Return the first difference that changes the answer, or None."""
     return next(differences(query, stored), None)
 
 
 def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
-    """Every way in which they do, each looked for when it is asked for."""
+    """Yield every difference. Each check runs when its result is requested."""
     if has_other_payload(query, stored):
         yield Refusal.PAYLOAD
     if query.numbers != stored.numbers:
@@ -292,7 +294,10 @@ def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
 
 
 def has_other_payload(query: Lexical, stored: Lexical) -> bool:
-    """A text to be transformed must be the same to the word; what one quotes, the other must contain."""
+    """Return whether the payloads differ.
+
+    A text to transform must be the same word for word, and each text must contain the other's quotations.
+    """
     if (query.transforms or stored.transforms) and query.words != stored.words:
         return True
     return any(text not in stored.plain for text in query.quoted) or any(
@@ -301,7 +306,7 @@ def has_other_payload(query: Lexical, stored: Lexical) -> bool:
 
 
 def _has_opposites(query: Lexical, stored: Lexical) -> bool:
-    """A word in one text whose opposite stands in the other, and not the word itself."""
+    """Return whether a word in one text meets its opposite, but not itself, in the other."""
     a, b = query.vocabulary, stored.vocabulary
     return a != b and any(OPPOSITES[word] & (b - a) for word in a - b if word in OPPOSITES)
 
@@ -314,8 +319,8 @@ def _has_reversed_direction(query: Lexical, stored: Lexical) -> bool:
 
 
 def _has_other_names(query: Lexical, stored: Lexical) -> bool:
-    """Each text names something that the other does not mention at all.
+    """Return whether each text names something that the other does not mention.
 
-    One-sided extra names are often an address ("Hi Bob, ...") or a specification: the similarity judges those.
+    Names on one side only are often an address ("Hi Bob, ...") or a detail, which the similarity judges.
     """
     return bool(query.names - stored.vocabulary) and bool(stored.names - query.vocabulary)

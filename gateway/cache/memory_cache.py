@@ -1,7 +1,6 @@
-"""The hottest exact entries in process memory, in front of the store. Bounded in bytes.
+"""Keep the hottest exact entries in process memory, in front of the store. Bounded in bytes.
 
-All reads of entries come by here, so that here is where removals are heeded: what a ban covers is neither returned nor
-kept, wherever it lies.
+All reads of entries pass here, so bans are checked here: a banned entry is neither returned nor kept.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from gateway.cache.bans import LATER, Bans
 from gateway.messages import EmbeddedVector, Entry, Vector
 from gateway.ports import Clock, ResponseStore, StoredVector, StoreStats
 
-MAX_ITEMS = 2**31  # bytes bound it
-SWEEP_STEP = 500  # entries looked at before others get their turn: a millisecond
+MAX_ITEMS = 2**31  # bytes are the real bound
+SWEEP_STEP = 500  # entries per step, between which other tasks run: one millisecond
 
 
-MAX_ENTRY_FRACTION = 10  # one entry may take a tenth: a single huge answer must not push out everything that is hot
+MAX_ENTRY_FRACTION = 10  # divisor of the size: a single huge answer must not evict all hot entries
 
 
 @dataclass(slots=True)
@@ -28,7 +27,7 @@ class _Resident:
 
     entry: Entry
     added_at: float  # monotonic clock
-    bans: int  # the version of the bans that it was compared with last
+    bans: int  # the version of the bans that it was last checked against
     size: int  # bytes
 
 
@@ -40,9 +39,11 @@ def _size(resident: _Resident) -> int:
 
 
 class TieredStore:
-    """Least recently used entries make room. What lies here longer than `max_age_s` is asked of the store again, so
-    that another gateway's removal on a shared store takes effect here too; None where the store is ours alone.
-    `embedder` is the fingerprint of the vectors that come by here."""
+    """The memory tier in front of the store. The least recently used entries make room.
+
+    Entries older than `max_age_s` are read again from the store, where another gateway may have removed them. None: no
+    other gateway is on the store. `embedder` is the fingerprint of the vectors that pass here.
+    """
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class TieredStore:
         )
 
     def for_embedder(self, embedder: str, store: ResponseStore) -> TieredStore:
-        """The same front and bans before `store`, for vectors of another embedder."""
+        """Return a tier for vectors of another embedder, with the same memory and bans."""
         return TieredStore(
             store,
             max_bytes=self._max_bytes,
@@ -85,14 +86,14 @@ class TieredStore:
         return self._residents.weight
 
     def peek(self, fingerprint: str) -> Entry | None:
-        """What is here, without asking the store."""
+        """Return an entry in memory without reading the store."""
         resident = self._residents.get(fingerprint)
         if resident is None:
             return None
         if self._max_age_s is not None and self._clock.monotonic() - resident.added_at > self._max_age_s:
             self._residents.pop(fingerprint)
             return None
-        if resident.bans != self.bans.version:  # looked at once a change: a hit pays for a comparison of numbers
+        if resident.bans != self.bans.version:  # once per change of the bans; a hit pays for comparing two numbers
             if self.bans.covers(resident.entry):
                 self._residents.pop(fingerprint)
                 return None
@@ -103,14 +104,14 @@ class TieredStore:
         entry = self.peek(fingerprint)
         if entry is None:
             entry = await self._store.get(fingerprint)
-            # A gateway that does not know the removals yet takes nothing from the store.
+            # before the bans are loaded, nothing from the store may be served
             if entry is None or not self.bans.loaded or self.bans.covers(entry):
                 return None
             self._add_resident(entry)
         return entry
 
     def banned(self, entry: Entry, vector: Vector | None = None, asked: float = LATER) -> bool:
-        """Whether it has been removed since it was read, or while it was fetched."""
+        """Return whether a removal covers the entry, also one made since it was read or fetched."""
         if not self.bans.in_force:
             return False
         return self.bans.covers(entry, None if vector is None else EmbeddedVector(vector, self._embedder), asked)
@@ -118,7 +119,7 @@ class TieredStore:
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         if self.banned(entry, vector):
             return False
-        # First here: while the store is down, what was just answered can still be answered again.
+        # memory first: while the store is down, the answer can still be served again
         self._add_resident(entry)
         stored = await self._store.put(entry, vector, lease)
         if not stored:
@@ -131,13 +132,16 @@ class TieredStore:
         return await self._store.delete(fingerprints)
 
     def forget(self, fingerprint: str) -> None:
-        """The store has another one now."""
+        """Drop an entry from memory, as the store has another one now."""
         self._residents.pop(fingerprint)
 
     async def sweep(self, known: Callable[[str], bool] | None = None) -> int:
-        """Lets go of what a ban covers -> how many that were. They are not served anyway, but for those from before the
-        clock was set back. `known`: where a removal means what is close to a question, whether it has been held against
-        the question of an entry; what has not goes, too."""
+        """Drop banned entries and return their number. Bans keep them from being served, except after the clock was set
+        back.
+
+        `known` returns whether an entry was compared with the question of a ban by similarity. Entries that were not
+        compared are dropped too.
+        """
         swept, now = 0, self._clock.wall()
         for i, name in enumerate(list(self._residents)):
             resident = self._residents.peek(name)

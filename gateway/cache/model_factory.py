@@ -1,4 +1,4 @@
-"""Builds the models that a configuration names: what embeds, what verifies, what judges how hard a request is."""
+"""Build the models that a configuration names: the embedder, the verifier and the cross-encoder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from gateway.ports import TextEncoder, Verifier
 
 
 def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextEncoder:
-    """`data_dir`: where it is kept what a served model was, in case its server is away at a later start.
+    """Build the encoder. Raise `ModelMissing`, `ModelCorrupt` or `StartupError`.
 
-    Raises `ModelMissing`, `ModelCorrupt` or `StartupError`."""
+    `data_dir`: records the properties of a served model, in case its server is down at a later start.
+    """
     if config.adapter == "hash":
         return HashEncoder()
     if config.adapter == "onnx":
@@ -31,7 +32,7 @@ def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextE
     if config.adapter == "triton":
         return _triton_encoder(config, data_dir)
     try:
-        # An extra of several GB: imported only where it is asked for.
+        # an extra of several GB: imported on demand
         module = importlib.import_module("gateway.adapters.embedding.sentence_transformers")
     except ImportError as error:
         raise StartupError(
@@ -43,8 +44,8 @@ def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextE
 
 
 def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncoder:
-    """Asks the server. Raises `ModelMissing` or `StartupError`."""
-    # gRPC and its messages are large: imported where they are needed.
+    """Build an encoder on a Triton server, which is called here. Raise `ModelMissing` or `StartupError`."""
+    # gRPC and its messages are large: imported on demand
     module = importlib.import_module("gateway.adapters.triton.encoder")
     tokenizer = (config.model_dir or default_model_dir()) / config.tokenizer / TOKENIZER_FILE
     encoder: TextEncoder = module.TritonEncoder(
@@ -59,8 +60,11 @@ def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncode
 
 
 def build_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None = None) -> Verifier:
-    """Asks the server where the cross-encoder lies on one; `data_dir` as for `build_encoder`. Raises `StartupError`
-    where the weights are not those that were trained, or that server has others, `ModelMissing` or `ModelCorrupt`."""
+    """Build the verifier. A cross-encoder on a server is called here; `data_dir`: see `build_encoder`.
+
+    Raise `ModelMissing`, `ModelCorrupt`, or `StartupError` where the weights differ from the trained ones, here or on
+    the server.
+    """
     try:
         if config.adapter == "checks":
             return ThresholdVerifier()
@@ -77,7 +81,8 @@ def _cross_encoder(
     if section is None:
         return None
     if section.adapter == "triton":
-        module = importlib.import_module("gateway.adapters.triton.cross_encoder")  # as `_triton_encoder`
+        # imported on demand, as in `_triton_encoder`
+        module = importlib.import_module("gateway.adapters.triton.cross_encoder")
         tokenizer = (embedder.model_dir or default_model_dir()) / MODEL / TOKENIZER_FILE
         closer: CrossEncoder = module.TritonCrossEncoder(
             section.url,
@@ -102,7 +107,7 @@ def model_dir_of(config: EmbeddingModel) -> Path:
 def build_embedder(
     config: EmbeddingModel, data_dir: Path | None = None
 ) -> tuple[TextEncoder, BatchingEmbedder | InlineEmbedder]:
-    """As `build_encoder`."""
+    """Build the encoder and its embedder. See `build_encoder`."""
     if config.adapter == "hash":
         hashing = HashEncoder()
         return hashing, InlineEmbedder(hashing)

@@ -1,8 +1,8 @@
-"""Removes answers: at once, everywhere, for good.
+"""Remove answers: at once, on every gateway, permanently.
 
-First the ban, in this process and in the store, so that nothing it covers is served from then on, by any gateway, also
-after a crash; then the answers themselves, which takes as long as the store is large. Other gateways on the store learn
-of a ban by a version number that they ask for twice in the half second that it may take.
+The ban comes first, in this process and in the store, where it survives a crash. A gateway that knows the ban serves no
+answer that it covers. Then the answers are deleted, which takes longer in a large store. Other gateways poll a version
+number of the bans every 0.2 s, so a ban reaches them within half a second.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from gateway.messages import EmbeddedVector, Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, RemovalStore
 
-# What is asked of a removal, and what came of it.
 SAMPLES, QUESTION_SHOWN = 10, 80
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeRequest:
-    """What is to be removed, as it was asked for. At least one is given."""
+    """The conditions of a removal, as requested. At least one is set."""
 
     tags: tuple[str, ...] = ()
     tenant: str | None = None
@@ -53,7 +52,7 @@ class PurgeRequest:
     backend: str | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Without texts that users wrote."""
+        """Return the conditions without texts that users wrote."""
         given = {
             "tags": list(self.tags),
             "tenant": self.tenant and self.tenant[:SHOWN_DIGITS],
@@ -71,15 +70,15 @@ class PurgeRequest:
 
 @dataclass(slots=True)
 class PurgeResult:
-    """Counts what has been done so far."""
+    """The counts of a removal so far."""
 
     matched: int = 0
     removed: int = 0
-    recorded: bool = False  # all gateways on the store heed it, also after a restart
-    durable: bool = False  # it is known to have reached the store's disk
+    recorded: bool = False  # all gateways on the store know the ban, also after a restart
+    durable: bool = False  # the ban has reached the store's disk
     samples: list[dict[str, Any]] = field(default_factory=list)
-    late_matches: set[str] = field(default_factory=set)  # close to the question, and only found in the store
-    notes: list[str] = field(default_factory=list)  # what is likely not as it was meant
+    late_matches: set[str] = field(default_factory=set)  # close to the question, but found only in the store
+    notes: list[str] = field(default_factory=list)  # hints that the request may not mean what the operator expects
 
     def match(self, entries: Iterable[Entry], now: float) -> None:
         for entry in entries:
@@ -98,23 +97,23 @@ class PurgeResult:
 
 
 class PurgeIncomplete(GatewayError):
-    """The store failed on the way; `outcome` says what has been done."""
+    """The store failed during a removal. `outcome` has the counts so far."""
 
     status = 503
     kind = "store_unavailable"
 
     def __init__(self, outcome: PurgeResult, error: str) -> None:
         where = (
-            "the removal is in force in every gateway on this store, and what is left in it is not served"
+            "the removal is in force in every gateway on this store, and the remaining answers are not served"
             if outcome.recorded
-            else "the removal is in force in this gateway alone, until the store answers or it restarts"
+            else "the removal is in force in this gateway only, until the store answers or it restarts"
         )
-        super().__init__(f"{error}; {where}: ask again", retry_after_s=1)
+        super().__init__(f"{error}; {where}: repeat the request", retry_after_s=1)
         self.outcome = outcome
 
 
 def sample_of(entry: Entry, now: float) -> dict[str, Any]:
-    """What an operator is shown of an entry."""
+    """Return the fields of an entry that operators see."""
     return {
         "fingerprint": entry.fingerprint,
         "route": entry.route,
@@ -130,15 +129,18 @@ LOG = logging.getLogger("nearhit.removal")
 
 POLL_S = 0.2
 
-MARGIN_S = 60.0  # clocks that differ, a machine that stood still
+MARGIN_S = 60.0  # seconds; for differing clocks or a suspended machine
 
-UNKNOWN_S = 30 * 86400.0  # how long answers live in a store that does not say
+UNKNOWN_S = 30 * 86400.0  # seconds; the assumed lifetime of answers if the store does not tell
 
-MAX_AT_ONCE = 4  # each looks through the whole store
+MAX_AT_ONCE = 4  # each one reads the whole store
 
 
 class Purge:
-    """`flights` are those in the air; `horizon_s` says for how long what is asked for now may live."""
+    """`Purge` removes entries. `flights` are the calls in flight.
+
+    `horizon_s` returns how long an answer that is requested now may live.
+    """
 
     def __init__(
         self,
@@ -159,17 +161,17 @@ class Purge:
         self._clock = clock
         self._telemetry = telemetry
         self._horizon_s = horizon_s
-        self._version: bytes | None = None  # of the store's bans, as they were last read
-        self._stored_ids: frozenset[str] = frozenset()  # their ids
+        self._version: bytes | None = None  # of the store's bans when last read; None: read them again
+        self._stored_ids: frozenset[str] = frozenset()  # the ids of the store's bans
         self._running = 0
         self._wake_event = asyncio.Event()
 
-    # What is removed here
+    # Removals by this gateway
 
     async def purge(self, request: PurgeRequest, *, dry_run: bool) -> PurgeResult:
-        """Raises `GatewayError`: `BadRequest`, `Overloaded` (nothing was done), or `PurgeIncomplete`."""
+        """Remove entries. Raise `BadRequest`, `Overloaded` (nothing was done) or `PurgeIncomplete`."""
         if self._running >= MAX_AT_ONCE:
-            raise Overloaded(f"{MAX_AT_ONCE} removals are under way, nothing was done: ask again", retry_after_s=1)
+            raise Overloaded(f"{MAX_AT_ONCE} removals are running, nothing was done: try again", retry_after_s=1)
         self._running += 1
         outcome = PurgeResult()
         try:
@@ -240,16 +242,16 @@ class Purge:
             await self._record(ban.id)
 
     async def _ban(self, conditions: BanConditions) -> Ban:
-        """From now on, for as long as what it means may live: what is stored, and what is still asked for."""
+        """Return a ban on everything up to now. It lasts as long as stored and currently requested answers may live."""
         try:
             latest = await self._store.latest_expiry()
-        except StoreUnavailable:  # the removal holds here all the same
+        except StoreUnavailable:  # the removal takes effect here all the same
             latest = self._clock.wall() + UNKNOWN_S
         at, made_monotonic = self._clock.wall(), self._clock.monotonic()
         return Ban(uuid.uuid4().hex, at, max(latest, at + self._horizon_s()) + MARGIN_S, conditions, made_monotonic)
 
     async def _enforce(self, ban: Ban) -> None:
-        """In this process: in force before anything is waited for."""
+        """Enforce the ban in this process, before anything is awaited."""
         self._bans.add(ban, ban.at)
         self._on_bans_changed()
         near = ban.conditions.near
@@ -258,12 +260,12 @@ class Purge:
         await self._front.sweep(None if near is None else self._checked_predicate(near))
 
     def _checked_predicate(self, near: SimilarityCondition) -> Callable[[str], bool]:
-        """Whether an entry was held against it: what memory alone has, as the store took no answers, is in no index."""
+        """Return the test that an entry was compared with the ban. An entry in memory only is in no index."""
         space = self._spaces.of(near.embedder)
         return _never if space is None else space.index.holds
 
     def _on_bans_changed(self) -> None:
-        # What is on its way may be meant, which is not known before it has come: newcomers ask anew.
+        # Answers in flight may be banned, which is unknown before they arrive: new requests must not join them.
         self._flights.clear()
         self._telemetry.bans.set(value=len(self._bans))
 
@@ -272,7 +274,7 @@ class Purge:
         outcome.recorded = True
 
     async def _record(self, changed: str | None = None) -> bool:
-        """Makes the store's bans those in force here."""
+        """Write the bans of this process to the store."""
         in_force = {ban.id: ban for ban in self._bans.in_force}
         new = {name: encode(ban) for name, ban in in_force.items() if name == changed or name not in self._stored_ids}
         dropped = sorted(self._stored_ids - in_force.keys())
@@ -280,7 +282,7 @@ class Purge:
             return False
         durable = await self._store.write_bans(new, dropped)
         self._stored_ids = frozenset(in_force)
-        self._version = None  # looked at anew: a store that is killed now may come back without them, and as it was
+        self._version = None  # read them again: if the store is killed now, it may come back without these bans
         return durable
 
     async def _sweep(self, ban: Ban, outcome: PurgeResult) -> None:
@@ -292,22 +294,26 @@ class Purge:
                 continue
             names = [entry.fingerprint for entry in matched]
             outcome.match(matched, now)
-            await self._spaces.forget(names)  # first, as `Evictor` does it
+            await self._spaces.forget(names)  # the index before the store, as in `Evictor`
             outcome.removed += await self._store.delete(names)
             for entry in matched:
-                self._front.forget(entry.fingerprint)  # read again since, from before a clock was set back
+                # it may have been read again, or date from before a clock was set back
+                self._front.forget(entry.fingerprint)
                 self._telemetry.purged.add(entry.route)
             if near is not None:
                 outcome.late_matches |= set(names) - near.matching
 
-    # What other gateways remove
+    # Removals by other gateways
 
     def wake(self) -> None:
-        """There is something new."""
+        """Signal that the log of changes has a new ban."""
         self._wake_event.set()
 
     async def follow(self) -> None:
-        """What the log of changes tells comes at once; where that lags, the version does not."""
+        """Follow other gateways' removals.
+
+        The log of changes announces them; polling the version covers a lagging log.
+        """
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
@@ -315,23 +321,23 @@ class Purge:
             self._wake_event.clear()
             try:
                 await self.refresh()
-            except Exception:  # whatever it is, the next removal must not be missed for it
-                LOG.exception("removals of other gateways could not be read")
+            except Exception:  # any other error: the next removal must not be missed
+                LOG.exception("reading the removals of other gateways failed")
 
     async def refresh(self) -> None:
-        """Learns of what was removed elsewhere; once at the start, before anything of the store is served."""
+        """Read the removals of other gateways. At the start this runs before anything from the store is served."""
         self._bans.expire(self._clock.wall())
         try:
             version = await self._store.version()
             if version != self._version or not self._bans.loaded:
                 await self._load(version)
             if self._running == 0 and any(ban.id not in self._stored_ids for ban in self._bans.in_force):
-                await self._record()  # the store was away when it was made
+                await self._record()  # the store was unavailable when the ban was made
         except StoreUnavailable:
             return
 
     async def load(self) -> None:
-        """The same, if nothing is known yet. Raises `StoreUnavailable`."""
+        """Read the bans unless they are loaded. Raise `StoreUnavailable`."""
         if not self._bans.loaded:
             await self._load(await self._store.version())
 
@@ -347,14 +353,14 @@ class Purge:
             await self._catch_up(ban)
 
     async def _catch_up(self, ban: Ban) -> None:
-        """Lets go of what lies here. This index knows answers that the other gateway's does not."""
+        """Apply another gateway's ban to memory and index. This index may know answers that the other's does not."""
         near = ban.conditions.near
         await self._front.sweep(None if near is None else self._checked_predicate(near))
         if near is None:
             return
         await self._spaces.forget(sorted(near.matching))
         space = self._spaces.of(near.embedder)
-        # It means what was found when it was made, and in an index of all gateways that was everything.
+        # A ban names the entries found when it was made, and a shared index had found all of them.
         if space is None or space.index.shared:
             return
         close = await space.index.near(near.vector, near.similarity)
@@ -364,7 +370,7 @@ class Purge:
                 await self._spaces.forget([name])
                 await self._front.delete([name])
 
-    # What is there
+    # Stored entries
 
     async def entries(
         self,
@@ -376,7 +382,10 @@ class Purge:
         model: str | None = None,
         backend: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Samples of what may be served and meets all that is given, in no order. Raises `StoreUnavailable`."""
+        """Return samples of entries that may be served and meet all conditions, in any order.
+
+        Raise `StoreUnavailable`.
+        """
         tags = frozenset([tag] if tag else ())
         conditions = BanConditions(tags, tenant, route, model, backend=backend)
         matching: list[dict[str, Any]] = []
@@ -388,14 +397,14 @@ class Purge:
         return matching
 
     async def stored(self, conditions: BanConditions) -> AsyncGenerator[tuple[Entry, EmbeddedVector | None], None]:
-        """Every entry that meets them and has not been removed. Raises `StoreUnavailable`."""
+        """Yield every entry that meets the conditions and is not banned. Raise `StoreUnavailable`."""
         async for page in self._records(conditions):
             for entry, own_vector in page:
                 if conditions.matches(entry, own_vector) and not self._bans.covers(entry, own_vector):
                     yield entry, own_vector
 
     def _records(self, conditions: BanConditions) -> AsyncIterator[Sequence[tuple[Entry, EmbeddedVector | None]]]:
-        """With the vectors that the conditions can be held against."""
+        """Yield pages of entries with the vectors that the conditions compare."""
         near = conditions.near
         return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)
 

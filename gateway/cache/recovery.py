@@ -1,5 +1,4 @@
-"""What a gateway reads from the store at its start: the vectors of the index, what must not be served again, and
-what routes have learnt."""
+"""Read the store at a start: bans, counterexamples, learned state and the vectors of the index."""
 
 from __future__ import annotations
 
@@ -17,14 +16,17 @@ from gateway.errors import StoreUnavailable
 from gateway.ports import Clock, CounterexampleStore, ResponseStore, VectorIndex
 
 LOG = logging.getLogger("nearhit")
-# Between two attempts: doubled from the first to the last. A store that is asked for the first time on a busy machine
-# is late once, and until it is read nothing is found by similarity.
+# Seconds between two attempts, doubled from the first to the last. On a busy machine only the first query may be late,
+# and until the store is read no semantic hit is found.
 FIRST_RETRY_S, RETRY_S = 0.1, 2.0
-BATCH = 500  # vectors read at a time
+BATCH = 500  # vectors per read
 
 
 class Recovery:
-    """`ready` once all is read; until then what is not yet known is a semantic miss."""
+    """The reading of the store at a start.
+
+    `ready` is set when all is read; before that, missing vectors are semantic misses.
+    """
 
     def __init__(
         self,
@@ -38,8 +40,11 @@ class Recovery:
         removal: Purge | None = None,
         consumer: StreamConsumer | None = None,
     ) -> None:
-        """`consumer` follows what others on the store change: from the checkpoint's position on where that is possible,
-        or from before the store is compared with the index."""
+        """Set up the recovery.
+
+        `consumer` follows the changes of other gateways: from the checkpoint's position if possible, else from before
+        the store is compared with the index.
+        """
         self._store = store
         self._counterexamples = counterexamples
         self._index = index
@@ -50,18 +55,18 @@ class Recovery:
         self._removal = removal
         self._consumer = consumer
         self.ready = False
-        self.complete = asyncio.Event()  # set with `ready`, for who waits
+        self.complete = asyncio.Event()  # set with `ready`, to wait for
 
     async def run(self) -> None:
-        """Tries again until the store has answered to the end."""
+        """Read everything; retry until the store has answered to the end."""
         pause = FIRST_RETRY_S
         while not self.ready:
             try:
-                if self._removal is not None:  # before it is known, nothing of the store is served
+                if self._removal is not None:  # before the bans are known, nothing from the store is served
                     await self._removal.load()
-                # First what must not be served: no vector may be found before it is known what it is wrong for.
+                # Counterexamples come first: no vector may be found before its wrong relations are known.
                 self._known.add(await self._counterexamples.counterexamples())
-                if self._learning is not None:  # likewise: no hit may be judged by an older threshold
+                if self._learning is not None:  # before the vectors, so that no hit is judged by an outdated threshold
                     await self._learning.restore()
                 if self._checkpoints is not None:
                     await self._checkpoints.load()
@@ -71,8 +76,10 @@ class Recovery:
                 if self._checkpoints is not None:
                     self._checkpoints.complete = True
             except StoreUnavailable as error:
-                if pause == FIRST_RETRY_S:  # once: it is asked for as long as it is away
-                    LOG.warning("the index is not read yet", extra={"fields": {"error": str(error)}})
+                if pause == FIRST_RETRY_S:  # log once, as the store is tried until it answers
+                    LOG.warning(
+                        "the index could not be read from the store yet", extra={"fields": {"error": str(error)}}
+                    )
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_S)
 
@@ -80,20 +87,20 @@ class Recovery:
         if self._consumer is not None:
             retained = None if self._checkpoints is None else self._checkpoints.loaded_position
             if await self._consumer.resume(retained):
-                LOG.info("the index goes on where its checkpoint ends", extra={"fields": {"position": retained}})
+                LOG.info("the index continues from its checkpoint", extra={"fields": {"position": retained}})
                 return
             await self._consumer.start_from_end()
         if not self._index.shared:
             await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Raises `StoreUnavailable`."""
+        """Compare the index with the store. Raise `StoreUnavailable`."""
         await reconcile(self._store, self._index, self._clock)
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """Vectors that the index had and the store, too; that it lacked; that it had too much."""
+    """Numbers of vectors that index and store shared, that the index lacked, and that it had too many."""
 
     retained: int
     added: int
@@ -103,9 +110,11 @@ class ReconcileResult:
 async def reconcile(
     store: ResponseStore, index: VectorIndex, clock: Clock, on_progress: Callable[[int], None] = lambda _: None
 ) -> ReconcileResult:
-    """Makes the index hold what the store holds. Only the vectors that the index lacks are read: with a checkpoint
-    few, without one all. Until it is done, what the store no longer has is not served either: a lookup reads the
-    record from the store. `on_progress`: how many more entries of the store are done. Raises `StoreUnavailable`."""
+    """Make the index hold exactly the entries of the store. Raise `StoreUnavailable`.
+
+    Only missing vectors are read: few with a checkpoint, all without one. Meanwhile entries that left the store are not
+    served either, as a lookup reads the record from the store. `on_progress` gets the number of further entries done.
+    """
     listed = dict.fromkeys(await index.fingerprints(), False)
     lacking: list[str] = []
     added = 0
@@ -129,14 +138,14 @@ async def reconcile(
 
 
 async def update(store: ResponseStore, index: VectorIndex, clock: Clock, fingerprints: Sequence[str]) -> set[str]:
-    """Adds those of them that the store has -> which. Raises `StoreUnavailable`."""
+    """Add those entries that the store has, and return them. Raise `StoreUnavailable`."""
     found = [item for item in await store.vectors_of(fingerprints) if item.expires > clock.wall()]
     await index.add_all(found)
     return {item.fingerprint for item in found}
 
 
 async def _remove(store: ResponseStore, index: VectorIndex, fingerprints: Sequence[str]) -> int:
-    """What the store did not list; asked for once more, as a request may have stored it anew meanwhile."""
+    """Remove entries that the store did not list. It is read again first: a request may have stored them meanwhile."""
     removed = 0
     for i in range(0, len(fingerprints), BATCH):
         batch = fingerprints[i : i + BATCH]

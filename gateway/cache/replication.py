@@ -1,8 +1,7 @@
-"""What this gateway does about what others on its store change: its indexes, its front and its rules follow.
+"""Follow the changes of other gateways on the store: update the indexes, the memory tier and the bans.
 
-A change names what it is about and says nothing of it: what there is now is read from the store. So it does not matter
-how often a change is read, nor in which order those of one entry come, and what this gateway has just done itself is
-known by a look at the index.
+A change only names its entries, and their state is read from the store. So changes may be read more than once, and
+those of one entry in any order. This gateway recognises its own changes by a look at the index.
 """
 
 from __future__ import annotations
@@ -25,8 +24,11 @@ LOG = logging.getLogger("nearhit.replication")
 
 
 class Replication:
-    """`known` and `front` are those that lookups go by; `reread` reads anew what the store has beside entries, and
-    raises `StoreUnavailable`; `on_removal` is told that there are new removals."""
+    """`Replication` applies other gateways' changes.
+
+    `known` and `front` are those that lookups use. `reread` reads all shared state except entries again, and raises
+    `StoreUnavailable`. `on_removal` is called when there are new bans.
+    """
 
     def __init__(
         self,
@@ -50,23 +52,23 @@ class Replication:
         self._reread = reread
         self._on_removal = on_removal
         self._rebuilding = Background(1)
-        self._needs_rebuild = False  # changes were missed while the last comparison was under way
+        self._needs_rebuild = False  # changes were missed during the last comparison
         self.consumer = StreamConsumer(log, clock, apply=self._apply, missed=self._on_gap, on_lag=self._record_lag)
 
     @property
     def position(self) -> str | None:
-        """Up to where the indexes hold what the store held; None: nowhere, they are being compared."""
+        """The position in the log up to which the indexes match the store; None: they are being compared."""
         return None if self._rebuilding else self.consumer.position
 
     async def run(self) -> None:
-        """For ever, once `consumer` has begun."""
+        """Run forever, once `consumer` has a start."""
         try:
             await self.consumer.run()
         finally:
             await self._rebuilding.close()
 
     async def _apply(self, changes: Sequence[StoreChange], now: float) -> None:
-        """`now`: by the store's clock. Raises `StoreUnavailable`."""
+        """Apply changes. `now`: by the store's clock. Raise `StoreUnavailable`."""
         started = self._clock.monotonic()
         names: dict[str, None] = {}
         for change in changes:
@@ -82,7 +84,7 @@ class Replication:
                 self._metrics.changes.add(change.kind or "unknown")
 
     def _names_to_update(self, change: StoreChange) -> Sequence[str]:
-        """Of what this gateway has put itself the index holds all, unless somebody else came between."""
+        """Return the entries to update. This gateway's own are in the index, unless another gateway came in between."""
         if change.by != self._gateway:
             return change.names
         return [
@@ -90,7 +92,7 @@ class Replication:
         ]
 
     def _apply_immediate(self, change: StoreChange) -> None:
-        """What takes no time."""
+        """Apply the parts of a change that need no store access."""
         if change.kind in (ChangeKind.VECTORS, ChangeKind.RECORDS):
             for name in change.names:
                 self._front.forget(name)
@@ -107,8 +109,8 @@ class Replication:
                 await space.index.remove([name for name in batch if name not in stored])
 
     def _on_gap(self) -> None:
-        """What was missed is found by a comparison, beside what goes on."""
-        LOG.warning("changes of other gateways are gone before they were read: the index is compared with the store")
+        """Start a comparison in the background, which finds the missed changes."""
+        LOG.warning("changes of other gateways were lost before they were read: comparing the index with the store")
         self._needs_rebuild = bool(self._rebuilding)
         if not self._needs_rebuild:
             self._rebuilding.start("rebuild", self._rebuild())

@@ -1,4 +1,4 @@
-"""Builds what lies in the store: its client, what asks it, and what makes room in it."""
+"""Build the store's clients and the evictor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gateway.errors import StartupError
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 
-# On a shared store another gateway may remove an entry: what is kept in process is asked for again after this.
+# Seconds. On a shared store another gateway may remove an entry, so memory is refreshed after this time.
 SHARED_FRONT_MAX_AGE_S = 5.0
 
 
@@ -50,7 +50,7 @@ class Stores:
     jobs: RedisJobs
     batches: RedisBatches
     server: ValkeySupervisor | None
-    changes: ChangeLogReader | None  # as `leases`
+    changes: ChangeLogReader | None  # None as `leases`
     journal: ChangeLogWriter | None
     gossip: GossipStream | None
     policies: RedisPolicies | None
@@ -64,24 +64,28 @@ class Stores:
 
 
 def access_of(store: StoreConfig, environ: Mapping[str, str]) -> StoreAccess:
-    """Raises `StartupError`."""
+    """Return the access settings. Raise `StartupError`."""
     password = read_secret(environ, store.password_env, "store.password_env")
     sentinels = read_secret(environ, store.sentinel_password_env, "store.sentinel_password_env")
     tls = store.tls
     if tls is None:
         return StoreAccess(store.username, password, sentinels)
-    try:  # the client would find out with each connection, and every request would be a miss
+    try:  # checked here, as otherwise each connection fails and every request is a miss
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.key, password="")  # else it asks the terminal for one
-    except OSError as error:  # ssl.SSLError included
+            # without a password the library prompts on the terminal
+            context.load_cert_chain(tls.certificate, tls.key, password="")
+    except OSError as error:  # includes ssl.SSLError
         raise StartupError(f"store.tls: the files cannot be used: {error.strerror or error}") from None
     return StoreAccess(store.username, password, sentinels, context)
 
 
 async def open_stores(config: Config, environ: Mapping[str, str], embedder: str, clock: Clock) -> Stores:
-    """`embedder`: the fingerprint of the vectors in use. Raises `ChildFailed` where the embedded server cannot start,
-    and `StartupError`; an outside server that is absent is no failure: its requests are misses until it is there."""
+    """Open the store. `embedder`: the fingerprint of the vectors in use.
+
+    Raise `ChildFailed` where the embedded server cannot start, and `StartupError`. An external server that is down is
+    no failure: requests are misses until it answers.
+    """
     server = None
     url, access = config.store.url, access_of(config.store, environ)
     if url == "embedded":
@@ -89,7 +93,7 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
             config.data_dir, max_memory=config.store.max_memory, fsync=config.jobs.fsync
         )
         url = server.url
-    # Whoever may wait for a reply may wait for the connection: an answer that comes first would not be stored.
+    # The connect timeout is at least the reply timeout: otherwise the first answer would not be stored.
     client = connect(url, max(CONNECT_S, config.store.timeout), access)
     shared = server is None
     journal = ChangeLogWriter(secrets.token_hex(8), config.store.max_changes) if shared else None
@@ -124,8 +128,10 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
 
 
 def build_evictor(config: Config, stores: Stores, spaces: Spaces, telemetry: Telemetry, clock: Clock) -> Evictor:
-    """Within what the configuration says; the index need never evict by itself. Told when an embedded store was
-    started again."""
+    """Build the evictor with the configured bounds. They keep the index from dropping entries on its own.
+
+    The evictor is notified when an embedded store restarts.
+    """
     store = config.store
     own = int(MEMORY_SHARE * store.max_memory) if stores.server is not None else None
     evictions = Evictor(

@@ -1,4 +1,4 @@
-"""Follows a log from a position, for ever: in order, each change once or, after a failure, once more."""
+"""Follow a log from a position, in order. Each change is applied once, or again after a failure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from gateway.errors import StoreUnavailable
 from gateway.ports import ChangeLog, Clock, EntryPage, StoreChange
 
 LOG = logging.getLogger("nearhit.replication")
-# Between two readings while changes come: they gather into one, which costs as much as one of them. What it adds to the
-# lag is half of it on average.
+# Seconds between two reads while changes come: they gather into one read, which costs as much as one of them. On
+# average this adds half of it to the lag.
 BATCH_DELAY_S = 0.02
 RETRY_S, FAULT_S = 0.5, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far behind the log's end: 0 of both with all of it applied."""
+    """The distance to the log's end: 0 entries and 0 seconds if all is applied."""
 
     entries: int
     seconds: float  # age of the oldest change that may be unknown
 
 
 class StreamConsumer:
-    """`apply` is given changes in order; where it raises `StoreUnavailable` it is given them again. `missed` is told
-    that some are gone, before what came after them is read. `on_lag` hears how far it is."""
+    """`StreamConsumer` reads a log and applies its changes.
+
+    `apply` gets changes in order, and gets them again after it raised `StoreUnavailable`. `missed` is called if changes
+    were lost, before later ones are read. `on_lag` gets the current lag.
+    """
 
     def __init__(
         self,
@@ -45,26 +48,26 @@ class StreamConsumer:
         self._on_lag = on_lag
         self._started = asyncio.Event()
         self._step_lock = asyncio.Lock()
-        self._caught_up_at = clock.monotonic()  # when all there was had been applied
-        self._applied_count: int | None = None  # changes of all that were ever made; None: not known yet
-        self.position: str | None = None  # all up to here has been applied; None: it has not begun
+        self._caught_up_at = clock.monotonic()  # the last time when all changes were applied
+        self._applied_count: int | None = None  # of all changes ever made; None: not known yet
+        self.position: str | None = None  # all changes up to here are applied; None: not started
 
     async def start_from_end(self) -> None:
-        """What there is by now is known by other means. Raises `StoreUnavailable`."""
+        """Start at the end, as earlier changes are known by other means. Raise `StoreUnavailable`."""
         self.position = await self._log.end()
         self._started.set()
 
     async def start_from_oldest(self) -> None:
-        """Behind the oldest change that is still there. Raises `StoreUnavailable`."""
+        """Start before the oldest change that is still in the log. Raise `StoreUnavailable`."""
         self.position = await self._log.oldest()
         self._started.set()
 
     async def resume(self, position: str | None) -> bool:
-        """From there on, if nothing after it is gone: returns at the end of the log. Raises `StoreUnavailable`."""
+        """Start at a position if no later change was lost, and return at the log's end. Raise `StoreUnavailable`."""
         if position is None:
             return False
         page = await self._log.read(position)
-        if page.missed or page.added == 0:  # without a past it does not tell a new store from one that has lost all
+        if page.missed or page.added == 0:  # an empty log may be new or have lost everything
             return False
         self.position = position
         while (await self.step()).more:
@@ -73,7 +76,7 @@ class StreamConsumer:
         return True
 
     async def run(self) -> None:
-        """Waits for its beginning, and goes on until it is cancelled."""
+        """Wait for a start, then follow the log until cancelled."""
         await self._started.wait()
         while True:
             try:
@@ -83,9 +86,9 @@ class StreamConsumer:
                 else:
                     await self._log.wait(page.position)
             except StoreUnavailable as error:
-                LOG.debug("the log of changes is not read", extra={"fields": {"error": str(error)}})
+                LOG.debug("the log of changes could not be read", extra={"fields": {"error": str(error)}})
                 await self._back_off(RETRY_S)
-            except Exception:  # whatever it is, what comes after it must not be missed in silence
+            except Exception:  # any other error: later changes must not be missed silently
                 LOG.exception("changes could not be applied")
                 await self._back_off(FAULT_S)
 
@@ -94,7 +97,7 @@ class StreamConsumer:
         await asyncio.sleep(seconds)
 
     async def step(self) -> EntryPage:
-        """Applies what comes next. Raises `StoreUnavailable`; then it comes again."""
+        """Apply the next changes. Raise `StoreUnavailable`; the next call then repeats them."""
         async with self._step_lock:
             return await self._step()
 

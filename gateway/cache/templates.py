@@ -1,6 +1,6 @@
-"""Prompts that programs make: a fixed frame around varying content. Pure.
+"""Detect prompts that programs make: a fixed template around varying content. Pure.
 
-Within a frame everything looks alike: the similarity is the frame's. What varies has to be compared instead.
+Within a template all prompts look alike, as the similarity is mostly the template's. So the varying parts are compared.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# So many words at both ends alike are a frame, whoever else uses it: people who ask the same thing twice do not repeat
-# themselves word for word for so long. Of 7,374 pairs of natural wordings (training/wordings) none shares as many.
+# So many equal words at both ends are a template, whoever uses it: people who repeat a question do not use the same
+# words for so long. Of 7,374 pairs of natural wordings (training/wordings) none shares as many.
 SURE_WORDS = 25
-# Fewer words are a frame where several stored prompts share it and differ within.
+# Fewer words are a template where several stored prompts share them and differ within.
 MIN_WORDS, MIN_SHARE, MIN_OTHERS = 8, 0.6, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """What two prompts in one frame do not share; empty where one has nothing there."""
+    """The parts that two prompts of one template do not share. A part may be empty."""
 
     query: str
     stored: str
@@ -28,8 +28,11 @@ class Varying:
 
 
 def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> Varying | None:
-    """The parts to compare, or None where these are no prompts of one frame. `neighbours`: the stored prompts nearest
-    to `query`, `stored` among them or not. Words are what stands between spaces; case does not matter."""
+    """Return the parts to compare; None: the prompts are not of one template.
+
+    `neighbours`: the stored prompts nearest to `query`, with or without `stored`. Words are separated by white space;
+    case does not matter.
+    """
     folded = _folded(query)
     head, tail = _shared(folded, _folded(stored))
     if head + tail < MIN_WORDS:
@@ -50,18 +53,18 @@ def varying_parts(query: str, stored: str, neighbours: Sequence[str]) -> Varying
 
 
 def is_framed(query: str, stored: str, neighbours: Sequence[str]) -> bool:
-    """Whether what varies between the two decides."""
+    """Return whether both prompts are of one template and differ in their varying parts."""
     parts = varying_parts(query, stored, neighbours)
     return parts is not None and not parts.is_same
 
 
 def _folded(text: str) -> list[str]:
-    """Its words without their case."""
+    """Return the words in lower case."""
     return text.lower().split() if text.isascii() else [word.casefold() for word in text.split()]
 
 
 def _shared(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """Words alike at the beginning, and at the end without them."""
+    """Return the number of equal words at the beginning, and at the end without those."""
     shortest = min(len(a), len(b))
     head = 0
     while head < shortest and a[head] == b[head]:

@@ -1,4 +1,4 @@
-"""Similarity and lexical checks: the verifier that needs no weights. Pure decisions behind the `Verifier` port."""
+"""A verifier without weights: similarity and lexical checks, behind the `Verifier` port. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gateway.ports import Opinion, StoredCandidate
 
 
 class ThresholdVerifier:
-    """The score is the similarity; a difference in numbers, negation, opposites, direction or names is a veto.
+    """The score is the similarity. A difference in payload, numbers, negation, opposites, direction or names is a veto.
 
-    Raises `WeightsCorrupt` where what its scores were worth in calibration cannot be read.
+    The constructor raises `WeightsCorrupt` where the calibration of its scores cannot be read.
     """
 
     basis = "checks-1"
@@ -37,9 +37,9 @@ class ThresholdVerifier:
         pass
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
-        """The checks that speak against it, each 1."""
+        """Return the checks that found a difference, each as 1."""
         return {str(found): 1.0 for found in differences(read(question), kept(candidate.question))}
 
     def probability(self, similarity: float) -> float:
-        """That an answer that no check speaks against is right."""
+        """Return the probability that an answer without a veto is right."""
         return self._calibration.probability(similarity)

@@ -1,5 +1,4 @@
-"""The learned verifier, its calibration, and the second stage that asks a cross-encoder where the first one is
-unsure."""
+"""The learned verifier, its calibration, and a second stage with a cross-encoder for uncertain pairs."""
 
 from __future__ import annotations
 
@@ -32,70 +31,72 @@ ABOUT_FILE = "verifier.json"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a verifier's scores were worth."""
+    """The measured value of a verifier's scores."""
 
     curve: tuple[float, float]
     prior: PriorBands
 
     def probability(self, score: float) -> float:
-        """That the stored answer is right, as often as a request's best neighbour was."""
+        """Return the probability that the stored answer is right, for a request's best neighbour with this score."""
         slope, offset = self.curve
         return 1.0 / (1.0 + math.exp(-(slope * score + offset)))
 
 
 def load_calibration(verifier: str, directory: Path = WEIGHTS) -> Calibration:
-    """Raises `WeightsCorrupt`."""
+    """Load the calibration of a verifier. Raise `WeightsCorrupt`."""
     try:
         return calibration_of(json.loads((directory / ABOUT_FILE).read_bytes()), verifier)
     except OSError as error:
         raise WeightsCorrupt(f"the verifier's calibration cannot be read: {error}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise WeightsCorrupt(f"{directory.name}/{ABOUT_FILE} is not as measured: {error!r}") from None
+        raise WeightsCorrupt(f"{directory.name}/{ABOUT_FILE} has unexpected contents: {error!r}") from None
 
 
 def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
-    """Raises ValueError, KeyError or TypeError."""
+    """Parse the calibration. Raise ValueError, KeyError or TypeError."""
     slope, offset = map(float, about["curves"][verifier])
     prior = [(float(wrong), float(rate)) for wrong, rate in about["priors"][verifier]]
     if len(prior) != BANDS or not all(0.0 <= number <= 1.0 for band in prior for number in band):
         raise ValueError(f"{len(prior)} bands of {verifier}, expected {BANDS} with shares between 0 and 1")
     if not (0.0 <= slope <= 100.0 and abs(offset) <= 100.0):
-        raise ValueError(f"a curve of {slope} and {offset} for {verifier}, which must rise with the score")
+        raise ValueError(
+            f"the curve of {verifier} has slope {slope} and offset {offset}, expected 0 to 100 and -100 to 100"
+        )
     return Calibration((slope, offset), prior)
 
 
-# The learned verifier: similarity less what the trees doubt.
+# The learned verifier subtracts the doubt of the trees from the similarity.
 #
 # margin = similarity - weight * (1 - p) ** power     p: the trees' probability that both questions ask the same
 # score = 1 - scale * (1 - margin)
 #
-# The similarity stays outside of what is learned: fitted together on generated pairs it lost on real ones (AUC .826
-# against .867 alone). `scale` sets how far scores lie apart beside what a route's own evidence moves them by. Which
-# score is enough, each route learns for itself.
+# The similarity is not an input of the trees: fitted together on generated pairs, the result lost on real ones (AUC
+# 0.826 against 0.867 for similarity alone). `scale` spreads the scores, relative to the shifts by a route's own labels.
+# Each route learns its own threshold.
 
 TRAINED = WeightFiles("verifier", "the verifier's weights")
 
-# Differences that a rule names are not left to the trees: one of these, and the doubt is full.
+# If a rule names a difference, the trees are not consulted and the doubt is full.
 _NAMED = attrgetter("numbers_swapped", "negation", "opposites", "reversed")
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierWeights:
     digest: str  # hex SHA-256 of the arrays
-    weight: float  # similarity that a sure refusal costs
-    power: float  # above 1: half a doubt costs less than half of that
+    weight: float  # similarity that a certain refusal costs
+    power: float  # above 1: half a doubt costs less than half
     scale: float
     words: Forest
     calibration: Calibration
 
 
 def load_weights(directory: Path = WEIGHTS) -> VerifierWeights:
-    """Reads `verifier.npz` and `verifier.json`. Raises `WeightsCorrupt`."""
+    """Read `verifier.npz` and `verifier.json`. Raise `WeightsCorrupt`."""
     return TRAINED.load(directory, weights_from)
 
 
 def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
-    """Checks and unpacks. Raises ValueError, KeyError, TypeError or AttributeError."""
+    """Check and unpack the weights. Raise ValueError, KeyError, TypeError or AttributeError."""
     unpacked = TRAINED.unpacked(about, arrays, NAMES)
     said, tables = unpacked.said, unpacked.tables
     return VerifierWeights(
@@ -109,7 +110,7 @@ def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
 
 
 class LearnedVerifier:
-    """Implements `Verifier`."""
+    """The learned verifier. It implements `Verifier`."""
 
     floor = FLOOR
 
@@ -128,15 +129,17 @@ class LearnedVerifier:
         ]
 
     def opinion(self, margin: float, doubt: Refusal | None = None) -> Opinion:
-        """What a similarity less its doubt is worth, whoever doubts. `doubt`: what rules say beside the trees, which
-        were not shown instructions around varying content: another payload is a veto, any other difference the reason
-        to show where the score does not suffice."""
+        """Return the opinion for a similarity reduced by the doubt. `doubt`: the difference that the rules found.
+
+        The trees were not trained on instructions around varying content, so a different payload is a veto. Any other
+        difference is the reason to show where the score is too low.
+        """
         score = min(1.0, 1.0 - self._weights.scale * (1.0 - margin))
         veto = doubt if doubt is Refusal.PAYLOAD else None
         return Opinion(score, self._weights.calibration.probability(score), veto, doubt)
 
     def margin(self, opinion: Opinion) -> float:
-        """The opposite of `opinion`."""
+        """Return the margin of an opinion, the inverse of `opinion`."""
         return 1.0 - (1.0 - opinion.score) / self._weights.scale
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
@@ -146,12 +149,12 @@ class LearnedVerifier:
         pass
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:
-        """Those that are not of the question beside itself."""
+        """Return the features that differ from those of the question compared with itself."""
         values, equal = features(question, [candidate.question, question])
         return {name: float(value) for name, value, at in zip(NAMES, values, equal, strict=True) if value != at}
 
     def margins(self, query: str, stored: Sequence[str], similarities: Sequence[float]) -> list[float]:
-        """(k,), at most the similarities."""
+        """Return (k,) margins, at most the similarities."""
         return self._margins(read(query), query, [kept(other) for other in stored], stored, similarities)
 
     def _margins(
@@ -164,59 +167,65 @@ class LearnedVerifier:
     ) -> list[float]:
         rows = [word_features(mine, other) for other in readings]
         words, doubts = query.split(), [1.0] * len(stored)
-        undecided = list[int]()  # to the trees: no rule says it
+        undecided = list[int]()  # pairs for the trees, as no rule decides them
         for at, (other, row) in enumerate(zip(stored, rows, strict=True)):
             if other.split() == words:  # equal but for spaces: the same
                 doubts[at] = 0.0
             elif max(len(query), len(other)) <= LONGEST and not any(_NAMED(row)):
-                undecided.append(at)  # longer than what is read and not equal: never
+                undecided.append(at)  # longer texts that are not equal keep full doubt
         if undecided:
             for at, sure in zip(
                 undecided, self._weights.words.probability([rows[at] for at in undecided]), strict=True
             ):
                 doubts[at] = 1.0 - sure
         weight, power = self._weights.weight, self._weights.power
-        # A square is the product: what the library raises to a power of 2 differs in the last bit now and then.
+        # `doubt * doubt`, as the library's power of 2 sometimes differs in the last bit.
         raised = [doubt * doubt if power == 2.0 else doubt**power for doubt in doubts]
         return [float(similarity) - weight * each for similarity, each in zip(similarities, raised, strict=True)]
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:
-    """What `verifier.json` says: sources and their licences, figures, versions."""
+    """Return the contents of `verifier.json`: sources and their licences, figures, versions."""
     said: Mapping[str, object] = json.loads((directory / ABOUT_FILE).read_bytes())
     return said
 
 
-# The learned verifier with a cross-encoder for what its first opinion leaves open.
+# The second stage: a cross-encoder for pairs near the threshold.
 LOG = logging.getLogger("nearhit.semantic")
 
-# Of the trees' doubt this share stays, and a sure refusal of the cross-encoder costs that much similarity. Chosen on
-# the calibration split of the development pairs (hit at a false-positive rate of 5 %: 35 % with the trees alone, 41 %)
-# and held to streams of intents: banking77 serves 25.6 % instead of 23.5 % at a promise of 1 %, with fewer errors.
+# Share of the trees' doubt that is kept, and the similarity that a certain refusal by the cross-encoder costs. Chosen
+# on the calibration split of the development pairs: at a false-positive rate of 5 % the hit rate is 41 %, with the
+# trees alone 35 %. Checked on streams of intents: banking77 serves 25.6 % instead of 23.5 % at a promise of 1 %, with
+# fewer errors.
 TREES_SHARE, CROSS_WEIGHT = 0.5, 0.2
 
-# Beyond it the first opinion stands: pairs queue up only where every lookup is gray, and 32 are 50 ms.
+# Beyond this many pairs the first opinion stands. They only queue up where every lookup is uncertain; 32 take 50 ms.
 MAX_WAITING = 32
 
 
 class CrossEncoder(Protocol):
-    """Reads two questions together."""
+    """A model that reads two questions together."""
 
     @property
     def digest(self) -> str:
-        """Names its weights and how they are computed with."""
+        """The name of its weights and of their arithmetic."""
 
     @property
     def threads(self) -> int:
-        """How many may call `score` at once."""
+        """The number of threads that may call `score` at once."""
 
     def score(self, query: str, stored: Sequence[str]) -> list[float]:
-        """One logit for each stored question, in order, and the same whichever of the two is the asked one. Blocks.
-        Raises `ModelUnavailable` where it lies elsewhere and gives no answer."""
+        """Return one logit for each stored question, in order. Swapping the two questions gives the same. Blocks.
+
+        Raise `ModelUnavailable` where a remote model does not answer.
+        """
 
 
 class TwoStageVerifier:
-    """Implements `Verifier`. In process one thread owns the cross-encoder: 1.3 to 1.9 ms a pair of short questions."""
+    """The learned verifier with a cross-encoder. It implements `Verifier`.
+
+    In process, one thread owns the cross-encoder: 1.3 to 1.9 ms for a pair of short questions.
+    """
 
     def __init__(self, first: LearnedVerifier, cross_encoder: CrossEncoder) -> None:
         self._first = first
@@ -238,9 +247,9 @@ class TwoStageVerifier:
             (logit,) = await asyncio.get_running_loop().run_in_executor(
                 self._executor, self._cross_encoder.score, question, [candidate.question]
             )
-        except ModelUnavailable:  # it has said so in the log, once
+        except ModelUnavailable:  # the model has logged it once
             return None
-        except Exception as error:  # the first opinion stands; the type alone: a message may quote the prompt
+        except Exception as error:  # the first opinion stands; log the type only, as a message may quote the prompt
             LOG.error("the cross-encoder failed: %s", type(error).__name__)
             return None
         finally:

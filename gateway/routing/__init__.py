@@ -1,1 +1,1 @@
-"""The choice of a backend: complexity, tiers, budgets, cascades, mirroring, rate limits, and what is learnt of them."""
+"""Choose a backend: complexity, tiers, budgets, cascades, mirroring, rate limits, and learning from their outcomes."""

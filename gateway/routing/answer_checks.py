@@ -1,4 +1,4 @@
-"""Checks of the lightest model's answer in a cascade, and the grader that asks another model about it."""
+"""Check the lightest model's answer in a cascade, and let another model grade it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ from gateway.routing.fallback import Fallback
 from gateway.streams import BufferedResponse, buffer_response, close_body
 from gateway.upstream.backend import UpstreamPool
 
-# What a model is asked about an answer that another model gave, and how its grade is read. Pure.
-#
-# Question and answer come from outside, and may try to give orders: they stand between marks that nobody can guess, and
-# of what comes back one number counts. Models say too high numbers (Xiong et al., "Can LLMs Express Their
-# Uncertainty?", ICLR 2024), so that `accept_above` has to be found on the route itself.
+# The prompt and the parsing of a grade. Question and answer come from outside and may contain orders. They stand
+# between marks that nobody can guess, and only one number of the reply counts. Models give too high numbers (Xiong et
+# al., "Can LLMs Express Their Uncertainty?", ICLR 2024), so `accept_above` has to be found on the route itself.
 
-MAX_CHARACTERS = 8000  # of the question and of the answer; what is longer is not graded
+MAX_CHARACTERS = 8000  # of the question and of the answer; longer texts are not graded
 
 MAX_TOKENS = 8
 
@@ -55,24 +53,26 @@ Reply with one whole number from 0 to 10 and nothing else."""
 
 
 def grade_prompt(question: str, answer: str, mark: str) -> str | None:
-    """`mark`: text that cannot be guessed. None where the texts are too long, or contain the mark."""
+    """Return the prompt, or None where a text is too long or contains the mark. `mark` must be impossible to guess."""
     if any(len(text) > MAX_CHARACTERS or mark in text for text in (question, answer)):
         return None
     return _PROMPT.format(mark=mark, question=question, answer=answer)
 
 
 def parse_grade(reply: str | None) -> float | None:
-    """In [0, 1]; None where a model says anything but a grade."""
+    """Return the grade in [0, 1]; None where the reply is anything else."""
     match = _GRADE.fullmatch((reply or "").strip())
     return None if match is None else int(match[1]) / MAX_GRADE
 
 
-# Asks a backend how likely an answer is right.
 LOG = logging.getLogger("nearhit.cascade")
 
 
 class Grader:
-    """As `AnswerJudge` is: every backend can be one, and is asked in the name of the client."""
+    """`Grader` asks a backend how likely an answer is right.
+
+    Like `AnswerJudge`, it runs as the client on any backend.
+    """
 
     def __init__(
         self, pools: Mapping[str, UpstreamPool], mark: Callable[[], str] = lambda: secrets.token_hex(8)
@@ -83,8 +83,10 @@ class Grader:
     async def grade(
         self, name: str, request: RequestContext, question: str, answer: str
     ) -> tuple[float | None, tuple[Usage, ...]]:
-        """-> (the grade in [0, 1], None where there is none; what it cost). Never raises for what may be wrong with a
-        backend."""
+        """Return the grade in [0, 1] (None: none) and the usage.
+
+        A failing backend gives no grade, never an exception.
+        """
         prompt = grade_prompt(question, answer, self._mark())
         if prompt is None or request.call is None:
             return None, ()
@@ -94,7 +96,9 @@ class Grader:
         try:
             response = await self._pools[name].call(asked)
         except GatewayError as error:
-            LOG.warning("an answer was not graded", extra={"fields": {**request.log_fields, "error": error.message}})
+            LOG.warning(
+                "an answer could not be graded", extra={"fields": {**request.log_fields, "error": error.message}}
+            )
             return None, ()
         if response.status != 200 or not isinstance(response.body, FullBody):
             await close_body(response.body)
@@ -107,7 +111,7 @@ class Grader:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One more answer of the same model. `text` None: it says nothing that can be compared, or never came."""
+    """One more answer of the same model. `text` None: the call failed, or the answer cannot be compared."""
 
     text: str | None
     usage: Usage | None
@@ -127,7 +131,7 @@ class AnswerChecks:
         self._embedder = embedder
 
     def samples(self, group: asyncio.TaskGroup, request: RequestContext, backend: str) -> list[asyncio.Task[Sample]]:
-        """Begins the calls that `consistency` compares with the answer."""
+        """Start the calls whose answers `consistency` compares."""
         return [group.create_task(self._sample(request, backend, number)) for number in range(1, self._rule.samples)]
 
     async def consistency(
@@ -142,8 +146,11 @@ class AnswerChecks:
         return CheckedAnswer(agreement(label is Label.RIGHT for label in labels), beside)
 
     async def verifier(self, request: RequestContext, call: Call, answer: BufferedResponse) -> CheckedAnswer:
-        """What is plainly no answer is doubted at once. Otherwise the judge's grade; without a judge how near the
-        answer is to the question, which tells an answer off the subject, and no wrong one from a right one."""
+        """Check an answer by the judge's grade. An obvious non-answer has confidence 0 at once.
+
+        Without a judge the confidence is the similarity of answer and question. It detects an answer off the subject,
+        but not a wrong one.
+        """
         judge = self._rule.judge
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if text is None or call.question is None or not is_applicable("verifier", call, judged=judge is not None):
@@ -165,7 +172,7 @@ class AnswerChecks:
         return min(1.0, max(0.0, float(asked.vector @ reply)))
 
     async def _sample(self, request: RequestContext, backend: str, number: int) -> Sample:
-        assert request.call is not None  # only such are tried
+        assert request.call is not None  # only such calls are tried
         call = sample_call(request.call, number)
         try:
             response = await self._fallback.call_backend(request.child("sample").with_call(call), backend)
@@ -191,7 +198,7 @@ class AnswerChecks:
 
 
 def _compare_json(a: str, b: str) -> Label:
-    """Of two JSON texts: order and white space say nothing, everything else does."""
+    """Compare two JSON texts. Order of keys and white space do not matter."""
     try:
         return Label.RIGHT if orjson.loads(a) == orjson.loads(b) else Label.WRONG
     except orjson.JSONDecodeError:

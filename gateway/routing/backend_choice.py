@@ -1,5 +1,7 @@
-"""Which backends a request is put to, in order, and why: by its complexity, its budget, its conversation, and how the
-backends fare. Asks nobody."""
+"""Choose the backends for a request, in order, with the reason.
+
+The choice depends on complexity, budget, conversation and the state of the backends. It calls no backend.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from gateway.upstream.upstream import call_features
 
 
 class Prospect(BackendTraits, Protocol):
-    """A backend, as far as it matters to whom a request is put: a `Pool`."""
+    """The part of a backend (an `UpstreamPool`) that the choice uses."""
 
     def wait_s(self, request: RequestContext) -> float: ...
 
@@ -31,7 +33,7 @@ class Prospect(BackendTraits, Protocol):
 
 
 class BackendChoice:
-    """Of one route. `complexity` judges how hard a request is; `rng`: numbers in [0, 1)."""
+    """`BackendChoice` chooses for one route. `complexity` scores requests; `rng` returns numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -53,10 +55,10 @@ class BackendChoice:
         self._has_splits = any(tier.parts for tier in route.target.tiers)
         self.single_backend = (
             route.target.tiers[0].backend if _has_no_choice(route.target) else None
-        )  # whatever is asked
+        )  # the only one, if the route has no choice
 
     def decide(self, request: RequestContext) -> Decision:
-        """Fills in the request's complexity, wish and outlook."""
+        """Choose, and set the request's complexity, wish and outlook."""
         target, call = self._route.target, request.call
         if self.single_backend is not None and (call is None or not request.has_budget):
             return only(self.single_backend)
@@ -69,7 +71,10 @@ class BackendChoice:
         return select(target, self._pools, self._signals(request, call, target), self._route.slo.late)
 
     def _signals(self, request: RequestContext, call: Call, target: Target) -> Signals:
-        """Nothing is predicted where there is no budget to hold it against."""
+        """Return the inputs of the choice.
+
+        Latencies are predicted only where there is a budget to compare them with.
+        """
         if len(target.tiers) > 1:
             request.complexity = score = self._score_complexity(request, call)
             request.wish = self._escalations.wish(self._route.name, target, score)
@@ -91,7 +96,7 @@ class BackendChoice:
         )
 
     def outlook(self, request: RequestContext) -> LatencyForecast | None:
-        """What each tier would take now; None where latencies are not predicted."""
+        """Return the current forecast of every backend; None where latencies are not predicted."""
         call = request.call
         if call is None or call.operation == "embeddings":
             return None
@@ -101,19 +106,22 @@ class BackendChoice:
         return LatencyForecast(self._remaining(request), predictions, required)
 
     def in_time(self, request: RequestContext, name: str) -> bool:
-        """Whether a backend is predicted to keep what is left of the budget; whatever has none is in time."""
+        """Return whether a backend is predicted to meet the rest of the budget. Without a budget it is True."""
         remaining = self._remaining(request)
         return not remaining.has_budget or fits(self._predict(request, name), remaining)
 
     def _resolve(self, request: RequestContext, call: Call) -> Target:
         target = self._route.target
-        if not self._has_splits:  # most are not: a key costs a hash over the opening
+        if not self._has_splits:  # most routes have none, and a key costs a hash over the prompt's opening
             return target
         return resolve_splits(target, sticky_key(call, request.tenant, "conversation"), self._rng)
 
     def _score_complexity(self, request: RequestContext, call: Call) -> float:
-        """By the question, which is what was embedded; without one by the whole prompt. The vector of a cut text stands
-        for its head, as it did in training; that of a text with unknown words for no text at all."""
+        """Score the question, which was embedded, or the whole prompt if there is none.
+
+        The vector of a truncated text stands for its head, as in training. That of a text with unknown words is not
+        used.
+        """
         embedding = request.embedding
         vector = None if embedding is None or embedding.unreadable else embedding.vector
         return self._complexity.score(call.question or call.prompt, call.max_tokens, vector)
@@ -133,6 +141,6 @@ class BackendChoice:
 
 
 def _has_no_choice(target: Target) -> bool:
-    """Whether it is one backend, whatever is asked: then only a budget has to be held against anything."""
+    """Return whether there is one backend for every request, so that only a budget matters."""
     (first, *more) = target.tiers
     return not (more or first.parts or target.fallback or target.cascade)

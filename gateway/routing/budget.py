@@ -1,4 +1,4 @@
-"""Latency budgets of a request, from its headers and its route's policy. Pure."""
+"""Compute the latency budgets of a request from its headers and its route's policy. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from gateway.priority import Priority
 
 HEADERS = TOTAL, TTFT, TPOT = "x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"
 PRIORITY = "x-priority"
-BOUNDS = (*HEADERS, PRIORITY)  # by which a client says how urgent a request is
+BOUNDS = (*HEADERS, PRIORITY)  # the headers that tell how urgent a request is
 NONE_GIVEN = None, None, None
 MAX_MS = 3_600_000.0
-# What a client that does not say how long it can wait is kept waiting for a call of somebody else.
+# Seconds. A client without a budget waits at most this long for another client's call.
 MAX_WAIT_S = 60.0
-# Of the time that is left to a request it waits so much: the rest is for a call of its own.
+# Share of the remaining time that a request waits. The rest is for its own call.
 SHARE_OF_BUDGET = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Durations from the request's arrival, in seconds; None: none."""
+    """Durations from the request's arrival, in seconds; None: no limit."""
 
     total_s: float | None
     ttft_s: float | None
     tpot_s: float | None
 
     def due(self, received: float) -> tuple[float | None, float | None]:
-        """When the whole answer and its first token are due, of a request that came at `received`."""
+        """Return when the whole answer and its first token are due, for a request received at `received`."""
         return (
             None if self.total_s is None else received + self.total_s,
             None if self.ttft_s is None else received + self.ttft_s,
@@ -40,10 +40,13 @@ UNBOUNDED = Budget(None, None, None)
 
 
 def budget_of(headers: Mapping[str, str], policy_s: float | None) -> Budget:
-    """The client's `x-latency-budget-ms`, `x-slo-ttft-ms`, `x-slo-tpot-ms`; the policy's `latency_budget` where the
-    client says nothing, and as an upper bound where it does. Raises `BadRequest` on a value that is no duration."""
+    """Read the budget from `x-latency-budget-ms`, `x-slo-ttft-ms` and `x-slo-tpot-ms`.
+
+    The policy's `latency_budget` is the default and the upper bound of the first one. Raise `BadRequest` on an invalid
+    duration.
+    """
     values = headers.get(TOTAL), headers.get(TTFT), headers.get(TPOT)
-    if values == NONE_GIVEN:  # as a rule
+    if values == NONE_GIVEN:  # the usual case
         return UNBOUNDED if policy_s is None else Budget(policy_s, None, None)
     total, ttft, tpot = (_seconds(name, value) for name, value in zip(HEADERS, values, strict=True))
     if policy_s is not None:
@@ -52,15 +55,18 @@ def budget_of(headers: Mapping[str, str], policy_s: float | None) -> Budget:
 
 
 def priority_of(headers: Mapping[str, str], policy: Priority, *, raised: bool) -> Priority:
-    """The client's `x-priority`, the policy's where it says nothing. A client may always step back; that it may go
-    before what the policy says (`raised`) is for the policy to say. Raises `BadRequest` on a value that is none."""
+    """Return the priority of `x-priority`, or the policy's without that header.
+
+    A client may always lower its priority. It may raise it above the policy's only if the policy allows that
+    (`raised`). Raise `BadRequest` on an invalid value.
+    """
     value = headers.get(PRIORITY)
     if value is None:
         return policy
     try:
         requested = Priority[value.strip().upper()]
     except KeyError:
-        raise BadRequest("the header x-priority is no priority: expected high, normal or low") from None
+        raise BadRequest("the header x-priority is not a priority: expected high, normal or low") from None
     return requested if raised else max(requested, policy)
 
 
@@ -72,10 +78,10 @@ def _seconds(name: str, value: str | None) -> float | None:
     except ValueError:
         milliseconds = -1.0
     if not 0 < milliseconds <= MAX_MS:  # NaN fails this too
-        raise BadRequest(f"the header {name} is no duration: expected milliseconds from 1 to {MAX_MS:.0f}")
+        raise BadRequest(f"the header {name} is not a duration: expected milliseconds from 1 to {MAX_MS:.0f}")
     return milliseconds / 1e3
 
 
 def max_wait_s(request: RequestContext, now: float) -> float:
-    """How long a request may wait for somebody else's call. `now`: monotonic clock."""
+    """Return how many seconds a request may wait for another client's call. `now`: monotonic clock."""
     return max(0.0, min(MAX_WAIT_S, SHARE_OF_BUDGET * (request.due - now)))

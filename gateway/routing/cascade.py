@@ -1,5 +1,8 @@
-"""The lightest model first, where the complexity asks for more: its answer is held back until it is checked, then
-served, or a better model is asked. All calls are paid for, and told by the answer's provenance."""
+"""Try the lightest model first where the complexity asks for a better one.
+
+Its answer is held back and checked. Then it is served, or a better model is called. The answer's provenance lists all
+calls, as all are paid for.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,22 @@ from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
 from gateway.streams import BufferedResponse, buffer_response, close_body
 
-# One answer of the lightest model, read to its end and checked.
+# The trial: one answer of the lightest model, read to its end and checked.
 
-# What a client can do something with, should nobody better answer.
+# Admissions that a client can use if no better model answers.
 USABLE = frozenset({Admission.STORED, Admission.TOOLS, Admission.INCOMPLETE})
 
 UNCHECKED = CheckedAnswer(None)
 
-REFUSED = frozenset({400, 403, 404, 422})  # what servers answer to a field that they, or the model, do not have
+REFUSED = frozenset({400, 403, 404, 422})  # statuses for a field that the server or the model does not support
 
 
 @dataclass(frozen=True, slots=True)
 class TriedAnswer:
-    """`answer` None: nothing that could be served. `usage`: what the answer cost, `checked.beside` what its check
-    did."""
+    """An answer of the lightest model. `answer` None: nothing that could be served.
+
+    `usage` is that of the answer, `checked.beside` that of its check.
+    """
 
     answer: BufferedResponse | None = None
     usage: Usage | None = None
@@ -56,9 +61,9 @@ class LightTrials:
         self._checks = checks
 
     async def run(self, request: RequestContext, call: Call, backend: str) -> TriedAnswer:
-        """Never raises for what may be wrong with a backend."""
+        """Run a trial. A failing backend gives no answer, never an exception."""
         odds = logprobs_reader(call.dialect.name) if self._rule.check == "logprobs" else None
-        async with asyncio.TaskGroup() as group:  # where the client leaves, all calls end
+        async with asyncio.TaskGroup() as group:  # if the client leaves, all calls end
             early = self._rule.check == "consistency"
             samples = self._checks.samples(group, request, backend) if early else []
             trial = _Trial(request, call, backend, odds, group, samples)
@@ -75,7 +80,7 @@ class LightTrials:
             answer, refused = await self._answer(trial, with_logprobs)
             if refused and with_logprobs is not call and self._rule.otherwise != "escalate":
                 with_logprobs = (
-                    call  # it may be the log probabilities that it would not give: another check does without
+                    call  # the backend may have refused only the log probabilities, which another check does without
                 )
                 answer, _ = await self._answer(trial, with_logprobs)
         if answer is None:
@@ -91,22 +96,22 @@ class LightTrials:
         return TriedAnswer(answer, usage, checked)
 
     async def _answer(self, trial: _Trial, call: Call) -> tuple[BufferedResponse | None, bool]:
-        """-> (the answer, whether there is none because the request was refused)."""
+        """Return the answer, and whether there is none because the request was refused."""
         try:
             response = await self._fallback.call_backend(trial.request.child("trial").with_call(call), trial.backend)
             if response is None:
                 return None, False
             return await buffer_response(response), response.status in REFUSED
-        except BadRequest:  # the backend's dialect has no place for it
+        except BadRequest:  # the backend's dialect cannot express the request
             return None, True
         except (GatewayError, UpstreamStreamError):
             return None, False
 
     async def _check(self, trial: _Trial, answer: BufferedResponse, seen: Inspection) -> CheckedAnswer:
-        """An answer that is not complete is doubted, whatever the check would say."""
+        """Check an answer. An incomplete one has confidence 0, whatever the check would say."""
         check, call = self._rule.check, trial.call
         if seen.admission is not Admission.STORED:
-            checked = await self._checks.consistency(call, answer, trial.samples)  # they are paid for
+            checked = await self._checks.consistency(call, answer, trial.samples)  # includes the usage of the samples
             return replace(checked, confidence=0.0)
         if check == "logprobs":
             odds = trial.odds
@@ -121,8 +126,11 @@ class LightTrials:
 
 
 class CascadeDispatch:
-    """Of one route. `in_time` says whether a backend is predicted to keep what is left of the request's budget.
-    `on_check` hears of every check that came to something: whether it had the light model's answer pass."""
+    """`CascadeDispatch` answers the requests of one route.
+
+    `in_time` returns whether a backend is predicted to meet the rest of the request's budget. `on_check` is called with
+    the result of every check that gave a confidence: whether the light model's answer passed.
+    """
 
     def __init__(
         self,
@@ -141,7 +149,7 @@ class CascadeDispatch:
         self._on_check = on_check
 
     async def answer(self, request: RequestContext, decision: Decision) -> BackendAnswer:
-        """Raises what asking the backends of the decision raises, where there is nothing else to serve."""
+        """Answer a request. Raise as the backends of the decision do, if there is nothing else to serve."""
         call, light = request.call, decision.trial
         if call is None or light is None:
             if decision.trial_skipped:
@@ -159,7 +167,7 @@ class CascadeDispatch:
     async def _escalate(
         self, request: RequestContext, decision: Decision, light: str, tried: TriedAnswer
     ) -> BackendAnswer:
-        """Nothing has gone to the client yet: an answer in hand is better than an error."""
+        """Call a better model. The client has received nothing yet, so the light answer is better than an error."""
         others, answer = tuple(name for name in decision.backends if name != light), tried.answer
         if answer is not None and not self._in_time(request, others[0]):
             return self._use_light_answer(request, light, answer, tried)

@@ -1,7 +1,7 @@
-"""Whether the lightest model is tried before a better one, and how sure one may be of its answer. Pure.
+"""Decide whether the lightest model is tried first, and compute the confidence in its answer. Pure.
 
-Confidences are in [0, 1] and mean another thing for each check; none is a probability that the answer is right, and
-none has been calibrated here. What `accept_above` is worth on a route shows in `nearhit_cascade_total` and in audits.
+Confidences are in [0, 1] and differ in meaning between checks. None of them is a calibrated probability that the answer
+is right. `nearhit_cascade_total` and audits show the effect of `accept_above` on a route.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 from gateway.config.policy.targets import Check
 from gateway.messages import Call
 
-# Of extra samples, where the client asks for less: what self-consistency was measured with (Wang et al., "Self-
-# Consistency Improves Chain of Thought Reasoning in Language Models", ICLR 2023, section 3.1: GPT-3 and PaLM at 0.7).
+# Minimum temperature of extra samples. Self-consistency was measured with it (Wang et al., "Self-Consistency Improves
+# Chain of Thought Reasoning in Language Models", ICLR 2023, section 3.1: GPT-3 and PaLM at 0.7).
 SAMPLE_TEMPERATURE = 0.7
 
-# A model caught in a loop: of runs of four words fewer than half are different, in an answer of at least so many words.
+# A looping model repeats itself: in an answer of at least LOOP_WORDS words, fewer than half of all runs of four words
+# are distinct.
 LOOP_WORDS, NGRAM, MIN_DISTINCT = 40, 4, 0.5
 
-MAX_CHECKED_CHARACTERS = 20_000  # characters of an answer: 5 ms
+MAX_CHECKED_CHARACTERS = 20_000  # of an answer: 5 ms
 
-OPERATIONS = frozenset({"chat.completions", "completions", "messages"})  # whose answers are text, as a rule
+OPERATIONS = frozenset({"chat.completions", "completions", "messages"})  # whose answers are usually text
 
-OPENING = 200  # characters of an answer in which a refusal stands, where it is one
+OPENING = 200  # characters at an answer's start, where a refusal is searched
 
 _REFUSAL = re.compile(
     r"\b(?:i(?:'m| am) sorry, but|i(?: can(?:'t|not)|'m unable| am unable|'m not able| am not able) (?:to )?"
@@ -40,7 +41,7 @@ _UNCERTAINTY = re.compile(
 
 
 def is_applicable(check: Check, call: Call, *, judged: bool) -> bool:
-    """Whether the check can say anything of the answer to such a call. `judged`: a model grades the answer."""
+    """Return whether the check can judge the answer to such a call. `judged`: a model grades the answer."""
     body = call.body
     if call.operation not in OPERATIONS or (body.get("n") or 1) > 1:
         return False
@@ -57,24 +58,28 @@ def wants_json(body: Mapping[str, Any]) -> bool:
 
 
 def token_confidence(logprobs: Sequence[float]) -> float | None:
-    """The geometric mean of the tokens' probabilities: the sequence's likelihood, by its length ("Chow-Average" in
-    Gupta et al., "Language Model Cascades: Token-level Uncertainty and Beyond", ICLR 2024). Without the division long
-    answers would always be doubted; with it one doubtful token among many sure ones is hard to see, as that paper
-    shows, and a form that is given (JSON) makes an answer look surer than it is. None where there are no tokens."""
+    """Return the geometric mean of the tokens' probabilities; None without tokens.
+
+    It is the sequence's likelihood normalised by length ("Chow-Average" in Gupta et al., "Language Model Cascades:
+    Token-level Uncertainty and Beyond", ICLR 2024). Without normalisation long answers would always be doubted. With it
+    one doubtful token among many is hard to see, as that paper shows, and a fixed format (JSON) raises the confidence.
+    """
     if not logprobs:
         return None
     return math.exp(min(0.0, math.fsum(logprobs) / len(logprobs)))
 
 
 def agreement(agrees: Iterable[bool]) -> float | None:
-    """The share of the other samples that say what the answer says; what cannot be told does not agree. None without
-    any other sample."""
+    """Return the share of the other samples that agree with the answer; None without other samples.
+
+    An undecided comparison counts as no agreement.
+    """
     said = list(agrees)
     return sum(said) / len(said) if said else None
 
 
 def sample_call(call: Call, number: int) -> Call:
-    """The call for one more sample, from 1 on: whole, hot enough to differ, and not with the same seed."""
+    """Return the call for sample `number`, from 1: not streamed, hot enough to differ, and with another seed."""
     body = {key: value for key, value in call.body.items() if key not in ("stream", "stream_options")}
     temperature = body.get("temperature")
     if temperature is not None and temperature < SAMPLE_TEMPERATURE:
@@ -85,8 +90,10 @@ def sample_call(call: Call, number: int) -> Call:
 
 
 def is_non_answer(question: str, answer: str) -> bool:
-    """Whether the answer is plainly none: empty, the question again, a refusal or an admission of not knowing at its
-    beginning (English phrases alone), or a model in a loop."""
+    """Return whether the answer is obviously none.
+
+    That is an empty answer, the repeated question, a loop, or a refusal or "I don't know" at its start (English only).
+    """
     said = " ".join(answer[:MAX_CHECKED_CHARACTERS].casefold().replace("\u2019", "'").split())
     if not said or said == " ".join(question.casefold().split()):
         return True

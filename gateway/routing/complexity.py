@@ -1,12 +1,12 @@
-"""How hard a request is: the probability that the light model's answer would be worse than the large one's. Pure.
+"""Score the complexity of a request: the probability that the light model's answer is worse. Pure.
 
-Two forms of text are judged by weights of their own (`training.complexity` made them, docs/decisions/0010 says why):
+Two forms of text have weights of their own (made by `training.complexity`; docs/decisions/0010 gives the reasons):
 
     exam (lettered options)   p = sigmoid(a * logit(P(light wrong) * P(large right | light wrong)) + b * open + c),
                               each P a logistic function of the text and its embedding; fitted on public outcomes
     open (everything else)    p = sigmoid(open), open linear in the text and its embedding; fitted on graded prompts
 
-Without an embedding, or with one of another model, weights for the text alone stand in, form by form.
+Without an embedding, or with one of another model, each form uses weights for the text alone.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ TRAINED = WeightFiles("complexity", "the weights of complexity")
 
 VARIANTS = ("text", "vector")
 
-# A feature further from its mean than this, in standard deviations, is taken to lie here: no single one runs away.
+# Features are clipped to this many standard deviations from their mean, so that no single one dominates.
 MAX_DEVIATIONS = 3.0
 
-# Set by hand, for no data has it: what an answer of 1,000 tokens and more adds to the logit, beside one of a few.
+# Set by hand, as no data has it: the largest increase of the logit for long answers, and the tokens for half of it.
 OUTPUT, OUTPUT_HALF = 0.4, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """Brings features to mean 0 and deviation 1, within +-`MAX_DEVIATIONS`."""
+    """`Standard` scales features to mean 0 and deviation 1, clipped to +-`MAX_DEVIATIONS`."""
 
     mean: FloatArray
     deviation: FloatArray
 
     def __call__(self, values: FloatArray) -> FloatArray:
-        """(k,) or (n, k)."""
+        """Return the scaled values. Shape (k,) or (n, k)."""
         inner = (values - self.mean) / self.deviation
         return np.asarray(np.minimum(np.maximum(inner, -MAX_DEVIATIONS), MAX_DEVIATIONS))
 
@@ -67,11 +67,11 @@ class Variant:
 
     open: Linear
     wrong: Linear  # that the light model is wrong
-    able: Linear  # that the large one is right where the light one is wrong
+    able: Linear  # that the large model is right where the light one is wrong
     stack: tuple[float, float, float]  # a, b, c
 
     def exam(self, features: FloatArray, vector: Vector | None, open_: float) -> float:
-        """The logit."""
+        """Return the logit of the exam form."""
         both = sigmoid(self.wrong(features, vector)) * sigmoid(self.able(features, vector))
         a, b, c = self.stack
         return a * math.log(both / (1.0 - both)) + b * open_ + c
@@ -80,17 +80,17 @@ class Variant:
 @dataclass(frozen=True, slots=True)
 class ComplexityWeights:
     digest: str  # hex SHA-256 of the arrays
-    encoder: str  # the embedding model whose vectors are read
-    dimension: int  # of these
+    encoder: str  # the embedding model whose vectors the weights read
+    dimension: int  # of these vectors
     rarity: Commonness
-    open: Standard  # of the features
-    exam: Standard  # of the features and the options' features
+    open: Standard  # of the text's features
+    exam: Standard  # of the text's and the options' features
     text: Variant
     vector: Variant
 
 
 class ComplexityModel:
-    """`encoder`: the fingerprint of the embedder at work, `name/...`; of another name, its vectors are not read."""
+    """The scorer. `encoder` is the embedder's fingerprint, `name/...`; vectors of another name are not read."""
 
     def __init__(self, weights: ComplexityWeights, encoder: str) -> None:
         self._weights = weights
@@ -98,12 +98,14 @@ class ComplexityModel:
 
     @property
     def basis(self) -> str:
-        """What the scores are made of: what is learnt of them is not worth anything for those of another basis."""
+        """The name of the weights and inputs. State learned from scores with another basis is of no use."""
         return f"complexity {self._weights.digest[:12]} {'with' if self.reads_vectors else 'without'} vectors"
 
     def score(self, text: str, max_tokens: int | None, vector: Vector | None) -> float:
-        """In (0, 1). `text`: the question, of which `vector` is the embedding; `max_tokens`: what the client lets be
-        written. 0.1 ms for a short text, 0.2 to 0.3 ms for 8 kB and more."""
+        """Return the complexity in (0, 1). `vector`: the embedding of `text`. `max_tokens`: the client's limit.
+
+        It takes 0.1 ms for a short text, 0.2 to 0.3 ms for 8 kB and more.
+        """
         weights = self._weights
         if not self.reads_vectors or (vector is not None and vector.shape != (weights.dimension,)):
             vector = None
@@ -122,12 +124,12 @@ def sigmoid(logit: float) -> float:
 
 
 def load_weights(directory: Path = WEIGHTS) -> ComplexityWeights:
-    """Reads `complexity.npz` and `complexity.json`. Raises `WeightsCorrupt`."""
+    """Read `complexity.npz` and `complexity.json`. Raise `WeightsCorrupt`."""
     return TRAINED.load(directory, weights_from)
 
 
 def weights_from(about: bytes, arrays: bytes) -> ComplexityWeights:
-    """Checks and unpacks. Raises ValueError, KeyError, TypeError or AttributeError."""
+    """Check and unpack the weights. Raise ValueError, KeyError, TypeError or AttributeError."""
     unpacked = TRAINED.unpacked(about, arrays, NAMES + OPTION_NAMES)
     said, tables = unpacked.said, unpacked.tables
     dimension = int(said["dimension"])
@@ -171,7 +173,7 @@ def _array(tables: Tables, name: str, width: int) -> FloatArray:
 
 
 def build_complexity(embedder: str) -> ComplexityModel:
-    """For the vectors of one embedder, named by its fingerprint. Raises `StartupError`."""
+    """Build the scorer for an embedder's fingerprint. Raise `StartupError`."""
     try:
         return ComplexityModel(load_weights(), embedder)
     except WeightsCorrupt as error:

@@ -1,4 +1,4 @@
-"""Asks one backend after the other until one answers usably before its first byte."""
+"""Call one backend after another until one gives a usable answer before its first byte."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 class BackendAnswer:
     response: Response
     backend: str
-    instead: Choice | None = None  # why it is not as it was chosen; None: it is
-    beside: tuple[Usage, ...] = ()  # what else was called for it
+    instead: Choice | None = None  # why another backend than the chosen one answered; None: the chosen one did
+    beside: tuple[Usage, ...] = ()  # usage of the other calls for this answer
 
 
 class Fallback:
-    """All routes share it."""
+    """`Fallback` calls backends in order. All routes share it."""
 
     def __init__(self, pools: Mapping[str, UpstreamPool], clock: Clock, telemetry: Telemetry) -> None:
         self._pools = pools
@@ -35,7 +35,7 @@ class Fallback:
         self._telemetry = telemetry
 
     async def call_backend(self, request: RequestContext, name: str) -> Response | None:
-        """Of this backend alone; None where its breaker is open. Raises `BackendError`."""
+        """Call one backend; return None where its circuit breaker is open. Raise `BackendError`."""
         pool = self._pools[name]
         if not pool.allow(self._clock.monotonic()):
             self._telemetry.backend_requests.add(name, "breaker_open")
@@ -43,7 +43,7 @@ class Fallback:
         return await pool.call(request)
 
     async def first_answer(self, request: RequestContext, names: Sequence[str]) -> BackendAnswer:
-        """In the order of `names`; the last one's failure is the request's, whatever it is."""
+        """Try backends in the order of `names`. A failure of the last one is the result, whatever it is."""
         instead: Choice | None = None
         for name in names[:-1]:
             pool = self._pools[name]
@@ -53,12 +53,10 @@ class Fallback:
                 continue
             try:
                 response = await pool.call(request)
-            except (
-                BackendOverloaded
-            ):  # told by the metrics alone: under load a line for each would be a load of its own
+            except BackendOverloaded:  # counted only: under load a log line for each would add load
                 instead = instead or Choice.OVERLOADED
                 continue
-            except UnsupportedByBackend:  # expected of a small model: nothing to report
+            except UnsupportedByBackend:  # expected of a small model: nothing to log
                 instead = instead or Choice.FALLBACK
                 continue
             except BackendError as error:
@@ -66,7 +64,8 @@ class Fallback:
                 if not error.retryable:
                     raise
                 LOG.warning(
-                    "falling back", extra={"fields": {**request.log_fields, "backend": name, "error": str(error)}}
+                    "the backend failed, falling back to the next one",
+                    extra={"fields": {**request.log_fields, "backend": name, "error": str(error)}},
                 )
                 continue
             if response.status not in RETRYABLE:

@@ -1,4 +1,4 @@
-"""Latency budgets that are promised to be kept, and what became of them."""
+"""Promise latency budgets, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.streams import StreamObserver, with_observer
 
-# How sure a backend must be to make it before it is asked: what keeps promises at the confidence that was asked for.
-# Pure.
+# The probability with which a backend must be predicted to be in time, so that promises are kept at the requested
+# confidence.
 
-# How far one promise moves what is asked of the next ones: small steps follow slowly and waver little. At 0.01 a broken
-# promise costs what 19 kept ones brought in.
+# How far one promise moves the requirement: small steps adapt slowly and vary little. At a confidence of 0.95 one
+# broken promise outweighs 19 kept ones.
 STEP = 0.01
 
-# Nobody is asked who is more likely to be late than not.
+# A backend that is more likely late than in time is not chosen.
 MIN_REQUIRED = 0.5
 
 MAX_REQUIRED = 0.999
@@ -29,21 +29,23 @@ MAX_REQUIRED = 0.999
 class Confidence:
     """Adaptive conformal inference (Gibbs and Candes 2021) over the promises of a route.
 
-    A bound that each answer keeps with 95 % keeps more of all promises than 95 %, since most budgets are loose; and
-    fewer where the predictions are wrong. So what is asked of each (`required`) falls while promises are kept and rises
-    when one is broken, until the share that is kept is the confidence. Whatever the answers do, after T promises it is
-    off by at most 1 / (T * STEP), as long as `required` is not at one of its ends: below `MIN_REQUIRED` it does not go
-    (then more is kept), and above `MAX_REQUIRED` nothing is left to ask (then less is)."""
+    If each answer met a bound of 95 %, more than 95 % of all promises would be kept, since most budgets are loose.
+    Wrong predictions keep fewer. So the requirement per answer (`required`) falls while promises are kept and rises
+    after a broken one. It settles where the share of kept promises equals the confidence.
+
+    After T promises the share is off by at most 1 / (T * STEP), whatever the answers do, while `required` is within its
+    bounds. At `MIN_REQUIRED` more promises are kept, at `MAX_REQUIRED` fewer.
+    """
 
     __slots__ = ("adapts", "confidence", "required")
 
     def __init__(self, confidence: float, *, adapts: bool = True) -> None:
         self.confidence = confidence
         self.required = confidence
-        self.adapts = adapts  # no: the confidence is asked of each request
+        self.adapts = adapts  # False: `required` stays at the confidence
 
     def record(self, *, kept: bool) -> None:
-        """A promise was kept, or broken."""
+        """Record whether a promise was kept."""
         if not self.adapts:
             return
         step = STEP * ((1.0 - self.confidence) - (0.0 if kept else 1.0))
@@ -51,7 +53,7 @@ class Confidence:
 
 
 class Promises:
-    """What each route asks of predictions; outlives the policies."""
+    """The requirements of all routes. They survive a reload of the policy."""
 
     def __init__(self, clock: Clock, telemetry: Telemetry) -> None:
         self._clock = clock
@@ -59,26 +61,28 @@ class Promises:
         self._routes: dict[str, Confidence] = {}
 
     def confidence(self, route: Route) -> Confidence:
-        """Anew where the policy now asks for another confidence."""
+        """Return the requirement of a route. It starts again when the policy changes the confidence."""
         known, rule = self._routes.get(route.name), route.slo
         if known is None or known.confidence != rule.confidence or known.adapts == rule.per_request:
             known = self._routes[route.name] = Confidence(rule.confidence, adapts=not rule.per_request)
         return known
 
     def promise_for(self, request: RequestContext, route: Route, *, promised: bool) -> Promise | None:
-        """To be told what becomes of this request; None where it has no budget."""
+        """Return the promise for a request; None where it has no budget."""
         if request.call is None or not request.has_budget:
             return None
         return Promise(request, self.confidence(route), self._clock, self._telemetry, promised=promised)
 
     def not_asked(self, route: Route, outcome: str) -> None:
-        """No backend was: `refused`, or `stale`."""
+        """Count a request that reached no backend: `refused` or `stale`."""
         self._telemetry.promises.add(route.name, outcome)
 
 
 class Promise:
-    """The budgets of one request, until its answer is over. `promised`: whether its backend was predicted to keep them;
-    otherwise it is seen whether they are met all the same."""
+    """The budgets of one request, until its answer has ended.
+
+    `promised`: the backend was predicted to meet them. Otherwise the outcome is only counted.
+    """
 
     def __init__(
         self, request: RequestContext, confidence: Confidence, clock: Clock, telemetry: Telemetry, *, promised: bool
@@ -91,15 +95,17 @@ class Promise:
         self._is_counted = False
 
     def failed(self, error: BaseException) -> None:
-        """No answer came. A client that leaves before its time is up says nothing; one that leaves after it does."""
+        """Record that no answer came. A client that leaves counts only after its deadline."""
         if not isinstance(error, asyncio.CancelledError):
             self._count("failed")
         else:
             self._on_abandoned()
 
     def observe_response(self, response: Response, *, as_chosen: bool) -> Response:
-        """`as_chosen`: whether the one that was predicted is the one that answers. Where another had to, the promise
-        counts, and says nothing of the predictions."""
+        """Observe an answer. `as_chosen`: the predicted backend answers.
+
+        If another one answers, the promise counts, but says nothing about the predictions.
+        """
         body, now = response.body, self._clock.monotonic()
         if response.status >= 400:
             self._count("failed")

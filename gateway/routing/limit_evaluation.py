@@ -1,4 +1,4 @@
-"""From a route's limits to what a request asks of them, and from what became of that to words and headers. Pure."""
+"""Turn a route's limits into demands of a request, and their outcome into error messages and headers. Pure."""
 
 from __future__ import annotations
 
@@ -28,23 +28,29 @@ from gateway.limits import (
 )
 from gateway.messages import Call
 
-# What a call will take of a limit, before it is made; put right when it has been. Pure.
+# The usage of a call is estimated before the call and corrected after it.
 
-# OpenAI's rule of thumb for English text; bytes, so that other scripts are not taken for much cheaper than they are.
+# OpenAI's rule of thumb for English text. It counts bytes, so that other scripts are not underestimated much.
 BYTES_A_TOKEN = 4
 
-FIRST_GUESS = 256  # output tokens, while nothing has been seen
+FIRST_GUESS = 256  # output tokens, before any answer was seen
 
 
 def input_tokens(call: Call) -> int:
-    """At least 1. What is no text (images, tools) is not seen: the backend's own count puts it right."""
+    """Estimate the input tokens, at least 1.
+
+    Images and tools are not counted; the backend's own count corrects that.
+    """
     texts = call.questions if call.operation == "embeddings" else (call.prompt,)
     return max(1, sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_A_TOKEN)
 
 
 class Typical:
-    """How long the answers of a route are: it rises ten times as fast as it falls, and so lies where one answer in
-    eleven is longer, by the weight of what they exceed it (an expectile)."""
+    """A running estimate of the length of a route's answers.
+
+    It rises ten times as fast as it falls. So it settles where the excess of longer answers is a tenth of the shortfall
+    of shorter ones (an expectile).
+    """
 
     __slots__ = ("_tokens",)
 
@@ -56,16 +62,16 @@ class Typical:
         self._tokens += (0.2 if error > 0 else 0.02) * error
 
     def output_tokens(self, call: Call) -> int:
-        """At most what the client allows."""
+        """Return the estimate, limited by the client's `max_tokens`."""
         if call.operation == "embeddings":
             return 0
         typical = max(1, round(self._tokens))
         return typical if call.max_tokens is None else min(typical, call.max_tokens)
 
 
-ALL_ROUTES = "*"  # in place of a route, which cannot be called so
+ALL_ROUTES = "*"  # stands for the route; no route can have this name
 
-MAX_CLIENT_RETRY_S = 60  # clients that retry by themselves are told not to, where it takes longer
+MAX_CLIENT_RETRY_S = 60  # seconds; beyond it, clients that retry on their own are told not to
 
 PERIOD = {"s": "second", "min": "minute", "h": "hour", "day": "day"}
 
@@ -74,15 +80,15 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """What a call is taken to cost before it is made."""
+    """The expected cost of a call."""
 
     tokens: int = 0
-    micros: int = 0  # millionths of a dollar
+    micros: int = 0  # millionths of a US dollar
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRequest:
-    """One limit, and what a request demands of it."""
+    """One limit, and the demand of a request on it."""
 
     limit: str  # requests | tokens | concurrency | large_share | cost: the label of the metric
     per: Per
@@ -93,12 +99,12 @@ class LimitRequest:
 
     @property
     def is_global(self) -> bool:
-        """It counts over all routes: an API key's own."""
+        """True for an API key's own limit, which counts over all routes."""
         return self.demand.key.startswith(ALL_ROUTES + ":")
 
 
 def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str]:
-    """Who a request counts for, by what a limit is `per`. Keys and users are hashed: both are secrets of somebody."""
+    """Return the subject for each `per` of a limit. Keys and users are hashed, as both may be secret."""
     return {
         "tenant": tenant,
         "key": tenant if key is None else _hashed("key", key),
@@ -110,12 +116,12 @@ def subjects(tenant: str, user: str | None, key: str | None) -> Mapping[Per, str
 def limit_requests(
     route: str, limits: Sequence[Limits], whose: Mapping[Per, str], estimate: CostEstimate, member: str
 ) -> list[LimitRequest]:
-    """All that a call demands before it is sent to a backend."""
+    """Return all demands of a call, before it goes to a backend."""
     return [asked for rule in limits for asked in _limit_requests(route, rule, whose[rule.per], estimate, member)]
 
 
 def requests_of(route: str, limits: Sequence[Limits], whose: Mapping[Per, str]) -> list[LimitRequest]:
-    """What every request demands, hits included, of the rules that count them."""
+    """Return the demands of every request, hits included, by the rules that count hits."""
     return [asked for rule in limits if rule.count_hits for asked in _requests(route, rule, whose[rule.per])]
 
 
@@ -154,13 +160,12 @@ def _cap_key(where: str, cap: Cap) -> str:
 
 
 def light_only(asked: Sequence[LimitRequest], taken: TakeResult) -> str | None:
-    """The first limit that leaves only the lightest model; None where none does."""
+    """Return the first limit that leaves only the lightest model, or None."""
     return next((a.limit for a, observed in zip(asked, taken.observed, strict=True) if not observed.ok), None)
 
 
 def refused(route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> tuple[LimitRequest, str, int]:
-    """Of a request that was not granted: the limit that takes longest, a sentence about it, and the seconds until
-    then, at least 1."""
+    """Return the refusing limit with the longest wait, a sentence about it, and the wait in seconds, at least 1."""
     failed = [
         (a, observed)
         for a, observed in zip(asked, taken.observed, strict=True)
@@ -174,7 +179,7 @@ def refused(route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> tup
 
 
 def _sentence(route: str, asked: LimitRequest, observed: LimitState) -> str:
-    whose = f"this {asked.per}" if asked.per != "route" else "everybody"
+    whose = f"this {asked.per}" if asked.per != "route" else "all clients"
     remaining = left(asked.demand, observed, taken=False)
     where = "" if asked.is_global else f" on route {route}"
     if isinstance(asked.demand, PacedLimit):
@@ -183,13 +188,15 @@ def _sentence(route: str, asked: LimitRequest, observed: LimitState) -> str:
         what = f"limit of {amount} {asked.limit} a {PERIOD[period]}"
         return f"the {what} for {whose}{where} is reached: {remaining:.0f} left{needs}"
     if isinstance(asked.demand, Slot):
-        return f"the limit of {asked.said} calls at once for {whose}{where} is reached: {observed.level} in flight"
+        return f"the limit of {asked.said} concurrent calls for {whose}{where} is reached: {observed.level} in flight"
     return f"the cap of {asked.said} for {whose}{where} is reached: {remaining / MICROS:.4f} USD left"
 
 
 def rate_limit_headers(asked: Sequence[LimitRequest], taken: TakeResult) -> Headers:
-    """`RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10), and OpenAI's `x-ratelimit-*` of the
-    window of which least is left."""
+    """Return the rate limit headers, with OpenAI's `x-ratelimit-*` for the window with the least left.
+
+    The others are `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-10).
+    """
     rates = [
         (a, a.pace, a.demand, observed)
         for a, observed in zip(asked, taken.observed, strict=True)
@@ -217,13 +224,13 @@ def rate_limit_headers(asked: Sequence[LimitRequest], taken: TakeResult) -> Head
 
 
 def with_headers(headers: Headers, more: Headers) -> Headers:
-    """A backend's own of the same names give way: they are of another limit."""
+    """Add headers, and drop a backend's headers of the same names, which describe another limit."""
     names = {name.lower() for name, _ in more}
     return (*((name, value) for name, value in headers if name.lower() not in names), *more)
 
 
 def returns_of(asked: Sequence[LimitRequest], taken: TakeResult, real: CostEstimate) -> list[Return]:
-    """What is to be put right now that it is known what was used; the shares of large ones have their own time."""
+    """Return the corrections after a call, with its real usage. `returns_without_large` corrects large shares."""
     found = []
     for a in asked:
         demand = a.demand
@@ -238,13 +245,13 @@ def returns_of(asked: Sequence[LimitRequest], taken: TakeResult, real: CostEstim
 
 
 def returns_without_large(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
-    """Of a call that might have been a large one and was none."""
+    """Return the corrections for a call that was expected to use a large model and did not."""
     observed = zip(asked, taken.observed, strict=True)
     return [Return("part", a.demand.key) for a, t in observed if isinstance(a.demand, LimitPart) and t.ok]
 
 
 def returns_without_call(asked: Sequence[LimitRequest], taken: TakeResult) -> list[Return]:
-    """Of a request that was put to no backend: it was no call, and none of a large model."""
+    """Return the corrections for a request that reached no backend: it used no call and no large model."""
     calls = [
         Return("pace", a.demand.key, -a.demand.cost_us)
         for a in asked

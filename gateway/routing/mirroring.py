@@ -1,5 +1,7 @@
-"""Asks another backend what clients have asked, once they have their answers, and compares both: what a new model would
-have said is seen before anybody is served it. Nobody is billed for it, and nothing of it is stored."""
+"""Mirror requests to another backend after their clients are served, and compare both answers.
+
+So a new model is tested before it serves anyone. The call is billed to no tenant, and its answer is not stored.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from gateway.streams import StreamObserver, buffer_response, with_observer
 from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.shadow")
-MAX_BYTES = 1024 * 1024  # of each of the two answers; what is longer is not compared
+MAX_BYTES = 1024 * 1024  # of each of the two answers; longer ones are not compared
 OUTCOMES = {Label.RIGHT: "same", Label.WRONG: "different", Label.UNDECIDED: "undecided"}
 
 
@@ -36,7 +38,7 @@ class _Copy:
 
 
 class Mirroring:
-    """`rng`: numbers in [0, 1)."""
+    """`Mirroring` mirrors a share of the requests. `rng` returns numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -54,14 +56,16 @@ class Mirroring:
         self._calls = BackgroundCalls(clock)
 
     def __len__(self) -> int:
-        """How many wait or are under way."""
+        """Return the number of calls that wait or run."""
         return len(self._calls)
 
     def observe_response(
         self, request: RequestContext, response: Response, rule: Shadow, comparisons: AnswerComparer
     ) -> Response:
-        """The same answer, copied by chance as it goes by. Nothing is sent on behalf of a client that wants nothing
-        stored, nor of the gateway itself."""
+        """Return the answer unchanged, and mirror a random sample of requests.
+
+        Requests with `no-store` and the gateway's own requests are never mirrored.
+        """
         call, body = request.call, response.body
         if call is None or call.operation == "embeddings" or response.status != 200:
             return response
@@ -89,7 +93,7 @@ class Mirroring:
                     payload.append(event.data)
             return events
 
-        def on_end() -> None:  # a client that leaves before has no copy
+        def on_end() -> None:  # not called if the client leaves early: no copy then
             if size <= MAX_BYTES:
                 self._start(copy, tuple(payload), streamed=True)
 
@@ -113,7 +117,7 @@ class Mirroring:
         self._telemetry.shadow.add(copy.request.route, outcome)
 
     async def _outcome(self, copy: _Copy, served: str | None) -> str:
-        """`served`: what the client was told; None: not text alone."""
+        """Call the backend and return the outcome. `served`: the served text; None: not text alone."""
         request, call, pool = copy.request, copy.call, self._pools[copy.rule.backend]
         if not pool.allow(self._clock.monotonic()):
             return "dropped"
@@ -124,7 +128,7 @@ class Mirroring:
         except BackendOverloaded:
             return "dropped"
         except (GatewayError, UpstreamStreamError) as error:
-            LOG.warning("a shadow failed", extra={"fields": {**request.log_fields, "error": str(error)}})
+            LOG.warning("a mirrored call failed", extra={"fields": {**request.log_fields, "error": str(error)}})
             return "error"
         if answer is None:
             return "error"

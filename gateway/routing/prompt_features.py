@@ -1,7 +1,7 @@
-"""What of a prompt's text speaks for how hard it is: one pass over its words. Pure.
+"""Compute the features of a prompt that tell how hard it is, in one pass over its words. Pure.
 
-A text is cut into words, numbers and signs once, and each different one is looked up: a pattern searched for each
-feature would read the text as often as there are features.
+The text is split into words, numbers and signs once, and each distinct one is looked up. A pattern per feature would
+read the text once for each feature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.routing import wordlists
 
 FloatArray = npt.NDArray[np.float64]
 
-# A longer text is judged by its head and its tail, where questions are put; its length is known besides.
+# Characters. A longer text is judged by its head and tail, where questions stand; its length is a feature.
 HEAD, TAIL = 600, 800
 MIN_OPTIONS = 2
 MAX_CUE_CHARACTERS = 40
@@ -59,7 +59,7 @@ _SIGN_OF: Mapping[str, tuple[int, ...]] = {
 }
 _SHOUTED = frozenset({"NOT", "EXCEPT", "LEAST", "FALSE", "INCORRECT", "NEVER", "NO"})
 _ROMAN = frozenset({"I", "II", "III", "IV", "V"})
-DENSE = ("comparison", "quantity", "condition", "person")  # kinds whose share of the words says something of its own
+DENSE = ("comparison", "quantity", "condition", "person")  # kinds whose share of the words is a feature too
 _DENSE_AT = tuple(map(KINDS.index, DENSE))
 OPENERS = ("which", "what", "how", "why", "who", "when", "if", "the", "a", "in")
 _OPENED_BY = {word: [float(word == other) for other in OPENERS] for word in OPENERS}
@@ -81,9 +81,10 @@ OPTION_NAMES = (
 
 
 class Commonness:
-    """How rare a word is, from a list of words that begins with the most frequent ones.
+    """The rarity of words, from a list of words in order of frequency.
 
-    In natural logarithms of the rank, as frequencies fall with it by Zipf's law; what is not listed comes after it."""
+    The value is the natural logarithm of the rank, as frequencies fall with it by Zipf's law. Unlisted words come last.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         self._ranks = {word: math.log(at + 10.0) for at, word in enumerate(words)}
@@ -94,7 +95,11 @@ class Commonness:
 
 
 class PromptReading:
-    """`features`: (len(NAMES),); `options`: (len(OPTION_NAMES),), None for what is no multiple-choice question."""
+    """The features of one prompt.
+
+    `features` has shape (len(NAMES),). `options` has shape (len(OPTION_NAMES),), or is None where the prompt is no
+    multiple-choice question.
+    """
 
     __slots__ = ("features", "options")
 
@@ -111,28 +116,28 @@ class PromptReading:
 
 
 class _Counted(NamedTuple):
-    """How many words, numbers and signs of a text are of each sort."""
+    """Counts of the words, numbers and signs of a text."""
 
     words: int
     letters: int
     long: int
     longest: int
     function: int
-    meant: int  # all words but those of function
-    rarities: float  # of the meant ones, added up
+    meant: int  # all words except function words
+    rarities: float  # sum over the `meant` words
     rare: int
     numbers: int
-    different: int  # numbers
-    large: int  # numbers
+    different: int  # distinct numbers
+    large: int  # numbers of three characters and more
     shouted: int
     roman: int
     capitals: int
     acronyms: int
-    single: int  # letters
+    single: int  # single letters
     foreign: int  # words and signs beyond ASCII
-    kinds: Sequence[int]  # as `KINDS`
-    signs: Sequence[int]  # as `SIGNS`
-    content: frozenset[str]  # the words that carry the meaning
+    kinds: Sequence[int]  # in the order of `KINDS`
+    signs: Sequence[int]  # in the order of `SIGNS`
+    content: frozenset[str]  # the distinct words that are no function words
 
 
 def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
@@ -183,10 +188,10 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
 
 
 def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatArray, frozenset[str]]:
-    """And the words that carry the meaning."""
+    """Return the features of a text and its content words."""
     tokens = _TOKEN.findall(text)
     counts = _count_tokens(tokens, rarity)
-    # What was left out is taken to be like the rest.
+    # The omitted middle is assumed to be like the rest.
     whole = 1.0 + omitted / max(1, len(text))
     words = max(1, counts.words)
     cut = _SENTENCE.split(text.strip())

@@ -1,6 +1,6 @@
-"""The limits of this gateway: asked of the store that all gateways share, and of its own part where that is silent.
+"""Enforce limits on the shared store, or locally on this gateway's own share while the store does not answer.
 
-What is put right afterwards (real tokens, places that are left) goes to the store in batches that no client waits for.
+Corrections after a call (actual tokens, released slots) go to the store in batches, and no client waits for them.
 """
 
 from __future__ import annotations
@@ -31,42 +31,46 @@ from gateway.routing.limit_evaluation import (
 
 LOG = logging.getLogger("nearhit.limits")
 
-HEARTBEAT_S = 10.0  # a third of what a place lasts in the store
+HEARTBEAT_S = 10.0  # seconds; a third of a slot's lifetime in the store
 
-RETRY_S = 1.0  # as the store's breaker probes
+RETRY_S = 1.0  # seconds; the interval at which the store's breaker probes
 
-BATCH = 256  # returns an operation
+BATCH = 256  # corrections per operation
 
-# So long returns are gathered for one operation; who would be refused for want of them has them told at once.
+# Seconds. Corrections are gathered this long. If a request would be refused without them, they are sent at once.
 FLUSH_DELAY_S = 0.005
 
-MAX_PENDING = 10_000  # returns that wait for the store; beyond it the oldest are lost, which errs against the tenant
+# Corrections that wait for the store. Beyond it the oldest are lost, to the tenant's disadvantage.
+MAX_PENDING = 10_000
 
-MAX_SEEN = 1_000  # of those that are shown
+MAX_SEEN = 1_000  # limits whose usage is shown to operators
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     taken: TakeResult
-    local: bool  # decided here, since the store did not answer
+    local: bool  # decided by this gateway, as the store did not answer
 
 
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """What was left of a limit when it was last asked."""
+    """The rest of a limit at its last use."""
 
     route: str
     per: str
     subject: str
     limit: str
     said: str
-    left: float  # in the limit's own units; of caps dollars; of large_share: the share of large ones
+    left: float  # in the limit's own units; caps: US dollars; large_share: the share of large calls
     refused: int
     at: float  # wall clock, seconds
 
 
 class RateLimiter:
-    """To be used from one event loop; `run` beside it. One gateway: `gateways` stays 1 until the store says more."""
+    """`RateLimiter` enforces the limits of all routes.
+
+    It serves one event loop and needs its task `run`. `gateways` stays 1 until the store reports more.
+    """
 
     def __init__(self, store: QuotaStore, clock: Clock, telemetry: Telemetry) -> None:
         self._store = store
@@ -76,39 +80,39 @@ class RateLimiter:
         self._numbers = count()
         self._meters = Meters()
         self._pending: deque[Return] = deque()
-        self._unsettled: Counter[str] = Counter()  # returns by key that the store has not heard of
+        self._unsettled: Counter[str] = Counter()  # corrections by key that are not in the store yet
         self._flush_lock = asyncio.Lock()
         self._usage: BoundedCache[str, LimitUsage] = BoundedCache(MAX_SEEN)
         self._wakeup = asyncio.Event()
         self._used = False
-        self.gateways = 1  # alive on the store, as it said last
+        self.gateways = 1  # gateways on the store, by its last report
 
     @property
     def waiting(self) -> int:
-        """Returns that the store has not heard of yet."""
+        """The number of corrections that are not in the store yet."""
         return self._unsettled.total()
 
     def member(self) -> str:
-        """A name for one call, unique among all gateways."""
+        """Return a name for one call, unique among all gateways."""
         return f"{self._name}-{next(self._numbers)}"
 
     async def take(self, demands: Sequence[Demand]) -> Grant:
-        """Never fails: where the store is silent, this gateway's own part decides."""
+        """Take demands. Never fail: without the store, this gateway's own share decides."""
         if not self._used:
             self._used = True
             self._wakeup.set()
         try:
-            unsettled = self._has_unsettled(demands)  # the store may hear of it right after it has refused
+            unsettled = self._has_unsettled(demands)  # the store may receive them right after it has refused
             taken = await self._store.take(demands)
             if not taken.granted and (unsettled or self._has_unsettled(demands)):
-                await self.flush()  # what has just been given back may be what is missing
+                await self.flush()  # a pending correction may be the missing part
                 taken = await self._store.take(demands)
         except StoreUnavailable as error:
             self._release_slots(demands)
-            LOG.debug("limits are held locally", extra={"fields": {"error": str(error)}})
+            LOG.debug("the store did not answer, limits are enforced locally", extra={"fields": {"error": str(error)}})
             now, wall = self._now()
             return Grant(self._meters.take(demands, now, wall, self.gateways), local=True)
-        except BaseException:  # the client has left; whether the store heard, nobody knows
+        except BaseException:  # the client has left, and the store may or may not have granted the slots
             self._release_slots(demands)
             raise
         if taken.granted:
@@ -118,7 +122,7 @@ class RateLimiter:
         return Grant(taken, local=False)
 
     def settle(self, grant: Grant, demands: Sequence[Demand], returns: Sequence[Return]) -> None:
-        """Puts right what was granted, soon."""
+        """Queue the corrections of a grant."""
         now, _ = self._now()
         self._meters.settle(returns, now)
         if grant.local:
@@ -126,13 +130,13 @@ class RateLimiter:
         self._add(returns)
 
     def refund(self, grant: Grant, returns: Sequence[Return]) -> None:
-        """What was not used of a grant that is still to be settled."""
+        """Queue the unused part of a grant that is settled later."""
         self._meters.settle(returns, self._now()[0])
         if not grant.local:
             self._add(returns)
 
     def record(self, route: str, asked: Sequence[LimitRequest], taken: TakeResult) -> None:
-        """Keeps what is shown to operators."""
+        """Keep the usage for operators."""
         wall = self._clock.wall()
         for a, observed in zip(asked, taken.observed, strict=True):
             previous = self._usage.peek(a.demand.key)
@@ -147,7 +151,7 @@ class RateLimiter:
             self._usage.put(a.demand.key, usage)
 
     def usage(self, limit: int) -> list[LimitUsage]:
-        """Those that were refused most, then the latest."""
+        """Return the limits with the most refusals first, then the most recent ones."""
         return sorted(self._usage.values(), key=lambda s: (-s.refused, -s.at))[:limit]
 
     async def run(self) -> None:
@@ -170,12 +174,14 @@ class RateLimiter:
             wait_s = max(0.0, beat_at - loop.time())
 
     async def close(self) -> None:
-        """Says what it can to the store; what that does not hear expires."""
+        """Send the pending corrections once more. The rest expires in the store."""
         await self.flush()
 
     async def flush(self) -> bool:
-        """Says to the store what waits. False where it did not answer: what was to be given back is lost then, what is
-        owed and the places that are left are said again."""
+        """Send pending corrections. Return False where the store did not answer.
+
+        Then spending and released slots are sent again later. Other corrections are lost.
+        """
         async with self._flush_lock:
             while self._pending:
                 batch = [self._pending.popleft() for _ in range(min(BATCH, len(self._pending)))]
@@ -185,7 +191,7 @@ class RateLimiter:
                     delivered = True
                 except StoreUnavailable:
                     return False
-                finally:  # also where the client that waited for this has left
+                finally:  # also if the client that waited for this has left
                     for item in batch:
                         self._mark_settled(item)
                     if not delivered:
@@ -196,14 +202,14 @@ class RateLimiter:
         try:
             self.gateways = max(1, await self._store.beat(self._name, self._meters.places()))
         except StoreUnavailable:
-            return False  # the last known number stands
+            return False  # keep the last known number
         return True
 
     def _has_unsettled(self, demands: Sequence[Demand]) -> bool:
         return any(demand.key in self._unsettled for demand in demands)
 
     def _mark_settled(self, item: Return) -> None:
-        """Of that one return. Without a look at all others: while the store is away each new one makes one room."""
+        """Remove one correction from the count. O(1), as every new one drops an old one while the store is down."""
         self._unsettled[item.key] -= 1
         if self._unsettled[item.key] <= 0:
             del self._unsettled[item.key]
@@ -218,7 +224,7 @@ class RateLimiter:
             self._wakeup.set()
 
     def _release_slots(self, demands: Sequence[Demand]) -> None:
-        """A place that the store may have given, and that nobody will leave."""
+        """Release slots that the store may have granted and that no call will use."""
         self._add([Return("place", d.key, of=d.member) for d in demands if isinstance(d, Slot)])
 
     def _now(self) -> tuple[int, int]:
@@ -230,7 +236,7 @@ def _must_settle(item: Return) -> bool:
 
 
 def _local_spend(demands: Sequence[Demand], taken: TakeResult, returns: Sequence[Return]) -> list[Return]:
-    """What was granted here, as the store has to hear of it: what was spent, whole. Rates have moved on by then."""
+    """Return the corrections for a local grant: its whole cost. Rates have refilled by then."""
     changes: Mapping[str, float] = {item.key: item.amount for item in returns if item.kind == "spend"}
     return [
         Return("spend", d.key, d.amount + changes.get(d.key, 0.0), window_of(d.window, taken.at_us))
@@ -239,29 +245,29 @@ def _local_spend(demands: Sequence[Demand], taken: TakeResult, returns: Sequence
     ]
 
 
-# What a request takes of the limits that hold for it, and for whom it counts.
+# The demands of a request, and its subjects.
 def limit_subjects(request: RequestContext) -> Mapping[Per, str]:
     permit = request.permit
-    # A key has one id before and after a rotation.
+    # a key keeps its id over a rotation
     key = permit.id if permit is not None and permit.id else key_of(request.headers)
     return subjects(request.tenant, None if request.call is None else request.call.user, key)
 
 
 def key_limits(request: RequestContext) -> tuple[tuple[Limits, ...], Mapping[Per, str]]:
-    """The limits of its API key, and whom they count for."""
+    """Return the limits of the request's API key, and their subject."""
     permit = request.permit
     return ((), {}) if permit is None or request.internal else (permit.limits, {"key": permit.id})
 
 
 def limit_asker(request: RequestContext) -> str:
-    """For whom a limit was reached: another asker may have more left."""
+    """Return the identity for which a limit was reached: another one may have more left."""
     return "\n".join(limit_subjects(request).values())
 
 
 async def take_limits(
     request: RequestContext, route: str, asked: Sequence[LimitRequest], quotas: RateLimiter, telemetry: Telemetry
 ) -> Grant:
-    """Raises `LimitReached`."""
+    """Take limits for a request. Raise `LimitReached`."""
     with request.timer("limits"):
         grant = await quotas.take([a.demand for a in asked])
     if grant.local:
@@ -273,5 +279,5 @@ async def take_limits(
     telemetry.limited.add(route, limit.limit)
     headers = rate_limit_headers(asked, grant.taken)
     if seconds > MAX_CLIENT_RETRY_S:
-        headers += (("x-should-retry", "false"),)  # OpenAI's clients heed it
+        headers += (("x-should-retry", "false"),)  # OpenAI's clients obey it
     raise LimitReached(sentence, retry_after_s=seconds, asker=limit_asker(request), headers=headers)

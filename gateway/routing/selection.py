@@ -1,5 +1,7 @@
-"""Selects the backends of a request, in order, with the reason. Pure: the gateway, `nearhit explain`, policy tests and
-the simulation call it."""
+"""Select the backends of a request, in order, with the reason. Pure.
+
+The gateway, `nearhit explain`, policy tests and the simulation all use it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,14 @@ from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Choice, TierDecision
 
 
-# Which part of a tier answers a request, and who is asked after it. Pure.
+# First: which part of a tier answers a request.
 def resolve_splits(target: Target, key: bytes | None, rng: Callable[[], float]) -> Target:
-    """The same target with one backend a tier. `key`: what belongs together, such as the turns of a conversation, has
-    the same one and gets the same parts, as long as the policy says the same shares; None: by `rng`, in [0, 1).
+    """Return the target with one backend for each tier.
 
-    Over many keys each part gets its share. Parts lie one after another in the order in which they are written: where
-    the last one grows, what it already had stays with it."""
+    `key`: requests that belong together, such as the turns of a conversation, have the same key. They get the same
+    parts while the policy keeps the shares. None: choose by `rng`, in [0, 1). Over many keys each part gets its share.
+    Parts lie one after another in written order, so if the last one grows, it keeps its earlier keys.
+    """
     if not any(tier.parts for tier in target.tiers):
         return target
     tiers = tuple(
@@ -36,7 +39,7 @@ def resolve_splits(target: Target, key: bytes | None, rng: Callable[[], float]) 
 
 
 def split_point(key: bytes, name: str) -> float:
-    """In [0, 1), even over keys; for each tier another one, so that one canary says nothing of the other."""
+    """Return a point in [0, 1), uniform over keys and independent between tiers, so canaries do not correlate."""
     digest = blake2b(key, digest_size=8, person=blake2b(name.encode(), digest_size=16).digest()).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
@@ -47,14 +50,16 @@ def _part_for(parts: Sequence[TierPart], point: float) -> str:
         reached += part.share
         if point < reached:
             return part.backend
-    return parts[-1].backend  # the shares' sum may be a rounding error short of 1
+    return parts[-1].backend  # the shares' sum may fall short of 1 by a rounding error
 
 
 def with_fallbacks(decision: Decision, target: Target, *, beyond: bool = True) -> Decision:
-    """Behind the choice the other parts of its tier, then the other tiers as decided, then `fallback`, each once.
-    `beyond` False: its tier alone."""
+    """Append fallbacks: the other parts of the tier, the other tiers in order, then `fallback`, each once.
+
+    `beyond` False: only the tier's own parts.
+    """
     if len(target.tiers) == 1 and not target.tiers[0].parts and not target.fallback:
-        return decision  # most targets: this is on the way of every miss
+        return decision  # most targets; every miss runs this
     chosen = next((tier for tier in target.tiers if tier.name == decision.tier), target.tiers[-1])
     siblings = [part.backend for part in sorted(chosen.parts, key=lambda part: -part.share)]
     after = [*decision.backends[1:], *target.fallback] if beyond else []
@@ -62,18 +67,18 @@ def with_fallbacks(decision: Decision, target: Target, *, beyond: bool = True) -
     return replace(decision, backends=tuple(order))
 
 
-# Which tier answers, and who is asked after it. Pure.
+# Second: which tier answers.
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Backends in the order in which they are asked; the first is the choice, `reason` says why."""
+    """Backends in the order of their calls. The first is the choice; `reason` tells why."""
 
     backends: tuple[str, ...]
     tier: str | None
     reason: Choice
-    promised: bool = False  # there is a budget, and the choice is predicted to keep it
-    late: bool = False  # there is one, and nobody is
-    trial: str | None = None  # the backend whose answer is checked before these are asked
-    trial_skipped: bool = False  # there is none, for want of time
+    promised: bool = False  # there is a budget, and the choice is predicted to meet it
+    late: bool = False  # there is a budget, and no backend is predicted to meet it
+    trial: str | None = None  # the backend whose answer is tried and checked first
+    trial_skipped: bool = False  # there is no trial, for lack of time
 
 
 def only(backend: str) -> Decision:
@@ -88,14 +93,15 @@ def choose(
     predictions: Sequence[Prediction | None],
     late: Late = "soonest",
 ) -> Decision:
-    """The tier that the complexity asks for, if its predicted latency fits the budget that is left; otherwise the best
-    one below it that fits, otherwise the next one above it that does.
+    """Choose the tier that the complexity asks for, if its predicted latency meets the remaining budget.
 
-    `thresholds`: complexities in [0, 1], ascending, one fewer than tiers. `predictions`: one a tier; of whom nothing
-    is known (None) is taken to fit. Where none fits, the one that is predicted to be soonest is asked, or with `late`
-    `light` the lightest; whether it is asked at all is the caller's to decide.
+    Otherwise choose the best tier below it that does, else the next one above. If none does, choose the soonest, or the
+    lightest if `late` is `light`; the caller decides whether to call it at all.
+
+    `thresholds`: complexities in [0, 1], ascending, one fewer than tiers. `predictions`: one for each tier; None
+    (nothing known) counts as in time.
     """
-    preferred = bisect_left(thresholds, complexity)  # at a threshold is not above it
+    preferred = bisect_left(thresholds, complexity)  # a score at the threshold is not above it
     fitting = next((tier for tier in _nearest(preferred, len(predictions)) if fits(predictions[tier], remaining)), None)
     chosen = fitting
     if chosen is None:
@@ -105,18 +111,22 @@ def choose(
     hopeless = fitting is None and (remaining.spent or not any(p is None or math.isinf(p.total_s) for p in predictions))
     if len(target.tiers) == 1:
         return Decision((target.tiers[0].backend,), None, Choice.ONLY, promised, hopeless)
-    order = sorted(range(len(target.tiers)), key=lambda i: (abs(i - chosen), -i))  # the nearest, the better one first
+    # the nearest first, and of two equally near the better one
+    order = sorted(range(len(target.tiers)), key=lambda i: (abs(i - chosen), -i))
     backends = tuple(target.tiers[i].backend for i in order)
     return Decision(backends, target.tiers[chosen].name, reason, promised, hopeless)
 
 
 def _nearest(preferred: int, tiers: int) -> Iterable[int]:
-    """The one that is wanted, then those below it, then those above it."""
+    """Yield the preferred tier, then those below it, then those above it."""
     return chain(range(preferred, -1, -1), range(preferred + 1, tiers))
 
 
 def _soonest(preferred: int, predictions: Sequence[Prediction | None]) -> int:
-    """Of those of whom nothing is known yet the lightest: a crowd must not find out all at once."""
+    """Return the tier predicted soonest.
+
+    If nothing is known of any tier yet, return the lightest: a crowd must not probe the others at once.
+    """
 
     def by(tier: int) -> tuple[float, int]:
         prediction = predictions[tier]
@@ -128,8 +138,10 @@ def _soonest(preferred: int, predictions: Sequence[Prediction | None]) -> int:
 
 
 def avoid_overloaded(decision: Decision, target: Target, waits: Sequence[float], remaining: Remaining) -> Decision:
-    """The same, but that who has a place goes before the choice, where waiting for a place there takes longer by itself
-    than what is left. `waits`: seconds, one a tier."""
+    """Move backends with a free permit to the front, if waiting for the chosen one takes longer than the budget.
+
+    `waits`: seconds, one for each tier.
+    """
     remaining_s = min((s for s in (remaining.total_s, remaining.ttft_s) if s is not None), default=math.inf)
     wait = dict(zip(target.backends, waits, strict=True))
     if wait[decision.backends[0]] <= max(0.0, remaining_s):
@@ -153,13 +165,15 @@ def fits(prediction: Prediction | None, remaining: Remaining) -> bool:
     )
 
 
-# A miss, from what is known of it to whom it is put: the same for a request that waits for it and for one that is
-# replayed. Pure.
+# The whole decision about a miss, for live requests and for the simulation.
 def thresholds_of(target: Target, wish: TierDecision | None) -> Sequence[float]:
-    """Where the policy names none, what is wished for: of equal scores not all, so no threshold can say it."""
+    """Return the thresholds of the policy, or those that express the wish.
+
+    A wish may treat equal scores differently, which no fixed threshold can.
+    """
     if wish is None or (target.large_share is None and target.quality is None):
         return target.escalate_above
-    return (-1.0 if wish.large else 1.0,) * (len(target.tiers) - 1)  # the best one, or the lightest
+    return (-1.0 if wish.large else 1.0,) * (len(target.tiers) - 1)  # the best tier, or the lightest
 
 
 def decide(
@@ -173,8 +187,10 @@ def decide(
     *,
     can_check: bool,
 ) -> Decision:
-    """`predictions`, `waits`: one a tier, which each have one backend by now. `can_check`: whether the cascade's check
-    could tell anything of an answer."""
+    """Decide on a miss. `predictions`, `waits`: one for each tier, after `resolve_splits`.
+
+    `can_check`: the cascade's check can judge the answer.
+    """
     decision = choose(target, thresholds_of(target, wish), score, remaining, predictions, late)
     decision = avoid_overloaded(decision, target, waits, remaining)
     if not can_check:
@@ -187,12 +203,12 @@ EMBEDDINGS = "embeddings"
 
 UNBOUNDED = Remaining()
 
-# Adapters without HTTP: what no dialect reads cannot be passed through to them.
+# Adapters without HTTP: requests that no dialect reads cannot be passed through to them.
 NOT_HTTP = frozenset({"triton", "onnx"})
 
 
 class BackendTraits(Protocol):
-    """What of a backend decides whether it can be asked at all."""
+    """The properties of a backend that decide whether it can serve a request at all."""
 
     @property
     def speaks(self) -> str:
@@ -200,12 +216,12 @@ class BackendTraits(Protocol):
 
     @property
     def http(self) -> bool:
-        """Whether paths that no dialect knows can be passed through to it."""
+        """Whether unknown paths can be passed through to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTraits:
-    """By a backend's `adapter` in the configuration alone."""
+    """The traits that follow from a backend's `adapter` in the configuration."""
 
     speaks: str
 
@@ -216,24 +232,29 @@ class AdapterTraits:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The input of a choice. `operation` None: no dialect reads the request. By backend: `predictions`, None where
-    nothing recent is known, and `waits` for a place, in seconds; a backend in neither is ready."""
+    """The input of a choice. `operation` None: no dialect reads the request.
+
+    By backend: `predictions` (None: nothing recent is known) and `waits` for a permit in seconds. A backend in neither
+    is ready.
+    """
 
     operation: str | None
-    speaks_anthropic: bool = False  # its client does
+    speaks_anthropic: bool = False  # the client speaks Anthropic's protocol
     complexity: float = 0.0  # in [0, 1]
-    wish: TierDecision | None = None  # what the rule between light and large asks for
+    wish: TierDecision | None = None  # the decision of the rule between light and large
     remaining: Remaining = UNBOUNDED  # of the latency budget
     predictions: Mapping[str, Prediction | None] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)
-    can_check: bool = False  # the cascade's check could tell something of an answer
-    light_only: bool = False  # a limit takes the larger models away
+    can_check: bool = False  # the cascade's check can judge an answer
+    light_only: bool = False  # a limit excludes the larger models
 
 
 def select(target: Target, traits: Mapping[str, BackendTraits], signals: Signals, late: Late) -> Decision:
-    """`target`: with one backend a tier (`splits.resolved`). A request that passes through goes to an HTTP backend of
-    the client's own protocol. Embeddings of two models cannot be mixed: they go to the best tier that has them, and
-    nowhere else."""
+    """Select the backends for a request. `target` has one backend for each tier (`resolve_splits`).
+
+    A passthrough request goes to an HTTP backend of the client's own protocol. Embeddings of two models cannot be
+    mixed, so they go only to the best tier that has them.
+    """
     best = target.tiers[-1].backend
     if signals.operation is None:
         return only(_passing(target, traits, anthropic=signals.speaks_anthropic) or best)
@@ -252,7 +273,7 @@ def _passing(target: Target, traits: Mapping[str, BackendTraits], *, anthropic: 
 
 
 def _lightest(target: Target, signals: Signals, late: Late) -> Decision:
-    """It alone: whether it is in time is asked of it as of any other."""
+    """Choose the lightest tier alone. Its latency is judged as usual."""
     first = target.tiers[0]
     alone = replace(target, tiers=(first,), escalate_above=(), large_share=None, quality=None, cascade=None)
     return replace(_by_tiers(alone, signals, late), tier=first.name, reason=Choice.LIMIT)
@@ -268,10 +289,11 @@ def _by_tiers(target: Target, signals: Signals, late: Late) -> Decision:
 def with_trial(
     decision: Decision, lightest: str, remaining: Remaining, light: Prediction | None, better: Prediction | None
 ) -> Decision:
-    """The same, with the lightest tier's backend before it, where the complexity asks for a better tier and both fit
-    what is left, one after the other. Of whom nothing is known is taken to take no time, as in `choice`.
+    """Put a trial of the lightest tier first, where the complexity asks for a better one and the budget allows both.
 
-    Both predictions are quantiles; their sum is kept more often than each of them where the two are independent."""
+    An unknown latency counts as zero, as in `choose`. Both predictions are quantiles. If they are independent, their
+    sum holds more often than each of them.
+    """
     if decision.reason is not Choice.COMPLEX or decision.backends[0] == lightest or decision.late:
         return decision
     if remaining.has_budget and not fits(after(better, light), remaining):
@@ -280,7 +302,7 @@ def with_trial(
 
 
 def after(prediction: Prediction | None, first: Prediction | None) -> Prediction:
-    """Asked when `first` has answered to its end: its own first token is the client's first."""
+    """Return the latency of a call that begins when `first` has ended: its first token is the client's first."""
     spent = 0.0 if first is None else first.total_s
     if prediction is None:
         return Prediction(spent, 0.0, spent)

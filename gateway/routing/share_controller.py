@@ -1,22 +1,21 @@
-"""`large_share`: which requests go to the large model, so that the share holds over any stretch of the traffic. Pure:
-the clock's reading comes in.
+"""Decide by `large_share` which requests go to the large model, so that the share holds over any stretch.
 
-Three parts, each correcting the one before it:
+The controller is pure: the caller passes the time. It has three parts, each correcting the one before it:
 
-1. The quantile: of the last requests (`ScoreWindow`) the hardest are wanted, as many as the share says.
-2. The debt: what was too much or too little over the last hour is paid back over a tenth of an hour's requests, by
-   wanting fewer or more (an integral term).
-3. Two leaky buckets (Turner 1986), one for too many and one for too few: each request brings `band`, and what the
-   request is off the share takes it out. No bucket is drawn on beyond its bottom, so that of any n requests in a row,
-   over whatever time, the large model's differ from share * n by at most
+1. The quantile: the hardest of the last requests (`ScoreWindow`) are wanted, as many as the share allows.
+2. The debt: an excess or deficit over the last hour changes the wanted share (an integral term). It is repaid over a
+   tenth of an hour's requests.
+3. Two leaky buckets (Turner 1986), one for too many and one for too few. Each request adds `band` and removes its
+   deviation from the share. No bucket goes below its bottom. So among any n requests in a row, over any time, the
+   number of large ones differs from share * n by at most
 
-       band * n + DEPTH                  requests,
+       band * n + DEPTH                  requests.
 
-   whatever the scores do: sorted, constant, or of another kind from now on. One of the two always has enough: their
-   sum never falls below DEPTH, and a choice needs less than 1 of one of them.
+   This bound does not depend on the scores: sorted, constant, or suddenly of another kind. One of the two buckets
+   always has enough. Their sum never falls below DEPTH, and a choice takes less than 1 from one of them.
 
-What was not free to choose (the budget, a backend that failed, a limit) counts as it came and is made up for, as far as
-DEPTH requests: then a stretch is off by at most band * n + 2 * DEPTH + 2, and by those within it that had no choice.
+Requests without a free choice (the budget, a failed backend, a limit) count as they came and are compensated, up to
+DEPTH requests. Then a stretch is off by at most band * n + 2 * DEPTH + 2, plus its requests without a choice.
 """
 
 from __future__ import annotations
@@ -28,16 +27,17 @@ from collections.abc import Iterable, Sequence
 
 from gateway.messages import TierDecision
 
-# What complexities a route has met lately: of the last requests, in order of size. Pure.
-CAPACITY = 500  # the standard error of a quantile of .3 is two points then; what `share` does about debt takes it out
+# The recent scores of a route, sorted.
+# requests; the standard error of a quantile of 0.3 is then two points, which the repayment of debt corrects
+CAPACITY = 500
 
-# Believed before anything was met: scores spread evenly over [0, 1], as calibrated probabilities of all sorts of
-# questions are. One leaves with each of the first requests.
+# Assumed before any request: scores spread evenly over [0, 1], like calibrated probabilities of mixed questions. Each
+# of the first requests replaces one of them.
 PRIOR = tuple((k + 0.5) / 20 for k in range(20))
 
 
 class ScoreWindow:
-    """A window over requests: a regime of the traffic is forgotten after `capacity` of them. 5 us an addition."""
+    """A window over the last `capacity` scores, so that older traffic is forgotten. Adding one takes 5 us."""
 
     def __init__(self, known: Iterable[float] = (), capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -59,14 +59,14 @@ class ScoreWindow:
         insort(self._sorted, score)
 
     def above(self, score: float) -> int:
-        """How many are higher."""
+        """Return the number of higher scores."""
         return len(self._sorted) - bisect_right(self._sorted, score)
 
     def equal(self, score: float) -> int:
         return bisect_right(self._sorted, score) - bisect_left(self._sorted, score)
 
     def top(self, share: float) -> float:
-        """The score above which at most this share lies: 1 for none of them, below all of them for all."""
+        """Return the score above which at most this share lies. 1 selects no request, 0 all of them."""
         count = int(share * len(self._sorted) + 1e-9)
         if count <= 0:
             return 1.0
@@ -74,12 +74,12 @@ class ScoreWindow:
 
     @property
     def ordered(self) -> Sequence[float]:
-        """Lowest first."""
+        """All scores, lowest first."""
         return self._sorted
 
     @property
     def recent(self) -> tuple[float, ...]:
-        """Oldest first, what was believed before left out: to be kept over a restart."""
+        """The scores without the assumed ones, oldest first, for the snapshot."""
         return tuple(self._recent)
 
     def _drop(self, score: float) -> None:
@@ -88,13 +88,14 @@ class ScoreWindow:
 
 HOUR_S = 3600.0
 
-DEPTH = 5.0  # requests: a run of hard ones need not wait, and 200 requests are within 4.5 points of a share of 30 %
+DEPTH = 5.0  # requests; a run of hard ones need not wait, and 200 requests are within 4.5 points of a share of 30 %
 
-BAND = 0.02  # of the requests, at most; of small and of large shares a tenth, so that 1 % does not become 3 %
+BAND = 0.02  # maximum share of requests; for small and large shares a tenth, so that 1 % does not become 3 %
 
-# Of an hour's requests, over which a debt is paid back, and never over fewer than these. On even scores at 1,200 an
-# hour 92 % of those chosen are an oracle's with .1 and with .25, 91 % with .05; where a fifth must be light, .25 leaves
-# the share 1 point short, .1 half a point (tests/routing/test_share_controller.py has both streams).
+# A debt is repaid over this share of an hour's requests, and never over fewer than the minimum. On even scores at 1,200
+# an hour, 92 % of the chosen requests are an oracle's with 0.1 and with 0.25, 91 % with 0.05. Where a fifth must be
+# light, 0.25 leaves the share 1 point short, 0.1 half a point (tests/routing/test_share_controller.py has both
+# streams).
 REPAYMENT_SHARE, MIN_REPAYMENT_WINDOW = 0.1, 50.0
 
 
@@ -103,7 +104,7 @@ def band_of(share: float) -> float:
 
 
 class ShareSpent:
-    """Requests and those of the large model, fading with the hour: one counts 1/e after it."""
+    """Counts of all requests and of the large model's, with weight 1/e after an hour."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -111,7 +112,7 @@ class ShareSpent:
         self._large = 0.0
 
     def add(self, large: float, now: float, requests: float = 1.0) -> None:
-        """`large` requests more of the large model, and so many more in all."""
+        """Add `large` requests of the large model, and `requests` to the total."""
         self._fade(now)
         self._all += requests
         self._large = max(0.0, self._large + large)
@@ -121,12 +122,12 @@ class ShareSpent:
         return self._all
 
     def share(self, now: float) -> float:
-        """Of the large model; NaN before anything came."""
+        """Return the share of the large model; NaN before any request."""
         self._fade(now)
         return min(1.0, self._large / self._all) if self._all > 1e-6 else math.nan
 
     def beyond(self, share: float, now: float) -> float:
-        """Requests of the large model beyond this share; negative: too few."""
+        """Return the requests of the large model beyond this share; negative: too few."""
         self._fade(now)
         return self._large - share * self._all
 
@@ -139,10 +140,11 @@ class ShareSpent:
 
 
 class ShareController:
-    """`share`: of the requests that could have gone to either, in [0, 1]. To be used from one thread.
+    """`ShareController` keeps the share of requests that go to the large model. It serves one thread.
 
-    `wish` changes nothing; of equal state and time it never wants the large model for a score and the light one for a
-    higher score. `count` is told what came of each, in the order of the wishes.
+    `share` is in [0, 1], of the requests that could have gone to either. `wish` changes nothing. At equal state and
+    time, a higher score never gets the light model where a lower one gets the large one. `count` must be called with
+    the outcomes in the order of the wishes.
     """
 
     def __init__(self, share: float) -> None:
@@ -158,7 +160,7 @@ class ShareController:
             return TierDecision(self.share >= 1.0, threshold)
         part = self._part(score, target, scores)
         large, carried = part >= 1.0, None
-        if 0.0 < part < 1.0:  # one of several that are equal: every so many of them, rather than all or none
+        if 0.0 < part < 1.0:  # among equal scores take a fixed fraction, rather than all or none
             large = self._carried + part >= 1.0 - 1e-9
             carried = min(1.0, max(0.0, self._carried + part - large))
         return TierDecision(self._clamp(large), threshold, carried)
@@ -167,28 +169,28 @@ class ShareController:
         return scores.top(self._target_share(spent, now))
 
     def count(self, wish: TierDecision, *, large: bool) -> None:
-        """What one request came to."""
+        """Count one request and the model that it went to."""
         if wish.carried is not None:
             self._carried = wish.carried
         self._update_room(large - self.share, self.band)
 
     def recount(self, *, large: bool) -> None:
-        """One that was counted went to the other model after all: `large` says to which."""
+        """Correct a counted request that the other model answered. `large` tells which."""
         self._update_room(1.0 if large else -1.0, 0.0)
 
     def _target_share(self, spent: ShareSpent, now: float) -> float:
-        """The share that the quantile is set to."""
+        """Return the share that the quantile is set to."""
         window = max(MIN_REPAYMENT_WINDOW, REPAYMENT_SHARE * spent.requests(now))
         return min(1.0, max(0.0, self.share - spent.beyond(self.share, now) / window))
 
     @staticmethod
     def _part(score: float, target: float, scores: ScoreWindow) -> float:
-        """How much of this score is wanted, itself among its equals: rises with the score, in [0, 1]."""
+        """Return the wanted fraction of requests with this score, in [0, 1]; it rises with the score."""
         places = target * (len(scores) + 1) - scores.above(score)
         return min(1.0, max(0.0, places / (scores.equal(score) + 1)))
 
     def _clamp(self, large: bool) -> bool:
-        """As wanted where there is room for it, otherwise the other one, otherwise what there is more room for."""
+        """Return the wanted model if its bucket has room, else the other one, else the one with more room."""
         may_large = self._room_above + self.band >= 1.0 - self.share
         may_light = self._room_below + self.band >= self.share
         if may_large and may_light:

@@ -1,6 +1,7 @@
-"""Asks the large model what the light one has answered, after the client has its answer, and compares both: whether the
-light model's answers are worse is measured, not assumed. The large model's answer is the measure: what says something
-else is taken to be worse."""
+"""Audit answers of the light model: fetch the large model's answer after the client is served, and compare both.
+
+The large model's answer is the reference: an answer that differs from it counts as worse.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from gateway.streams import buffer_response
 from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.quality")
-MAX_BYTES = 1024 * 1024  # of the large model's answer; what is longer is not compared
+MAX_BYTES = 1024 * 1024  # of the large model's answer; longer ones are not compared
 
 
 class TierAudits:
-    """`rng` gives numbers in [0, 1)."""
+    """`TierAudits` audits a random sample of the light model's answers. `rng` returns numbers in [0, 1)."""
 
     def __init__(
         self,
@@ -48,8 +49,10 @@ class TierAudits:
         self._calls = AuditCalls(judge, telemetry, clock)
 
     def consider(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
-        """Audits this answer, by chance, where it is the lightest model's. `light`: as it was stored, so complete; what
-        may not be stored is not asked twice either."""
+        """Audit a random sample of the lightest model's answers. `light`: as stored, hence complete.
+
+        Answers that may not be stored are not audited.
+        """
         rule = target.audit
         if rule.share <= 0 or request.internal or request.complexity is None:
             return
@@ -69,15 +72,15 @@ class TierAudits:
             self._telemetry.light_audits.add(request.route, skipped)
 
     async def close(self) -> None:
-        """Ends what is under way; what it would have told is lost, and nothing else."""
+        """Cancel the running audits. Only their labels are lost."""
         await self._calls.close()
 
     async def _audit(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
         score = request.complexity
-        assert score is not None  # `consider` asked for it
+        assert score is not None  # set, as `consider` checks it
         async with self._calls.limiter:
             large = await self._answer(request, light, target.tiers[-1].backend)
-            if large is None:  # what was set aside stays spent: a call that failed may have cost as much
+            if large is None:  # the reservation stays spent: the failed call may have cost as much
                 self._telemetry.light_audits.add(request.route, "failed")
                 return
             answers = light, large
@@ -86,10 +89,11 @@ class TierAudits:
             worse = label is Label.WRONG
             self._escalations.observe(request.route, score, light_was_worse=worse, source="audit")
         outcome = {Label.WRONG: "worse", Label.RIGHT: "as-good"}.get(label, "undecided")
-        self._telemetry.light_audits.add(request.route, outcome)  # last: who counts it finds all of the above done
+        # last, so that a reader of the counter finds all of the above done
+        self._telemetry.light_audits.add(request.route, outcome)
 
     async def _answer(self, request: RequestContext, light: Entry, name: str) -> Entry | None:
-        """The large model's; None where none could be had, or none that is whole."""
+        """Return the large model's answer; None where the call failed or the answer is incomplete."""
         audit_request = request.internal_child("audit")
         audit_request.directives = NO_CACHE
         try:

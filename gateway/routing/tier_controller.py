@@ -1,5 +1,4 @@
-"""One route's way to the large model: what its rule asks for now, what came of it, and what labels change. Pure but for
-its own state."""
+"""Control one route's use of the large model: its rule, the outcomes, and the labels. No I/O."""
 
 from __future__ import annotations
 
@@ -17,30 +16,30 @@ from gateway.errors import SnapshotInvalid
 from gateway.messages import TierDecision
 from gateway.routing.share_controller import CAPACITY, ScoreWindow, ShareController, ShareSpent
 
-# What a route's labels say of its scores: P(the light model's answer is worse) as this route's traffic has it. Pure.
+# Calibration of a route's scores by its labels: P(the light model's answer is worse).
 #
 # p = sigmoid(shift + slope * logit(score))
 #
-# Platt's scaling (1999) of a score that is a probability already, with a Gaussian prior on "it is right as it is": the
-# most probable shift and slope by Newton's method, how sure they are by Laplace's approximation (Bishop, Pattern
-# Recognition and Machine Learning, 2006, section 4.5). Two numbers, since labels are few; both have bounds, since some
-# of them come from clients.
+# This is Platt's scaling (1999) of a score that is already a probability, with a Gaussian prior on "it is right as it
+# is". Newton's method finds the most probable shift and slope, and Laplace's approximation their uncertainty (Bishop,
+# Pattern Recognition and Machine Learning, 2006, section 4.5). Two parameters suffice, as labels are few. Both are
+# bounded, as some labels come from clients.
 
 Floats = NDArray[np.float64]
 
-BANDS = 20  # of scores: a label is kept as one count of its band
+BANDS = 20  # bands of scores: a label is kept as a count of its band
 
-# Standard deviations before any label. With .7 ten labels weigh as much as what was believed before them, as in the
-# cache's ledger (`PRIOR_LABELS`); slopes are known less well from labels, and held more firmly.
+# Standard deviations before any label. With 0.7 ten labels weigh as much as the prior, as in the cache's ledger
+# (`PRIOR_LABELS`). Labels determine slopes less well, so their prior is tighter.
 SHIFT_SPREAD, SLOPE_SPREAD = 0.7, 0.25
 
-MAX_SHIFT = 2.0  # a score of .5 means .12 to .88 at the utmost
+MAX_SHIFT = 2.0  # a score of 0.5 becomes 0.12 to 0.88 at most
 
 MIN_SLOPE, MAX_SLOPE = 0.5, 2.0
 
-MEMORY = 5000  # requests after which a label counts 1/e: traffic and models change
+MEMORY = 5000  # requests after which a label's weight is 1/e, because traffic and models change
 
-_STEPS = 12  # Newton's; from the prior 5 are enough
+_STEPS = 12  # of Newton's method; from the prior 5 are enough
 
 _CENTRES = (np.arange(BANDS) + 0.5) / BANDS
 
@@ -53,11 +52,11 @@ _PRIOR = np.array([0.0, 1.0])
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A map of scores that never falls."""
+    """A monotonic map of scores to probabilities."""
 
     shift: float = 0.0
     slope: float = 1.0
-    # A square root of the covariance of both, rows first (Cholesky).
+    # a square root of the covariance of both, rows first (Cholesky)
     root: tuple[float, float, float, float] = (SHIFT_SPREAD, 0.0, 0.0, SLOPE_SPREAD)
 
     def __call__(self, scores: Floats) -> Floats:
@@ -66,8 +65,10 @@ class Fit:
         return np.asarray(1 / (1 + np.exp(-logits)))
 
     def sigma_points(self) -> tuple[Fit, ...]:
-        """Four that together are spread as what is not known: the sigma points of the unscented transform (Julier and
-        Uhlmann 1997), each of weight 1/4."""
+        """Return four fits, each of weight 1/4, that together have the spread of the uncertainty.
+
+        They are the sigma points of the unscented transform (Julier and Uhlmann 1997).
+        """
         a, _, c, d = (math.sqrt(2.0) * x for x in self.root)
         steps = ((a, c), (-a, -c), (0.0, d), (0.0, -d))
         return tuple(clamped_fit(self.shift + x, self.slope + y, self.root) for x, y in steps)
@@ -78,7 +79,7 @@ def clamped_fit(shift: float, slope: float, root: tuple[float, float, float, flo
 
 
 class TierCalibration:
-    """Faded counts of labels by band, and what they come to."""
+    """Faded counts of labels by band, and the fit to them."""
 
     def __init__(self) -> None:
         self.labels: Floats = np.zeros(BANDS)
@@ -86,7 +87,7 @@ class TierCalibration:
         self._fit: Fit | None = Fit()
 
     def advance(self, requests: int) -> None:
-        """So many have come since the last call."""
+        """Fade the labels by the number of requests since the last call."""
         if requests > 0 and self.labels.any():
             fade = (1 - 1 / MEMORY) ** requests
             self.labels *= fade
@@ -94,7 +95,7 @@ class TierCalibration:
             self._fit = None
 
     def observe(self, score: float, light_was_worse: bool, weight: float) -> None:
-        """`weight`: of this label, in (0, 1]; 1 for one that is as good as a comparison of both answers."""
+        """Record a label. `weight` in (0, 1]: 1 for one as reliable as a comparison of both answers."""
         band = band_of(score)
         self.labels[band] += weight
         self.worse[band] += weight * light_was_worse
@@ -105,7 +106,7 @@ class TierCalibration:
 
     @property
     def fit(self) -> Fit:
-        """0.2 ms after something has changed."""
+        """The fit; 0.2 ms after a change."""
         if self._fit is None:
             self._fit = _fit_labels(self.labels, self.worse)
         return self._fit
@@ -124,35 +125,38 @@ def _fit_labels(labels: Floats, worse: Floats) -> Fit:
         slope = design.T @ (worse - labels * p) - _PRECISION @ (theta - _PRIOR)
         curvature = design.T @ (design * (labels * p * (1 - p))[:, None]) + _PRECISION
         step = np.linalg.solve(curvature, slope)
-        theta = theta + step / max(1.0, float(np.abs(step).max()))  # steps of 1 at most: far off, Newton overshoots
+        # steps of at most 1, as Newton's method overshoots far from the solution
+        theta = theta + step / max(1.0, float(np.abs(step).max()))
         if float(np.abs(step).max()) < 1e-6:
             break
     root = np.linalg.cholesky(np.linalg.inv(curvature))
     return clamped_fit(float(theta[0]), float(theta[1]), (root[0, 0], root[0, 1], root[1, 0], root[1, 1]))
 
 
-# `quality`: how much of the gap between the light and the large model's answers a threshold keeps. Pure.
+# `quality`: the part of the gap between the light and the large model's answers that a threshold retains.
 #
-# The large model's answer is the measure: p is the probability that the light one's is worse. Sending everything to the
-# light model loses sum(p) answers against it, sending everything to the large one none; of what is sent to the light
-# one sum(p) is lost again. So the part of the gap that is kept, with `L` the requests that the large model answers, is
+# The large model's answer is the reference: p is the probability that the light one's is worse. Sending all requests to
+# the light model loses sum(p) answers, sending all to the large one loses none. With `L` as the requests of the large
+# model, the retained part of the gap is
 #
 # kept = sum(p_i, i in L) / sum(p_i)
 #
-# which is the expectation of the "performance gap recovered" of RouteLLM (Ong et al. 2024, arXiv:2406.18665, section 2)
-# for an answer that is worth 1 where it is as good as the large model's and 0 where it is worse. Of all sets of one
-# size those with the highest p keep most, so a threshold is the best rule, and the highest one that keeps `quality` is
-# the cheapest.
+# This is the expectation of RouteLLM's "performance gap recovered" (Ong et al. 2024, arXiv:2406.18665, section 2), if
+# an answer is worth 1 where it is as good as the large model's and 0 where it is worse. Of all sets of one size, those
+# with the highest p retain most. So a threshold is the best rule, and the highest one that keeps `quality` is the
+# cheapest.
 
-RETENTION_MEMORY = 2000  # requests after which one counts 1/e in what is stated
+RETENTION_MEMORY = 2000  # requests after which a request's weight is 1/e in the stated quality
 
 Z = 1.96  # 95 %
 
 
 @dataclass(frozen=True, slots=True)
 class QualityRetention:
-    """A part of the gap, in [0, 1], with the 95 % interval of what the calibration does not know; NaN before any
-    request."""
+    """The retained part of the gap, in [0, 1]; NaN before any request.
+
+    The 95 % interval covers the uncertainty of the calibration.
+    """
 
     part: float
     low: float
@@ -160,8 +164,10 @@ class QualityRetention:
 
 
 def threshold_for(quality: float, scores: ScoreWindow, fit: Fit) -> float:
-    """The highest score above which at least this part of the gap lies, over the last requests; in [-1, 1]: below 0 for
-    all of them."""
+    """Return the highest score above which at least this part of the gap lies, over the last requests.
+
+    The result is in [-1, 1]; below 0: send all requests to the large model.
+    """
     ordered: Floats = np.asarray(scores.ordered)
     worth = fit(ordered)[::-1].cumsum()  # of the hardest one, two, three, ...
     enough = int(np.searchsorted(worth, quality * worth[-1] - 1e-12)) + 1 if quality > 0 else 0
@@ -173,7 +179,7 @@ def threshold_for(quality: float, scores: ScoreWindow, fit: Fit) -> float:
 
 
 class Routed:
-    """Faded counts by band of scores: of all requests that could have gone to either, and of the large model's."""
+    """Faded counts by band of scores: all requests with a choice, and those of the large model."""
 
     def __init__(self) -> None:
         self.all: Floats = np.zeros(BANDS)
@@ -188,7 +194,7 @@ class Routed:
         self.large[band] += large
 
     def recount(self, score: float, *, large: bool) -> None:
-        """One that was counted went to the other model after all."""
+        """Correct a counted request that the other model answered."""
         band = band_of(score)
         self.large[band] = np.clip(self.large[band] + (1.0 if large else -1.0), 0.0, self.all[band])
 
@@ -207,27 +213,29 @@ class Routed:
 
 VERSION = 1
 
-REFRESH_EVERY = 20  # requests between two looks at the threshold of `quality`, and at how labels fade: 0.3 ms each
+REFRESH_EVERY = 20  # requests between two updates of the `quality` threshold and of the labels' fading: 0.3 ms each
 
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """What is known of a route. Shares are in [0, 1], NaN where nothing is known."""
+    """The state of a route. Shares are in [0, 1]; NaN where nothing is known."""
 
-    rule: str  # the key of the policy that decides: escalate_above, large_share or quality
+    rule: str  # the deciding key of the policy: escalate_above, large_share or quality
     setting: float | tuple[float, ...]  # its value
-    threshold: float  # the score above which the lightest model is not asked, now
-    large_share: float  # of the last hour's misses that could have gone to either
+    threshold: float  # the score above which the lightest model is not used, now
+    large_share: float  # of the last hour's misses with a choice
     kept: QualityRetention
     fit: Fit
-    labels: Mapping[str, int]  # heard, by source
+    labels: Mapping[str, int]  # number of labels by source
     learning: bool
     version: int
 
 
 class TierController:
-    """`basis` names what makes the scores: what was learnt of others does not count. Requests count that had a score;
-    `large` is every tier but the lightest."""
+    """`TierController` decides between the lightest tier and the others, which count as `large`.
+
+    `basis` names the scorer; state learned with another one is not used. Only requests with a score count.
+    """
 
     def __init__(self, basis: str) -> None:
         self._basis = basis
@@ -237,30 +245,30 @@ class TierController:
         self._forget()
 
     def _forget(self) -> None:
-        self.version = 0  # counts what was learnt
+        self.version = 0  # counts changes of the learned state
         self._requests = 0
         self._scores = ScoreWindow()
         self._routed = Routed()
         self._calibration = TierCalibration()
         self._labels: dict[str, int] = {}
-        self._pending = 0  # requests that the calibration has not been told of
-        self._quality: tuple[float, float] | None = None  # asked for, and the threshold that keeps it
+        self._pending = 0  # requests not yet applied to the calibration
+        self._quality: tuple[float, float] | None = None  # the requested quality, and the threshold that keeps it
 
     def reset(self) -> None:
-        """Forgets all that was learnt; what was spent of a share stays spent."""
+        """Forget all that was learned. The spent share stays."""
         self._forget()
 
-    # A request
+    # One request
 
     def wish(self, target: Target, score: float, now: float) -> TierDecision:
-        """What the rule of `target` asks for; changes nothing that `count` has not been told of."""
+        """Return the decision of the target's rule. Only `count` changes the state."""
         if target.large_share is not None:
             return self._rule(target.large_share).wish(score, self._scores, self._spent, now)
         threshold = self.threshold(target, now)
         return TierDecision(score > threshold, threshold)
 
     def threshold(self, target: Target, now: float) -> float:
-        """In [-1, 1]: below 0 where every request is to go to the large model."""
+        """Return the threshold in [-1, 1]. Below 0, every request goes to the large model."""
         if target.large_share is not None:
             return self._rule(target.large_share).threshold(self._scores, self._spent, now)
         if target.quality is None:
@@ -270,7 +278,7 @@ class TierController:
         return self._quality[1]
 
     def count(self, wish: TierDecision, score: float, now: float, *, large: bool) -> None:
-        """A request was sent where `large` says, wished for or not."""
+        """Count a request by the model that it went to, wished or not."""
         if self._share is not None:
             self._share.count(wish, large=large)
         self._spent.add(float(large), now)
@@ -285,17 +293,19 @@ class TierController:
             self._quality = None
 
     def recount(self, score: float, now: float, *, large: bool) -> None:
-        """One that was counted is answered by the other model after all: `large` says whether by that one."""
+        """Correct a counted request that the other model answered. `large`: the large one did."""
         if self._share is not None:
             self._share.recount(large=large)
         self._spent.add(1.0 if large else -1.0, now, 0.0)
         self._routed.recount(score, large=large)
 
-    # What became known
+    # Learning
 
     def observe(self, score: float, light_was_worse: bool, source: str, weight: float = 1.0) -> None:
-        """A request of this score was answered by the light model, or would have been. `weight`: in (0, 1], 1 for what
-        says it as surely as a comparison of both models' answers does, 0 for what is counted alone."""
+        """Learn whether the light model's answer was worse, or would have been, for a request with this score.
+
+        `weight` in [0, 1]: 1 for a label as reliable as a comparison of both answers, 0 to count it only.
+        """
         self._labels[source] = self._labels.get(source, 0) + 1
         self.version += 1
         if self.learning and weight > 0:
@@ -303,7 +313,7 @@ class TierController:
             self._quality = None
 
     def apply_event(self, score: float, light_was_worse: bool, weight: float) -> None:
-        """What `observe` was told at another gateway, which counts and keeps it."""
+        """Apply a label that another gateway observed. That gateway counts and saves it."""
         if self.learning and weight > 0:
             self._calibration.observe(score, light_was_worse, min(1.0, weight))
             self._quality = None
@@ -324,19 +334,19 @@ class TierController:
 
     @property
     def state(self) -> tuple[int, int]:
-        """Differs whenever there is something new to be kept."""
+        """A value that differs whenever there is something new to save."""
         return self.version, self._requests
 
     def _rule(self, share: float) -> ShareController:
-        """Anew where the policy now asks for another share."""
+        """Return the share controller. It starts again when the policy changes the share."""
         if self._share is None or self._share.share != share:
             self._share = ShareController(share)
         return self._share
 
-    # Over a restart
+    # Saving and loading
 
     def snapshot(self) -> bytes:
-        """At most 6 kB."""
+        """Return the state as bytes, at most 6 kB."""
         arrays = (self._calibration.labels, self._calibration.worse, self._routed.all, self._routed.large)
         packed: bytes = msgpack.packb(
             (
@@ -351,15 +361,17 @@ class TierController:
         return packed
 
     def restore(self, data: bytes) -> None:
-        """Raises `SnapshotInvalid`."""
+        """Load a snapshot. Raise `SnapshotInvalid`."""
         try:
             form, basis, arrays, recent, sources, version = msgpack.unpackb(data, use_list=False)
             if (form, basis) != (VERSION, self._basis):
-                raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self._basis!r}")
+                raise SnapshotInvalid(
+                    f"learned by version {form!r} with {basis!r}, expected version {VERSION}, {self._basis!r}"
+                )
             labels, worse, every, large = (band_counts(array, BANDS) for array in arrays)
             scores = [float(score) for score in recent[-CAPACITY:]]
             if not all(math.isfinite(score) and 0 <= score <= 1 for score in scores):
-                raise SnapshotInvalid("scores outside of [0, 1]")
+                raise SnapshotInvalid("scores must be in [0, 1]")
             label_counts = {str(source): int(count) for source, count in sources.items()}
             version = int(version)
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
@@ -370,7 +382,7 @@ class TierController:
 
 
 def rule_of(target: Target) -> tuple[str, float | tuple[float, ...]]:
-    """The key of the policy that decides, and its value."""
+    """Return the deciding key of the policy, and its value."""
     if target.large_share is not None:
         return "large_share", target.large_share
     if target.quality is not None:

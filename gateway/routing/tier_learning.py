@@ -1,4 +1,4 @@
-"""How every route comes to its large model, what became of that, and who says what of it. Outlives the policies."""
+"""Keep the tier controllers of all routes, and their labels. They survive a reload of the policy."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from gateway.ports import Clock
 from gateway.routing.tier_controller import TierController
 
 MAX_ANSWERED = 5_000  # answers that feedback can still refer to: 2 MB
-# Feedback is worth half of a comparison: those who complain are no sample, and a wrong answer of the light model may be
-# one that the large one gives, too.
+# Weight of feedback on the light model: half of a comparison. Users who complain are no sample, and the large model
+# might give the same wrong answer.
 LIGHT_WEIGHT = 0.5
-# A wrong answer of the large model: the light one would hardly have been worse. A right one says nothing of the light.
+# Weights of feedback on the large model. Where it was wrong, the light one would hardly have been worse. Where it was
+# right, nothing follows for the light one.
 LARGE_WRONG_WEIGHT, LARGE_RIGHT_WEIGHT = 0.25, 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TierAnswer:
-    """A miss that could have gone to either model."""
+    """A miss that either model could have answered."""
 
     route: str
     score: float
     light: bool
-    has_feedback: bool = False  # a client has said what it thinks of it: that counts once
+    has_feedback: bool = False  # a client gave feedback on it, which counts once
 
 
 class TierLearning:
-    """`basis` names what makes the scores; `publish` is given what other gateways are to hear of a route."""
+    """The tier controllers by route. `basis` names the scorer; `publish` gets a route's events for other gateways."""
 
     def __init__(
         self,
@@ -56,28 +57,28 @@ class TierLearning:
         return control
 
     def all(self) -> Iterator[tuple[str, TierController]]:
-        """Every route that has been asked for."""
+        """Yield every route that was used so far."""
         return ((route, self.of(route)) for route in tuple(self._routes))
 
     def apply(self, policy: Policy) -> None:
-        """Another policy is in force: routes with tiers are there from the start, with all that is not known yet."""
+        """Apply a new policy. Routes with tiers get a controller at once, before any request."""
         for route in policy.routes:
             if len(route.target.tiers) > 1:
                 self.of(route.name).learning = route.target.learn
 
-    # A request
+    # One request
 
     def wish(self, route: str, target: Target, score: float) -> TierDecision:
         return self.of(route).wish(target, score, self._clock.monotonic())
 
     def sent(self, request: RequestContext, wish: TierDecision, *, large: bool) -> None:
-        """It is about to be asked of that model. What the gateway asks on its own behalf is nobody's traffic."""
+        """Count a request that is about to go to a model. The gateway's own requests do not count."""
         score = request.complexity
         if score is not None and not request.internal:
             self.of(request.route).count(wish, score, self._clock.monotonic(), large=large)
 
     def answered(self, request: RequestContext, *, large: bool, instead: bool) -> None:
-        """By that model; `instead`: it was asked of the other kind first."""
+        """Record the model that answered. `instead`: the other kind was called first."""
         score = request.complexity
         if score is None or request.internal:
             return
@@ -85,23 +86,25 @@ class TierLearning:
             self.of(request.route).recount(score, self._clock.monotonic(), large=large)
         self._answers.put((request.tenant, request.id), TierAnswer(request.route, score, light=not large))
 
-    # What became known
+    # Learning
 
     def observe(self, route: str, score: float, *, light_was_worse: bool, source: str, weight: float = 1.0) -> None:
-        """`source`: feedback, audit or cascade. `weight`: see `TierController.observe`."""
+        """Record a label. `source`: feedback, audit or cascade. `weight`: see `TierController.observe`."""
         self._telemetry.routing_labels.add(route, source, "worse" if light_was_worse else "as-good")
         self.of(route).observe(score, light_was_worse, source, weight)
         self._publish(self.basis, route, (score, light_was_worse, weight))
 
     def apply_event(self, basis: str, route: str, label: LearningEvent) -> None:
-        """What another gateway has observed. Raises `ValueError` or `TypeError` where it cannot be read."""
+        """Apply a label of another gateway. Raise `ValueError` or `TypeError` where it cannot be read."""
         if basis == self.basis and route in self._routes:
             score, worse, weight = label
             self._routes[route].apply_event(float(score), bool(worse), float(weight))
 
     def feedback(self, tenant: str, request_id: str, verdict: str) -> TierAnswer | None:
-        """A client says that an answer was `right` or `wrong`; the first word on it counts. None: no such answer of
-        this tenant is remembered."""
+        """Record a client's verdict on an answer, `right` or `wrong`. Only its first verdict counts.
+
+        None: no such answer of this tenant is remembered.
+        """
         answer = self._answers.peek((tenant, request_id))
         if answer is None or answer.has_feedback:
             return answer

@@ -1,5 +1,7 @@
-"""Words by what they say of a prompt: what is asked for, in which form, what it is about. English, and the commonest of
-German, Spanish and French."""
+"""Word lists for the features of a prompt: its task, its form, its subject.
+
+The words are English, plus the most frequent ones in German, Spanish and French.
+"""
 
 from __future__ import annotations
 

@@ -545,7 +545,7 @@ async def test_what_the_store_could_not_be_told_is_in_force_here_and_recorded_la
     monkeypatch.setattr(removal, "_store", Failing(served.gateway.stores.removals, "write_bans", 0))
     answer = await purge(served, tags=["a"])
     assert (answer.status, answer.json["recorded"], answer.json["removed"]) == (503, False, 1)
-    assert "in this gateway alone" in answer.json["error"]
+    assert "in this gateway only" in answer.json["error"]
     monkeypatch.undo()
     await removal.refresh()
     assert len(await served.gateway.stores.removals.bans()) == 1

@@ -66,7 +66,7 @@ def test_a_route_that_knows_nothing_yet_serves_near_certain_paraphrases(promise:
 )
 def test_a_calibration_that_is_not_as_measured_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "verifier.json").write_text(content)
-    with pytest.raises(WeightsCorrupt, match=r"verifier\.json is not as measured"):
+    with pytest.raises(WeightsCorrupt, match=r"verifier\.json has unexpected contents"):
         load_calibration("checks", tmp_path)
 
 

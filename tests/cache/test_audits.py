@@ -505,7 +505,7 @@ async def test_what_was_learnt_otherwise_is_logged_and_forgotten(
     async with start() as served:
         await recovered(served)
         assert served.gateway.parts.space.controls.of("default").labels == 0
-    assert "what was learnt does not fit" in caplog.text
+    assert "the saved learned state does not fit" in caplog.text
 
 
 async def test_nothing_is_saved_before_the_last_snapshot_has_been_read(served: Served) -> None:

@@ -158,7 +158,7 @@ async def test_hits_by_meaning_go_on_before_during_and_after_one_swap(
         assert set(await fields_of(served, "embedder")) == {space.embedder.fingerprint.encode()}
         assert set(await fields_of(served, "former")) == {None}
     assert len(upstream.chats) == calls + 1
-    assert said(caplog, "lookups go by the new embedding model") == 1
+    assert said(caplog, "lookups now use the new embedding model") == 1
 
 
 @pytest.mark.parametrize("checkpoint", ["5m", "off"])
@@ -193,7 +193,7 @@ async def test_a_migration_that_was_cut_goes_on_and_hits_go_on_with_it(
         assert said(caplog, "lookups have gone over already") == 1
         await recovered(served)
         await all_found(served, *QUESTIONS)
-        assert said(caplog, "what was learnt does not fit") == 0
+        assert said(caplog, "the saved learned state does not fit") == 0
 
 
 async def test_what_is_on_its_way_while_models_are_swapped_is_found_afterwards(

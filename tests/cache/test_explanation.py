@@ -133,7 +133,7 @@ def test_with_a_plain_threshold_similarity_alone_decides() -> None:
 def test_what_is_too_far_to_be_read_is_not_served_whatever_the_verifier_would_say() -> None:
     found = pair_of(Opinion(0.99, 0.9), embedder=Placed(vector_of(1), -vector_of(1)))
     assert (found.served, found.reason) == (False, "similarity")
-    assert "from where neighbours are read" in found.why
+    assert "the minimum for a neighbour" in found.why
 
 
 def test_what_is_longer_than_the_model_reads_is_not_looked_at() -> None:

@@ -293,4 +293,4 @@ async def test_a_store_that_is_late_once_is_asked_again_at_once(
     async with asyncio.timeout(120):
         await recovery_of(store, index, clock).run()
     assert await index.fingerprints() == [hexed("kept")]
-    assert caplog.messages == ["the index is not read yet"]
+    assert caplog.messages == ["the index could not be read from the store yet"]

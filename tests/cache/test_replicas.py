@@ -170,7 +170,7 @@ async def test_a_gateway_that_was_away_goes_on_where_its_checkpoint_ends(
     await asked(one, OTHER)
     async with on(outside_store, upstream, tmp_path / "away") as back:
         await recovered(back)
-        assert "the index goes on where its checkpoint ends" in caplog.messages
+        assert "the index continues from its checkpoint" in caplog.messages
         assert is_semantic(await back.chat(SAME))
         assert is_semantic(await back.chat(OTHER_SAME))
 
@@ -193,7 +193,7 @@ async def test_a_gateway_that_was_killed_goes_on_where_its_last_checkpoint_ends(
     checkpoint.write_bytes(kept)  # as if it had had no time to write another one
     async with on(outside_store, upstream, tmp_path / "killed") as back:
         await recovered(back)
-        assert "the index goes on where its checkpoint ends" in caplog.messages
+        assert "the index continues from its checkpoint" in caplog.messages
         assert size(back) == 1
         assert is_semantic(await back.chat(OTHER_SAME))
         assert is_miss(await back.chat(SAME))

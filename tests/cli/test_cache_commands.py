@@ -295,7 +295,7 @@ async def test_import_says_which_lines_it_refused_and_why(served: Served, nearhi
     faulty = [
         ("{", "not JSON"),
         ("[]", "expected a JSON object"),
-        ({**good, "expires": good["created"] - 1}, "expires: it has expired"),
+        ({**good, "expires": good["created"] - 1}, "expires: the entry has expired"),
         (
             {**good, "created": good["created"] + 9e6, "expires": good["created"] + 9.1e6},
             "created: expected a time",
@@ -307,7 +307,7 @@ async def test_import_says_which_lines_it_refused_and_why(served: Served, nearhi
         ({**good, "payload": [{"base64": "!"}]}, "payload: expected base64"),
         ({**good, "dialect": "latin"}, "dialect: expected one of anthropic, "),
         ({**good, "vector": "AAAA"}, "vector: expected 32-bit floats"),
-        ({**good, "vector": "AAAAAA=="}, "vector: expected one of unit length"),
+        ({**good, "vector": "AAAAAA=="}, "vector: expected a vector of unit length"),
         ({**good, "extra": 1}, "extra: unknown key"),
         ({**good, "streamed": "no"}, "streamed: expected true or false"),
         ({key: value for key, value in good.items() if key != "scope"}, "'scope' is required"),

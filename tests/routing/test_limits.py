@@ -276,7 +276,7 @@ async def test_so_many_calls_at_once_and_the_next_when_one_has_ended(
         refused = await served.chat("q2")
         assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
         assert (
-            "2 calls at once for this tenant on route default is reached: 2 in flight"
+            "2 concurrent calls for this tenant on route default is reached: 2 in flight"
             in refused.json["error"]["message"]
         )
         upstream.gate.set()

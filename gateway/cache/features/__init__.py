@@ -1,6 +1,6 @@
-"""What tells a question from another that merely sounds like it. Pure, numpy only.
+"""Compute features that separate two questions which merely sound alike. Pure; numpy only.
 
-Cosine similarity is left out on purpose: what is learned from these features is added to it, never mixed with it.
+Cosine similarity is deliberately not a feature. The verifier adds it to what the trees learn from these features.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMES: tuple[str, ...] = WordFeatures._fields
 
 @dataclass(frozen=True, slots=True)
 class FeatureVector:
-    """The features of one pair, each with its name: for explanations and tests."""
+    """The features of one pair of questions, by name. It serves explanations and tests."""
 
     values: tuple[float, ...]
 
@@ -47,7 +47,7 @@ class FeatureVector:
 
 
 def features(query: str, stored: Sequence[str]) -> FloatArray:
-    """(k, len(NAMES)) float64, finite whatever the texts are: one row a stored question."""
+    """Return one row per stored question: (k, len(NAMES)) float64, finite for any text."""
     reading = read(query)
     return np.array([word_features(reading, kept(other)) for other in stored], np.float64).reshape(
         len(stored), len(NAMES)

@@ -1,7 +1,7 @@
-"""What a question asks about its subject, and under which conditions: "what does it *cost*, *for children*". Pure.
+"""Find the kind of answer that a question asks for, and its conditions: "what does it *cost*, *for children*". Pure.
 
-Closed classes of English, from grammar books: prepositions, conjunctions, and the words by which a kind of answer is
-asked for, whether in a sentence ("how much is it") or in key words ("price").
+The word lists are closed classes of English from grammar books: prepositions and conjunctions, and the words that ask
+for a kind of answer. Such a word stands in a sentence ("how much is it") or alone as a key word ("price").
 """
 
 # ruff: noqa: SIM905 (lists of words)
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What opens a condition. "of" and "to" open what the verb needs, "and" and "or" a further member of a list.
+# Words that open a condition. "of" and "to" belong to the verb, "and" and "or" open another member of a list.
 CONDITIONS = frozenset(
     "about above across after against along amid among around as at before behind below beneath beside between beyond "
     "by despite during except for from if in inside into near on onto outside over per since through throughout till "
@@ -20,7 +20,7 @@ CONDITIONS = frozenset(
 BREAKS = CONDITIONS | frozenset(
     "and or but of to that which who what how why then than is are was were do does".split()
 )
-MAX_CONDITION_WORDS = 6  # words of a phrase
+MAX_CONDITION_WORDS = 6  # words in one phrase
 
 ASPECTS = {
     word: group.split()[0]
@@ -78,7 +78,7 @@ _ASPECT_WORDS, _ASPECT_PAIRS = frozenset(ASPECTS), frozenset(_PAIRED)
 
 
 def aspects(words: frozenset[str], pairs: frozenset[tuple[str, str]]) -> frozenset[str]:
-    """The kinds of answer that the words ask for, wherever they stand. `pairs`: those that stand side by side."""
+    """Return the kinds of answer that the words ask for, in any position. `pairs`: adjacent words."""
     matched = {ASPECTS[word] for word in words & _ASPECT_WORDS}
     matched.update(_PAIRED[pair] for pair in pairs & _ASPECT_PAIRS)
     return frozenset(matched)
@@ -87,8 +87,10 @@ def aspects(words: frozenset[str], pairs: frozenset[tuple[str, str]]) -> frozens
 def conditions(
     words: tuple[str, ...], stems: Mapping[str, str], vocabulary: frozenset[str]
 ) -> tuple[tuple[str, frozenset[str]], ...]:
-    """(what opens it, stems of its content words) of each phrase that limits the question; `stems` of the words
-    that carry meaning."""
+    """Return (opening word, stems of its content words) for each phrase that limits the question.
+
+    `stems` has the stem of each content word.
+    """
     if CONDITIONS.isdisjoint(vocabulary):
         return ()
     matched = []

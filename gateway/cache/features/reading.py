@@ -1,7 +1,7 @@
-"""What one question says, read once: words, numbers, units, dates, names, negations, order. Bounded and linear.
+"""Read a question once: words, numbers, units, dates, names, negations, order. Bounded and linear in its length.
 
-A text is read up to `LONGEST` characters, words up to `MAX_WORDS`: what an encoder truncates is never looked up, so a
-longer text only meets these bounds when somebody means harm.
+It reads at most `LONGEST` characters and `MAX_WORDS` words. A text that the encoder truncates is never looked up. So
+only an abusive text reaches these bounds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gateway.cache.features import vocabulary as v
 from gateway.cache.features.phrases import aspects, conditions
 from gateway.cache.lexical import PatternIndex, any_of, digits, written_with
 
-LONGEST = 4096  # characters; the encoder's own bound (256 tokens)
-MAX_WORDS = 256  # what 256 tokens can hold
-READING_CACHE_SIZE = 1024  # readings: what is stored is read again for every question near it; 0.05 ms each, some 6 kB
+LONGEST = 4096  # characters; the encoder's own bound is 256 tokens
+MAX_WORDS = 256  # the most words that 256 tokens can hold
+READING_CACHE_SIZE = 1024  # readings; a stored question is read for every question near it; 0.05 ms and some 6 kB each
 STEM_CACHE_SIZE = 4096  # words
 
 _NOTHING: frozenset[str] = frozenset()
 _HAN = "\u3400-\u9fff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]+(?:['\u2019.+#-][^\W_{_HAN}]+){{0,4}}[+#]{{0,2}}")
-_JOINED = written_with("'+#_-")  # what joins letters to one word here, to another one for the checks, or to none
-_GROUPED = re.compile(r"(?<=\d),(?=\d{3})")  # 1,000 and 1000 are one number
+_JOINED = written_with("'+#_-")  # characters that join words here, but may split them for the lexical checks
+_GROUPED = re.compile(r"(?<=\d),(?=\d{3})")  # 1,000 and 1000 are the same number
 _NUMBER = PatternIndex(re.compile(r"[-\u2212]?\d+(?:[.,:/-]\d+){0,6}%?"), digits)
 _QUOTED = PatternIndex(
     re.compile(r"[\"\u201c\u201e\u00ab`]([^\"\u201c\u201d\u201e\u00ab\u00bb`]{1,80})[\"\u201d\u201c\u00bb`]"),
@@ -44,19 +44,19 @@ _CODE = PatternIndex(
 
 @dataclass(slots=True)
 class QuestionReading:
-    checks: lexical.Lexical  # of the text as it is
+    checks: lexical.Lexical  # of the original text
     words: tuple[str, ...]  # lower case, in order
-    vocabulary: frozenset[str]  # of the words, each once
-    pairs: frozenset[tuple[str, str]]  # words that stand side by side
-    content: tuple[str, ...]  # stems of the words that carry meaning, in order
-    positions: Mapping[str, int]  # of each of these where it stands first, in order
+    vocabulary: frozenset[str]  # the distinct words
+    pairs: frozenset[tuple[str, str]]  # adjacent words
+    content: tuple[str, ...]  # stems of the content words, in order
+    positions: Mapping[str, int]  # first position of each stem in `content`, in order
     aspects: frozenset[str]
     conditions: tuple[tuple[str, frozenset[str]], ...]
     kinds: tuple[frozenset[str], ...]  # numbers, units, calendar, quantifiers, comparatives, quoted, code
     names: frozenset[str]
     negations: int
     directions: frozenset[tuple[str, str]]
-    question_type: str  # what kind of answer the question wants; "" where it does not say
+    question_type: str  # the kind of answer that the question wants; "" where it does not say
     tenses: frozenset[str]
     modals: frozenset[str]
     persons: frozenset[str]
@@ -64,7 +64,7 @@ class QuestionReading:
 
 
 def read(text: str) -> QuestionReading:
-    """As it is asked: most questions come once. For what is stored `kept`."""
+    """Read a new question. It is not cached, as most questions come once. Use `kept` for stored questions."""
     return _read(text, lexical.read)
 
 
@@ -118,14 +118,17 @@ def _read(text: str, read_words: Callable[[str], lexical.Lexical]) -> QuestionRe
 
 
 def _words(text: str, basis: lexical.Lexical) -> tuple[str, ...]:
-    """Those of the checks, where nothing is in the text that would join others. A dot at its end joins nothing."""
+    """Return the words of the lexical checks, unless the text has a character that would join some of them.
+
+    A dot at the end of the text joins nothing.
+    """
     if basis.clues is None or "." in text.rstrip(". ") or _JOINED(basis.clues):
         return tuple(map(str.lower, _WORD.findall(text)[:MAX_WORDS]))
     return basis.words[:MAX_WORDS]
 
 
 def _meanings(vocabulary: Set[str]) -> Mapping[str, Set[str]]:
-    """By kind, what the words mean of it: of most questions two or three words mean something."""
+    """Return the meanings of the words by kind. In most questions only two or three words have one."""
     meant: dict[str, set[str]] = {}
     for word in vocabulary & v.MARKED:
         for kind, meaning in v.MEANT[word]:
@@ -134,7 +137,10 @@ def _meanings(vocabulary: Set[str]) -> Mapping[str, Set[str]]:
 
 
 def _plain(number: str) -> str:
-    """1,000 and 1000 are one number; 1.50 and 1.5 may be two versions. A dash glued to a word is no minus."""
+    """Return a number without thousands separators and sign: 1,000 equals 1000.
+
+    1.50 and 1.5 stay different, as they may be two versions. A dash attached to a word is not a minus.
+    """
     return number.lstrip("-\u2212").replace(",", "")
 
 
@@ -143,7 +149,10 @@ _SUFFIXES = (("'s", ""), ("ies", "y"), ("ing", ""), ("ed", ""), ("es", ""), ("s"
 
 @lru_cache(maxsize=STEM_CACHE_SIZE)
 def stem(word: str) -> str:
-    """A cut-off form that inflections share, or the group's first word where synonyms, units or numbers are known."""
+    """Return a stem that inflected forms share.
+
+    Synonyms, units and number words first become the first word of their group.
+    """
     word = v.SYNONYMS.get(word) or v.UNITS.get(word) or v.NUMBER_WORDS.get(word) or word
     for suffix, put in _SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= 3 and not word.endswith("ss"):
@@ -201,7 +210,10 @@ _ASKING = frozenset({*_PLAIN, "how", "wie", "what", "what's", "which", "was"})
 
 
 def _question_type(words: tuple[str, ...]) -> str:
-    """The first question word decides; an auxiliary at the start asks for yes or no unless one follows soon."""
+    """Return the kind of answer that the first question word asks for.
+
+    Without a question word, an auxiliary at the start asks for yes or no.
+    """
     for at, word in enumerate(words[:24]):
         if word not in _ASKING:
             continue

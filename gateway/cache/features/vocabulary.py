@@ -1,6 +1,6 @@
-"""Closed word lists that the features lean on: our own, from grammar books, none taken from a data set.
+"""Closed word lists for the features. The project compiled them from grammar books; none comes from a data set.
 
-Lower case throughout. English first; German and Spanish where a word decides the answer.
+All words are lower case. Most are English; German and Spanish words are added where one word decides the answer.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "modal": MODALS,
     "person": PERSONS,
 }
-# By word, each kind that it is of, and what it means there.
+# The meanings of a word, as (kind, meaning).
 MEANT = {
     word: [(kind, table[word]) for kind, table in KINDS.items() if word in table]
     for table in KINDS.values()
@@ -220,7 +220,7 @@ def _opposites() -> dict[str, frozenset[str]]:
 
 OPPOSITES = _opposites()
 
-# Words that ask for the same thing: each group stands for its first word. Kept to those that rarely differ.
+# Words that ask for the same thing; each group stands for its first word. Only words that rarely differ are here.
 SYNONYMS = {
     alias: group.split()[0]
     for group in _groups(

@@ -1,4 +1,4 @@
-"""Features of a pair of readings: in what they differ that may change the answer. Symmetric in the two."""
+"""Compute the features of a pair of readings: differences that may change the answer. Symmetric in the two."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import NamedTuple
 from gateway.cache.features.reading import STEM_CACHE_SIZE, QuestionReading
 from gateway.cache.features.vocabulary import OPPOSITES, STOP
 
-_MAX_STEMS = 24  # unmatched or shared words that are compared one by one: bounds the quadratic parts
-_CAP = 4.0  # a fifth difference says no more than a fourth
+_MAX_STEMS = 24  # unmatched or shared words that are compared one by one; bounds the quadratic parts
+_CAP = 4.0  # a fifth difference says no more than the fourth
 _NO_KINDS = (0.0,) * 12
 
 
 class WordFeatures(NamedTuple):
-    """`*_swapped`: both sides have one of their own (0 to 4). `*_extra`: one side has more of its own (0 to 4)."""
+    """The features of one pair.
+
+    `*_swapped` counts differences that both sides have (0 to 4). `*_extra` counts those that one side has more (0 to
+    4).
+    """
 
     numbers_swapped: float
     numbers_extra: float
@@ -36,35 +40,35 @@ class WordFeatures(NamedTuple):
     negation: float  # 1 when one is negated and the other is not
     opposites: float  # words whose opposite stands in the other text, 0 to 4
     reversed: float  # 1 when "from A to B" or "A before B" meets its reverse
-    inverted: float  # share of shared content-word pairs in the other order, 0 to 1
-    inverted_same_words: float  # the same, where no content word is unshared and order may matter; else 0
-    asks_differ: float  # 0 same kind of answer, 0.5 one does not say, 1 another kind
+    inverted: float  # share of shared content-word pairs in reverse order, 0 to 1
+    inverted_same_words: float  # the same if all content words are shared and order may matter, else 0
+    asks_differ: float  # 0: same kind of answer; 0.5: one side does not say; 1: another kind
     aspects_swapped: float
     aspects_extra: float
-    conditions_swapped: float  # phrases ("for children") of which the other text has no word
+    conditions_swapped: float  # phrases ("for children") without any word in the other text
     conditions_extra: float
-    conditions_partly_swapped: float  # of which it lacks a word
+    conditions_partly_swapped: float  # phrases with at least one word that the other text lacks
     conditions_partly_extra: float
-    head_differ: float  # share of both texts' first content words that the other lacks
-    end_differ: float  # of their last ones
-    longest_swapped: float  # letters of the longest content word that the other text lacks, of the side with less
-    longest_extra: float  # and how much more the other side's has
+    head_differ: float  # share of the two texts' first content words that the other text lacks
+    end_differ: float  # the same for the last content words
+    longest_swapped: float  # letters of the longest content word that the other text lacks: the smaller of both sides
+    longest_extra: float  # how many more letters the other side's longest word has
     tense: float
     modal: float
     person: float
     content_swapped: float
     content_extra: float
-    content_shared: float  # shared content stems over all, 0 to 1
-    content_contained: float  # shared content stems over the shorter's, 0 to 1
+    content_shared: float  # shared content stems / all, 0 to 1
+    content_contained: float  # shared content stems / those of the shorter text, 0 to 1
     unmatched_likeness: float  # mean best trigram likeness of unmatched stems (typos, other forms), 0 to 1
-    words_shared: float  # all words, shared over all, 0 to 1
-    bigrams_shared: float  # word pairs in order, shared over all, 0 to 1
-    length_ratio: float  # shorter over longer, in words, 0 to 1
-    length: float  # words of the shorter, 0 to 40
+    words_shared: float  # shared words / all, 0 to 1
+    bigrams_shared: float  # shared adjacent word pairs / all, 0 to 1
+    length_ratio: float  # words of the shorter / words of the longer text, 0 to 1
+    length: float  # words of the shorter text, 0 to 40
 
 
 def word_features(query: QuestionReading, stored: QuestionReading) -> WordFeatures:
-    """By place, group by group: given by their 42 names they take 5 us more."""
+    """Compute the features by position. Passing the 42 names as keywords costs 5 us more."""
     a, b = query.positions.keys(), stored.positions.keys()
     left_a, left_b = a - b, b - a
     shared = len(a) - len(left_a)
@@ -75,7 +79,7 @@ def word_features(query: QuestionReading, stored: QuestionReading) -> WordFeatur
     shorter, longer = sorted((len(query.words), len(stored.words)))
     return WordFeatures._make((
         *_kinds(query.kinds, stored.kinds),
-        # A name that the other text mentions in lower case is no difference; nor is a stop word in capitals.
+        # A name that the other text writes in lower case is no difference. Neither is a stop word in capitals.
         *_difference(query.names - words_b - STOP, stored.names - words_a - STOP),
         float(query.negations % 2 != stored.negations % 2),
         _opposites(words_a - words_b, words_b - words_a),
@@ -102,7 +106,7 @@ def word_features(query: QuestionReading, stored: QuestionReading) -> WordFeatur
 
 
 def _kinds(a: Sequence[Set[str]], b: Sequence[Set[str]]) -> Iterable[float]:
-    """Five kinds swapped and extra; of what is quoted and of code both together."""
+    """Return swapped and extra for five kinds. Quotations and code get the sum of both."""
     if a == b:
         return _NO_KINDS
     *five, quoted, code = map(_difference, a, b)
@@ -130,7 +134,7 @@ def _conditions(query: QuestionReading, stored: QuestionReading) -> tuple[float,
 
 
 def _lacked(conditions: Sequence[tuple[str, Set[str]]], stems: Set[str]) -> tuple[int, int]:
-    """Of how many phrases no word is among the stems, and of how many some word is not."""
+    """Return how many phrases have no word among the stems, and how many miss at least one."""
     none = some = 0
     for _, phrase in conditions:
         if not phrase <= stems:
@@ -177,7 +181,7 @@ def _share(shared: int, a: int, b: int) -> float:
 
 
 def _inverted(a: Mapping[str, int], b: Mapping[str, int]) -> float:
-    """Of all pairs of shared words, the share that stands the other way round."""
+    """Return the share of all pairs of shared words that stand in the other order."""
     positions = [b[word] for word in a if word in b][:_MAX_STEMS]
     if positions == sorted(positions):
         return 0.0
@@ -186,7 +190,10 @@ def _inverted(a: Mapping[str, int], b: Mapping[str, int]) -> float:
 
 
 def _unmatched(only_a: Set[str], only_b: Set[str]) -> tuple[int, int, float]:
-    """How many stems of each side have no counterpart, once look-alikes (typos) are matched; and how alike they are."""
+    """Return the stems without a counterpart on each side, and their mean likeness.
+
+    Look-alikes (typos) count as counterparts.
+    """
     if not only_a or not only_b:
         return len(only_a), len(only_b), 0.0
     grams_b = [_trigrams(word) for word in sorted(only_b)[:_MAX_STEMS]]
@@ -200,7 +207,7 @@ def _unmatched(only_a: Set[str], only_b: Set[str]) -> tuple[int, int, float]:
         best.append(top)
         alike += top >= 0.6 and not any(map(str.isdigit, word))
     alike = min(alike, len(only_a), len(only_b))
-    # Not `sum`: from Python 3.12 on it rounds otherwise, and the trees were trained on these bits.
+    # Not `sum`: Python 3.12 changed its rounding, and the trees were trained on these exact bits.
     return len(only_a) - alike, len(only_b) - alike, reduce(add, best) / len(best)
 
 

@@ -1,1 +1,3 @@
-"""Holds `max_wrong_hits`: learns from labelled lookups which scores a route may serve. Pure: no clock, no I/O."""
+"""Keep the promise `max_wrong_hits`: learn from labelled lookups which scores a route may serve. Pure: no clock, no
+I/O.
+"""

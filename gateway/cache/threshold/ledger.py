@@ -1,12 +1,17 @@
-"""Which scores may be served so that wrong hits stay within the promise: the pooled threshold of a route.
+"""Compute the threshold of a route: the lowest score that may be served within the promised share of wrong hits.
 
-Per band of scores two things are known: how often a request's best neighbour falls into it (seen without labels, so a
-change of traffic or a growing cache shows at once), and how often such a neighbour is wrong (labels: misses tell for
-free, audits and feedback tell above the threshold). Their product, summed above a threshold, is the expected number of
-wrong hits. The threshold is the lowest one for which the next WINDOW requests hold more wrong hits than promised with a
-chance of at most RISK, taking into account how little is known.
+The ledger keeps two figures per band of scores:
 
-Assumed: within a band, the lookups that were labelled are like those that were not; and a better score is no worse.
+- How often a request's best neighbour falls into the band. This needs no labels, so a change of traffic or a growing
+  cache shows at once.
+- How often such a neighbour is wrong. This needs labels: misses give them for free; audits and feedback give them above
+  the threshold.
+
+Their product, summed above a threshold, is the expected number of wrong hits. The ledger picks the lowest threshold at
+which the next WINDOW requests break the promise with a probability of at most RISK. That probability includes the
+uncertainty of both figures.
+
+Assumptions: within a band, labelled lookups are like unlabelled ones, and a better score is no worse.
 """
 
 from __future__ import annotations
@@ -23,10 +28,12 @@ from gateway.cache.threshold.wrong_hits import LabelPool, exceeds_risk, pool_adj
 from gateway.errors import SnapshotInvalid
 
 
-# What a route has met since the last look, for other gateways to add to theirs. Pure.
 @dataclass(slots=True)
 class TrafficCounts:
-    """Sums: those of two gateways add up to what one would have met."""
+    """The traffic of a route since the last report to the other gateways.
+
+    All fields are sums: adding those of two gateways gives the counts of one process with both traffics.
+    """
 
     requests: int = 0
     met: dict[int, int] = field(default_factory=dict)  # neighbours by band of their score
@@ -42,47 +49,48 @@ class TrafficCounts:
 
     @classmethod
     def of_row(cls, row: tuple[Any, ...]) -> TrafficCounts:
-        """Raises `ValueError` or `TypeError` where it is none."""
+        """Build the counts from `as_row`. Raise `ValueError` or `TypeError` for any other row."""
         requests, met, sized_lookups, log_size, hits = row
         if not isinstance(met, Mapping):
-            raise TypeError(f"bands as {type(met).__name__}")
+            raise TypeError(f"bands are a {type(met).__name__}, expected a mapping")
         counts = {int(band): int(count) for band, count in met.items()}
         traffic = cls(int(requests), counts, float(sized_lookups), float(log_size), int(hits))
         if min(traffic.requests, traffic.hits, *counts.values(), 0) < 0:
-            raise ValueError("counts that are negative")
+            raise ValueError("counts must not be negative")
         return traffic
 
 
-BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores below the lowest band count as in it, above the highest likewise
+BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores outside count in the lowest or the highest band
 
-WINDOW = 1000  # requests over which the promise is to hold
+WINDOW = 1000  # requests over which the promise must hold
 
-# That a window breaks it, as predicted. The prediction includes all that is not known, on the side of caution, so far
-# fewer do: with .05 none broke and a fifth less was served, with .2 banking77 kept 1 % in 67 to 96 % of its windows.
+# The accepted probability that a window breaks the promise. The prediction includes all uncertainty and errs on the
+# safe side, so far fewer windows break it. At 0.05 none broke, and a fifth fewer answers were served. At 0.2, banking77
+# kept 1 % in 67 to 96 % of its windows.
 RISK = 0.15
 
-LABEL_MEMORY = 2500  # requests after which a label counts 1/e: traffic changes
+LABEL_MEMORY = 2500  # requests after which a label's weight is 1/e, because traffic changes
 
-TRAFFIC_MEMORY = 1000  # the same for how often a band is met
+TRAFFIC_MEMORY = 1000  # the same for the frequency of a band
 
-PRIOR_LABELS = 10.0  # what the calibration of the verifier counts, per band, in labels
+PRIOR_LABELS = 10.0  # weight of the verifier's calibration per band, in labels
 
 PRIOR_REQUESTS = 200.0
 
-# Wrong shares of the calibration, times this: other traffic may be harder than what the verifier was calibrated on.
-# With 1.0 (and RISK .1) banking77 kept a promise of 1 % in 71 % of its windows, with 1.5 (and .15) in 95 %.
+# Factor on the wrong shares of the calibration, as other traffic may be harder than the calibration data. With 1.0 (and
+# RISK 0.1) banking77 kept a promise of 1 % in 71 % of its windows, with 1.5 (and 0.15) in 95 %.
 CAUTION = 1.5
 
-# Wrong hits grow with the number of entries to take one from: they double when it is 3.5 times as large (measured).
+# Exponent of wrong hits over the number of entries. Measured: they double when the cache is 3.5 times as large.
 GROWTH = 0.55
 
-MAX_GROWTH = 8.0  # beyond, labels have to say it
+MAX_GROWTH = 8.0  # beyond this factor only labels can tell
 
-MIN_SIZED_LOOKUPS = 20.0  # lookups before a size is typical
+MIN_SIZED_LOOKUPS = 20.0  # lookups before the typical size is known
 
-MAX_PENDING_OBSERVATIONS = 64  # meetings
+MAX_PENDING_OBSERVATIONS = 64  # observations between two updates of the arrays
 
-MAX_AUDIT_WEIGHT, MIN_AUDIT_WEIGHT = 5.0, 0.3  # of the mean share
+MAX_AUDIT_WEIGHT, MIN_AUDIT_WEIGHT = 5.0, 0.3  # factors on the mean audit share
 
 
 Pools = Sequence[tuple[LabelPool, int]]
@@ -90,24 +98,32 @@ Pools = Sequence[tuple[LabelPool, int]]
 
 @dataclass(slots=True)
 class ThresholdState:
-    """What the books said when they were looked at."""
+    """The figures of the ledger at one moment."""
 
     threshold: float  # the lowest score that may be served
     pools: Pools
-    rates: np.ndarray  # neighbours of each band a request
+    rates: np.ndarray  # neighbours in each band per request
 
     def wrong_shares(self) -> list[float]:
-        """By band, the chance that a neighbour of such a score is wrong, by calibration and labels."""
+        """Return for each band the probability that a neighbour with such a score is wrong, from calibration and
+        labels.
+        """
         return _shares(self.pools)
 
     def audit_weights(self) -> list[float]:
-        """By band, how much more than the mean share its hits are audited. Where least is known, most is asked (Neyman
-        allocation); within a band all hits are alike, so no estimate is distorted."""
+        """Return for each band the factor on the mean audit share.
+
+        Bands with the most uncertainty are audited most (Neyman allocation). All hits of a band have the same chance,
+        so no estimate is biased.
+        """
         return _audit_weights(self.pools, self.rates, self.threshold)
 
 
 class ThresholdLedger:
-    """`prior`: (share wrong, neighbours a request) of each band, of the verifier's calibration."""
+    """The counts of labels and of traffic of one route, by band.
+
+    `prior` has (share wrong, neighbours per request) for each band, from the verifier's calibration.
+    """
 
     def __init__(self, prior: Sequence[tuple[float, float]]) -> None:
         shares, rates = np.array(prior, np.float64).T
@@ -124,10 +140,15 @@ class ThresholdLedger:
         sized_lookups: float = 0.0,
         log_size: float = 0.0,
     ) -> None:
-        """`sized_lookups`: lookups whose number of entries is known, `log_size`: the sum of its logarithm over them."""
+        """Replace all counts.
+
+        `sized_lookups`: lookups with a known number of entries. `log_size`: the sum of that number's logarithm over
+        them.
+        """
         self._labels, self._wrong, self._met = labels, wrong, met
-        self._pending_requests = 0  # requests that the arrays have not been told of
-        self._observations: list[tuple[int, int]] = []  # nor of these: band, and how far they were behind then
+        self._pending_requests = 0  # requests not yet applied to the arrays
+        # not yet applied either: (band, `_pending_requests` at that moment)
+        self._observations: list[tuple[int, int]] = []
         self.requests, self.sized_lookups, self.log_size = requests, sized_lookups, log_size
 
     @property
@@ -146,7 +167,7 @@ class ThresholdLedger:
         return self._met
 
     def advance(self, requests: int) -> None:
-        """`requests` have come since the last call, with or without a neighbour."""
+        """Count requests since the last call, with or without a neighbour."""
         if requests <= 0:
             return
         self._pending_requests += requests
@@ -156,7 +177,7 @@ class ThresholdLedger:
         self.requests = self.requests * fade + (1 - fade) * TRAFFIC_MEMORY
 
     def _catch_up(self) -> None:
-        """The arrays are read every ten lookups or so, and brought up to date then."""
+        """Apply pending requests and observations to the arrays. The arrays are read only every ten lookups or so."""
         pending, kept = self._pending_requests, 1 - 1 / TRAFFIC_MEMORY
         if pending:
             fade = (1 - 1 / LABEL_MEMORY) ** pending
@@ -169,8 +190,10 @@ class ThresholdLedger:
         self._observations.clear()
 
     def observe(self, score: float, entries: int = 0) -> None:
-        """The best neighbour of a request has this score, whether or not it is served. `entries`: that it is the best
-        of; 0 where that is not known."""
+        """Count a request whose best neighbour has this score, served or not.
+
+        `entries`: the size of the cache it was found in; 0: not known.
+        """
         self._observations.append((band_of(score), self._pending_requests))
         if len(self._observations) >= MAX_PENDING_OBSERVATIONS:
             self._catch_up()
@@ -179,7 +202,7 @@ class ThresholdLedger:
             self.log_size += math.log(entries)
 
     def add(self, traffic: TrafficCounts) -> None:
-        """What another gateway has met."""
+        """Add the traffic of another gateway."""
         self.advance(traffic.requests)
         met = self.met
         for band, count in traffic.met.items():
@@ -188,41 +211,44 @@ class ThresholdLedger:
         self.log_size += traffic.log_size
 
     def growth(self, entries: int) -> float:
-        """How many times more wrong hits `entries` make likely than what was met and labelled so far says; at least 1,
-        since a cache that shrinks is no reason to dare more."""
+        """Return the factor on wrong hits that a cache of `entries` makes likely, compared with the counts so far.
+
+        It is at least 1: a smaller cache is no reason to take more risk.
+        """
         if entries <= 0 or self.sized_lookups < MIN_SIZED_LOOKUPS:
             return 1.0
         typical = math.exp(self.log_size / self.sized_lookups)
         return float(min(MAX_GROWTH, max(1.0, (entries / typical) ** GROWTH)))
 
     def label(self, score: float, wrong: float) -> None:
-        """A neighbour met with this score was wrong (1) or right (0)."""
+        """Record that a neighbour with this score was wrong (1) or right (0)."""
         band = band_of(score)
         self.labels[band] += 1
         self.wrong[band] += wrong
 
     def state_for(self, max_wrong_hits: float, growth: float = 1.0) -> ThresholdState:
-        """For this promise, in wrong hits over all requests, where `growth` times as many are to be expected as was
-        seen."""
+        """Return the state for a promise in wrong hits over all requests. `growth`: factor on expected wrong hits."""
         pools, rates = self._pools(), self._rates()
         threshold = _lowest(pools, rates.tolist(), int(max_wrong_hits * WINDOW + 1e-9), WINDOW * growth)
         return ThresholdState(threshold, pools, rates)
 
     def threshold(self, max_wrong_hits: float, growth: float = 1.0) -> float:
-        """See `ThresholdState`."""
+        """Return the threshold for a promise. See `ThresholdState`."""
         return self.state_for(max_wrong_hits, growth).threshold
 
     def audit_weights(self, threshold: float) -> list[float]:
-        """See `ThresholdState`."""
+        """Return the audit weights for a threshold. See `ThresholdState`."""
         return _audit_weights(self._pools(), self._rates(), threshold)
 
     def wrong_shares(self) -> list[float]:
-        """See `ThresholdState`."""
+        """Return the wrong share of each band. See `ThresholdState`."""
         return _shares(self._pools())
 
     def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
-        """How many of so many served answers, by band, are wrong: mean and variance, what is not known of the rates
-        among it."""
+        """Return mean and variance of the wrong answers among `served`, the served answers by band.
+
+        The variance includes the uncertainty of the rates.
+        """
         mean = variance = 0.0
         for pool, last in self._pools():
             count = float(sum(served[pool.first : last + 1]))
@@ -235,7 +261,7 @@ class ThresholdLedger:
         return rates
 
     def _pools(self) -> Pools:
-        """Highest scores first, each with its last band."""
+        """Return the pools with their last bands, highest scores first."""
         pools = pool_adjacent_violators(
             (self.wrong + self._prior_wrong).tolist(), (self.labels + PRIOR_LABELS).tolist()
         )
@@ -244,14 +270,14 @@ class ThresholdLedger:
 
 
 def _lowest(pools: Pools, met: Sequence[float], limit: int, window: float) -> float:
-    """The lowest score with which so many requests seldom hold more wrong hits than `limit`."""
+    """Return the lowest threshold at which so many requests rarely have more than `limit` wrong hits."""
     mean = spread = settled = pooled = 0.0
     lowest = LOWEST + BANDS * WIDTH
     for pool, last in pools:
         settled, pooled = spread, 0.0
         rate, variance = pool.rate, pool.variance
         for band in range(last, pool.first - 1, -1):
-            pooled += met[band]  # bands of a pool share one rate: their errors add up
+            pooled += met[band]  # bands of a pool share one rate, so their errors add up
             mean += met[band] * rate
             spread = settled + pooled * pooled * variance
             expected = window * mean
@@ -285,8 +311,8 @@ def band_of(score: float) -> int:
 
 
 def band_counts(values: Sequence[float], bands: int) -> NDArray[np.float64]:
-    """Counts by band, (bands,), from a snapshot. Raises `SnapshotInvalid`."""
+    """Read counts by band, shape (bands,), from a snapshot. Raise `SnapshotInvalid`."""
     array = np.array(values, np.float64)
     if array.shape != (bands,) or not np.isfinite(array).all() or (array < 0).any():
-        raise SnapshotInvalid(f"{array.shape} counts, expected {bands} that are not negative")
+        raise SnapshotInvalid(f"counts have shape {array.shape}, expected {bands} finite counts of at least 0")
     return array

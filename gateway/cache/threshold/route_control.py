@@ -1,4 +1,4 @@
-"""One route's promise: what may be served, what is audited, what labels change. Pure but for its own state."""
+"""Keep one route's promise: decide which scores are served, which hits are audited, and learn from labels. No I/O."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands
 
-# What is known near a question: labelled lookups of the same corner of the traffic move a score up or down.
+# Labelled lookups near a question move its score up or down.
 #
-# A threshold for all questions cannot know that in one corner everything sounds alike and means something else (ten
-# towns' solar installers), and in another the wording hardly matters. Labels know, and most of them are free: a miss
-# brings a fresh answer, which says whether the nearest stored one would have been right.
+# One threshold for all questions cannot know its surroundings. Somewhere everything sounds alike and means something
+# else (solar installers in ten towns), and elsewhere the wording hardly matters. Labels know, and most are free: a miss
+# brings a fresh answer, which shows whether the nearest stored one would have been right.
 #
 # score' = score + REACH * sum(K_i r_i) / (PRIOR + sum(K_i))
-# r_i = right_i - probability_i            what the label said beyond what the verifier expected
+# r_i = right_i - probability_i            the label minus the verifier's expectation
 # K_i = max(0, (cos(question, question_i) - FLOOR) / (1 - FLOOR)) ** 2
 #
-# Kernel regression of the residuals (Nadaraya 1964, Watson 1964) with a prior of no residual. Measured on the
-# development streams by the share served at an error of 1 % of all requests, over plain similarity: 13.5 % -> 19 %,
-# banking77
-# 19 % -> 29 %, clinc150 37 % -> 43 %; REACH .3 to .5, PRIOR .5 to 1 and FLOOR .3 to .5 differ by a point at most.
+# This is kernel regression of the residuals (Nadaraya 1964, Watson 1964) with a prior of no residual. On the
+# development streams, the share served at an error of 1 % of all requests rose over plain similarity: 13.5 % -> 19 %,
+# banking77 19 % -> 29 %, clinc150 37 % -> 43 %. REACH 0.3 to 0.5, PRIOR 0.5 to 1 and FLOOR 0.3 to 0.5 differ by a point
+# at most.
 
 REACH, PRIOR, FLOOR = 0.5, 0.5, 0.5
 
-CAPACITY = 2000  # labelled lookups of a route: 3 MB, and 0.1 ms to look through
+CAPACITY = 2000  # labelled lookups per route: 3 MB, and 0.1 ms to search
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledLookup:
-    """A lookup whose nearest stored answer turned out right or wrong."""
+    """A lookup whose nearest stored answer proved right or wrong."""
 
-    vector: Vector  # of the question that was asked
-    probability: float  # that the verifier gave
+    vector: Vector  # of the new question
+    probability: float  # from the verifier, that the answer is right
     right: float  # 1 or 0
 
 
@@ -51,7 +51,7 @@ class Evidence:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._vectors: Any = None  # (capacity, d) float32; made when the first label tells d
+        self._vectors: Any = None  # (capacity, d) float32; allocated when the first label gives d
         self._residuals = np.zeros(capacity, np.float32)
         self._next = 0
         self._count = 0
@@ -68,7 +68,7 @@ class Evidence:
         self._count = min(self._count + 1, self._capacity)
 
     def shift(self, vector: Vector) -> float:
-        """How far labels near `vector` move a score: in [-REACH, REACH], 0 where nothing is known."""
+        """Return how far labels near `vector` move a score: in [-REACH, REACH], 0 without labels."""
         if self._count == 0:
             return 0.0
         nearness = (self._vectors[: self._count] @ vector - FLOOR) / (1 - FLOOR)
@@ -76,7 +76,7 @@ class Evidence:
         return float(REACH * (weights @ self._residuals[: self._count]) / (PRIOR + weights.sum()))
 
     def rows(self) -> tuple[bytes, bytes, int]:
-        """Vectors as float16, residuals as float32, oldest first, and the dimension: to be kept over a restart."""
+        """Return vectors (float16) and residuals (float32), oldest first, and the dimension, for a snapshot."""
         if self._vectors is None:
             return b"", b"", 0
         order = (np.arange(self._count) + (self._next if self._count == self._capacity else 0)) % self._capacity
@@ -84,7 +84,7 @@ class Evidence:
         return vectors.tobytes(), self._residuals[order].astype("<f4").tobytes(), int(vectors.shape[1])
 
     def restore(self, vectors: bytes, residuals: bytes, dimension: int) -> None:
-        """The opposite of `rows`. Raises ValueError where they do not fit together."""
+        """Load the result of `rows`. Raise ValueError where its parts do not fit together."""
         if dimension == 0:
             return
         kept = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
@@ -101,28 +101,31 @@ class Evidence:
 
 VERSION = 3
 
-GROWTH_STEP = 1.1  # thresholds are kept for growths of so much each
+GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this ratio
 
-REFRESH_EVERY = 10  # lookups and labels between two looks at the threshold: 0.1 ms each
+REFRESH_EVERY = 10  # lookups and labels between two computations of the threshold, which takes 0.1 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What became known of a lookup's best neighbour."""
+    """The known facts about a lookup's best neighbour."""
 
-    vector: Vector  # of the question
-    score: float  # with which it was judged, evidence included
-    probability: float  # that the verifier gave
+    vector: Vector  # of the new question
+    score: float  # that it was judged by, evidence included
+    probability: float  # from the verifier, that the answer is right
     label: Label
 
 
-# What other gateways are told: its kind, and what `RouteControl.hear` reads of it. All of it msgpack can carry.
+# An event for other gateways: its kind, then the fields that `RouteControl.apply_event` reads. msgpack can carry it.
 LearningEvent = tuple[Any, ...]
 
 
 class RouteControl:
-    """`basis` names embedder and verifier: what was learnt with others does not count. `report` is given what other
-    gateways are to hear."""
+    """The learned state of one route.
+
+    `basis` names embedder and verifier; a state learned with others is not used. `report` gets the events for other
+    gateways.
+    """
 
     def __init__(
         self,
@@ -141,22 +144,22 @@ class RouteControl:
         self._forget()
 
     def _forget(self) -> None:
-        self.version = 0  # counts what was learnt
+        self.version = 0  # counts changes of the learned state
         self._raw_ledger = ThresholdLedger(self._prior)
-        self._pending_requests = 0  # requests that `_raw_ledger` has not been told of
+        self._pending_requests = 0  # requests not yet applied to `_raw_ledger`
         self._evidence = Evidence()
         self._wrong_hits = WrongHits()
         self._requests = 0
         self._changes_since_refresh = 0
-        self._pending = 0  # requests that `_wrong_hits` has not been told of
+        self._pending = 0  # requests not yet applied to `_wrong_hits`
         self._thresholds: dict[tuple[float, int], float] = {}
         self._shares = self._ledger.wrong_shares()
-        self._threshold_state: ThresholdState | None = None  # of the last look at the books
-        self._weights: list[float] | None = None  # its audit weights, where somebody has asked for them
-        self.current_threshold: float | None = None  # the threshold that the last lookup was held against
+        self._threshold_state: ThresholdState | None = None  # of the last computed threshold
+        self._weights: list[float] | None = None  # audit weights of that state, computed on demand
+        self.current_threshold: float | None = None  # the threshold of the last lookup
 
     def reset(self) -> None:
-        """Forgets all that was learnt; the counters of requests go on."""
+        """Forget all that was learned. Request counters go on."""
         self._reset()
         self._report(("reset",))
 
@@ -166,7 +169,7 @@ class RouteControl:
         self._requests = requests
 
     def advance(self, requests: int) -> None:
-        """`requests`: all of the route since the gateway started. A smaller number than before is ignored."""
+        """Set the number of the route's requests since the gateway started. A smaller number than before is ignored."""
         new = requests - self._requests
         if new > 0:
             self._requests = requests
@@ -176,24 +179,24 @@ class RouteControl:
 
     @property
     def _ledger(self) -> ThresholdLedger:
-        """Advanced when it is asked for: a plain threshold never does."""
+        """The ledger, brought up to date on access. A route with a plain threshold never needs it."""
         if self._pending_requests:
             self._raw_ledger.advance(self._pending_requests)
             self._pending_requests = 0
         return self._raw_ledger
 
-    # A lookup
+    # One lookup
 
     def shift(self, vector: Vector) -> float:
-        """How far what is known near this question moves the verifier's scores."""
+        """Return how far the labels near this question move the verifier's scores."""
         return self._evidence.shift(vector) if self.learning else 0.0
 
     def score(self, vector: Vector, score: float) -> float:
-        """The verifier's score, so moved."""
+        """Return the verifier's score, moved by the labels near this question."""
         return score + self.shift(vector)
 
     def threshold(self, acceptance: Acceptance, entries: int = 0) -> float:
-        """The score that a neighbour, the best of `entries`, must reach; with a plain `min_similarity` that is it."""
+        """Return the score that the best neighbour among `entries` must reach. A `min_similarity` is returned as is."""
         if acceptance.min_similarity is not None:
             self.current_threshold = acceptance.min_similarity
             return acceptance.min_similarity
@@ -211,15 +214,15 @@ class RouteControl:
         return known
 
     def probability(self, score: float) -> float:
-        """That an answer of this score is right on this route, in [0, 1]."""
+        """Return the probability that an answer with this score is right on this route, in [0, 1]."""
         return 1.0 - self._shares[band_of(score)]
 
     def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
-        """See `ThresholdLedger.wrong_among`."""
+        """Return mean and variance of the wrong answers among `served`. See `ThresholdLedger.wrong_among`."""
         return self._ledger.wrong_among(served)
 
     def met(self, score: float, entries: int = 0) -> None:
-        """A request's best neighbour, of so many entries, has this score, whatever becomes of it."""
+        """Record the score of a request's best neighbour among `entries`, served or not."""
         self._ledger.observe(score, entries)
         self._changes_since_refresh += 1
         band, unpublished = band_of(score), self._unpublished
@@ -234,17 +237,20 @@ class RouteControl:
         self._unpublished.hits += 1
 
     def audit_chance(self, score: float, share: float) -> float:
-        """With which a hit of this score is audited so that `share` of all hits are, on average; all means all."""
+        """Return the probability of auditing a hit with this score, so that on average `share` of all hits are.
+
+        A share of 1 audits every hit.
+        """
         if share >= 1.0:
             return 1.0
         if self._weights is None:
             self._weights = [1.0] * BANDS if self._threshold_state is None else self._threshold_state.audit_weights()
         return min(1.0, share * self._weights[band_of(score)])
 
-    # What became known
+    # Learning
 
     def learn(self, observation: Observation) -> None:
-        """From a miss, an audit or feedback."""
+        """Learn from a miss, an audit or feedback."""
         if observation.label is Label.UNDECIDED or not self.learning:
             return
         self._learn(observation)
@@ -268,18 +274,20 @@ class RouteControl:
         self.version += 1
         self._report(("complaint",))
 
-    # Of a fleet: everything that is learnt is a sum of what was observed, so each gateway adds what the others observe
-    # to its own, and ends with what one process would have.
+    # Sharing with other gateways. All that is learned is a sum of observations. So each gateway adds the observations
+    # of the others and reaches the state that one process would have.
 
     def publish_traffic(self) -> None:
-        """Tells what has come by since the last time."""
+        """Report the traffic since the last call."""
         if self._unpublished:
             self._report(("traffic", *self._unpublished.as_row()))
             self._unpublished = TrafficCounts()
 
     def apply_event(self, said: LearningEvent) -> None:
-        """What another gateway has told. It is that one's to keep: `version` stays. Raises `ValueError` or `TypeError`
-        where it cannot be read."""
+        """Apply an event of another gateway. Raise `ValueError` or `TypeError` where it cannot be read.
+
+        The other gateway saves it, so `version` does not change.
+        """
         kind, *row = said
         if kind == "label":
             vector, score, probability, label = row
@@ -303,35 +311,35 @@ class RouteControl:
         return self._advanced_wrong_hits().estimate()
 
     def _advanced_wrong_hits(self) -> WrongHits:
-        """Advanced when it is asked for: that is rarer than requests are."""
+        """Return the estimate's sums up to date. They are needed less often than requests come."""
         self._wrong_hits.advance(self._pending)
         self._pending = 0
         return self._wrong_hits
 
     @property
     def labels(self) -> int:
-        """How many labelled lookups speak for and against scores near them."""
+        """The number of labelled lookups that move scores near them."""
         return len(self._evidence)
 
     @property
     def state(self) -> tuple[int, int]:
-        """Differs whenever there is something new to be kept."""
+        """A value that differs whenever there is something new to save."""
         return self.version, self._requests
 
     @property
     def requests(self) -> float:
-        """Of the route, as far back as the stated ratio looks (`wrong_hits.MEMORY`)."""
+        """The route's requests over the memory of the estimate (`wrong_hits.MEMORY`)."""
         return self._advanced_wrong_hits().requests
 
     @property
     def served(self) -> float:
-        """Semantic hits among them."""
+        """The semantic hits among these requests."""
         return self._advanced_wrong_hits().served
 
-    # Over a restart
+    # Saving and loading
 
     def snapshot(self, *, evidence: bool = True) -> bytes:
-        """`evidence`: with what is known near single questions, which is most of it (3 MB at the utmost)."""
+        """Return the state as bytes. `evidence`: include labelled lookups, the largest part (at most 3 MB)."""
         ledger = self._ledger
         arrays = [array.tolist() for array in (ledger.labels, ledger.wrong, ledger.met)]
         packed: bytes = msgpack.packb(
@@ -348,11 +356,13 @@ class RouteControl:
         return packed
 
     def restore(self, data: bytes) -> None:
-        """Raises `SnapshotInvalid`."""
+        """Load a snapshot. Raise `SnapshotInvalid`."""
         try:
             form, basis, arrays, sizes, wrong_hits, rows, version = msgpack.unpackb(data, use_list=False)
             if (form, basis) != (VERSION, self.basis):
-                raise SnapshotInvalid(f"learnt by version {form!r} with {basis!r}, expected {self.basis!r}")
+                raise SnapshotInvalid(
+                    f"learned by version {form!r} with {basis!r}, expected version {VERSION} with {self.basis!r}"
+                )
             labels, wrong, met = (band_counts(array, BANDS) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
@@ -368,10 +378,12 @@ class RouteControl:
         self._shares = self._ledger.wrong_shares()
 
 
-# The promises of all routes, by name: a reload of the policy keeps what was learnt.
 class Controls:
-    """`requests` counts those of a route since the start; `report` is given what other gateways are to hear of one: the
-    basis, the route, and what `RouteControl` has said."""
+    """The learned states of all routes, by name. They survive a reload of the policy.
+
+    `requests` returns the number of a route's requests since the start. `report` gets the events for other gateways:
+    basis, route, event.
+    """
 
     def __init__(
         self,
@@ -387,7 +399,7 @@ class Controls:
         self._routes: dict[str, RouteControl] = {}
 
     def of(self, route: str) -> RouteControl:
-        """The route's own, with its count of requests brought up to date."""
+        """Return the route's control with its count of requests up to date."""
         control = self._routes.get(route)
         if control is None:
             report = partial(self._report, self.basis, route)
@@ -396,15 +408,15 @@ class Controls:
         return control
 
     def all(self) -> Iterator[tuple[str, RouteControl]]:
-        """Every route that has been asked for, up to date."""
+        """Yield every route that was used so far, up to date."""
         return ((route, self.of(route)) for route in tuple(self._routes))
 
     def publish_traffic(self) -> None:
-        """Of every route."""
+        """Report the traffic of every route."""
         for _, control in self.all():
             control.publish_traffic()
 
     def apply_event(self, basis: str, route: str, said: LearningEvent) -> None:
-        """Raises what `RouteControl.hear` does."""
+        """Apply an event of another gateway. Raise as `RouteControl.apply_event` does."""
         if basis == self.basis and route in self._routes:
             self._routes[route].apply_event(said)

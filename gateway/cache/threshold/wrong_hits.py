@@ -1,4 +1,4 @@
-"""How often a route serves a wrong answer, from a sample of its hits: an estimate with its interval. Pure."""
+"""Estimate how often a route serves a wrong answer, with an interval, from a sample of its hits. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-# What counts of the past say of the next requests. Pure; the formulas are those of the textbooks they name.
+# The formulas come from the textbooks and papers that the docstrings cite.
 MIN_LOG = -700.0
 
 
 def exceedance_probability(mean: float, variance: float, limit: int, lower_bound: float = 0.0) -> float:
-    """P(X > limit) for a negative binomial X of this mean and variance: what a Poisson count is when its rate is known
-    only up to a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6). `lower_bound`: what
-    is no more than that need not be told apart."""
+    """Return P(X > limit) for a negative binomial X with this mean and variance.
+
+    That is a Poisson count whose rate follows a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed.,
+    section 2.6). The loop stops early once the result cannot exceed `lower_bound`.
+    """
     if mean <= 0:
         return 0.0
     variance = max(variance, mean * (1 + 1e-6))
     size, success, failure = mean * mean / (variance - mean), mean / variance, (variance - mean) / variance
     log_term, first = size * math.log(success), 0
-    while log_term < MIN_LOG and first <= limit:  # what no float can hold adds nothing
+    while log_term < MIN_LOG and first <= limit:  # skip terms that underflow a float
         log_term += math.log((size + first) / (first + 1) * failure)
         first += 1
     term, below = math.exp(log_term), 0.0
@@ -33,8 +35,11 @@ def exceedance_probability(mean: float, variance: float, limit: int, lower_bound
 
 
 def exceeds_risk(mean: float, variance: float, limit: int, risk: float) -> bool:
-    """Whether `exceedance_probability` is above `risk`. Far below the limit Cantelli's inequality says no, P(X - mean
-    >= a) <= variance / (variance + a^2), without a term for each count."""
+    """Return whether `exceedance_probability` is above `risk`.
+
+    Far below the limit, Cantelli's inequality answers without a term for each count: P(X - mean >= a) <= variance /
+    (variance + a^2).
+    """
     above = limit + 1 - mean
     spread = max(variance, mean * (1 + 1e-6))
     if above > 0 and spread <= risk * (spread + above * above):
@@ -44,7 +49,7 @@ def exceeds_risk(mean: float, variance: float, limit: int, risk: float) -> bool:
 
 @dataclass(slots=True)
 class LabelPool:
-    """Neighbouring bands that share one rate."""
+    """Adjacent bands that share one rate."""
 
     first: int  # the lowest band of the pool
     events: float
@@ -53,15 +58,16 @@ class LabelPool:
 
     @property
     def variance(self) -> float:
-        """Of the rate, as that of a beta distribution with these counts."""
+        """The variance of the rate: that of a beta distribution with these counts."""
         return self.rate * (1 - self.rate) / (self.trials + 1)
 
 
 def pool_adjacent_violators(events: Sequence[float], trials: Sequence[float]) -> list[LabelPool]:
-    """Rates that never rise from band to band: pool adjacent violators (Ayer et al. 1955). All trials are positive.
+    """Return rates that never rise from band to band: pool adjacent violators (Ayer et al. 1955). All trials are
+    positive.
 
-    Few labels lie where answers are served, many below: that a higher score is no worse carries what is learned below
-    up to where it decides.
+    Labels are few where answers are served and many below. As a higher score is no worse, labels from below also inform
+    the bands that decide.
     """
     firsts, sums, counts, rates = list[int](), list[float](), list[float](), list[float]()
     for band, (event, trial) in enumerate(zip(events, trials, strict=True)):
@@ -78,7 +84,7 @@ def pool_adjacent_violators(events: Sequence[float], trials: Sequence[float]) ->
 
 
 def wilson_interval(rate: float, trials: float, z: float = 1.96) -> tuple[float, float]:
-    """The score interval of a share (Wilson 1927); `trials` may be an effective number. z = 1.96: 95 %."""
+    """Return the score interval of a share (Wilson 1927). `trials` may be an effective number. z = 1.96: 95 %."""
     if trials <= 0:
         return 0.0, 1.0
     square = z * z / trials
@@ -87,11 +93,11 @@ def wilson_interval(rate: float, trials: float, z: float = 1.96) -> tuple[float,
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-MEMORY = 20_000  # requests after which a hit counts 1/e
+MEMORY = 20_000  # requests after which a hit's weight is 1/e
 
 
 class Label(StrEnum):
-    """What the comparison of two answers says of serving one for the other."""
+    """The result of comparing two answers: may one be served for the other?"""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -100,7 +106,7 @@ class Label(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WrongHitEstimate:
-    """Shares in [0, 1] with their 95 % interval; NaN without any audit."""
+    """Shares in [0, 1] with their 95 % intervals; NaN without any audit."""
 
     of_all: float  # wrong hits over all requests
     of_all_low: float
@@ -112,17 +118,17 @@ class WrongHitEstimate:
 
 @dataclass(slots=True)
 class WrongHits:
-    """Running sums, faded by the requests that have come since.
+    """Running sums of hits and audits, faded by the requests since.
 
-    Hits are audited with different chances, so each counts with the inverse of its own (Hajek's estimator); the
-    interval is Wilson's for the effective number of audits (Kish 1965). What an audit could not tell counts as right at
-    the interval's low end and as wrong at its high end. Feedback comes from those who complain: it lifts the low end,
-    and is no sample.
+    Hits are audited with different probabilities, so each counts with the inverse of its own (Hajek's estimator). The
+    interval is Wilson's for the effective number of audits (Kish 1965). An undecided audit counts as right at the low
+    end and as wrong at the high end. Feedback raises only the low end: it comes from users who complain and is no
+    sample.
     """
 
     requests: float = 0.0
     served: float = 0.0
-    weights: float = 0.0  # of audits with an answer
+    weights: float = 0.0  # of decided audits
     squares: float = 0.0
     wrong: float = 0.0
     undecided: float = 0.0
@@ -143,12 +149,12 @@ class WrongHits:
         self.complaints *= fade
 
     def hit(self, requests: int = 0) -> None:
-        """After so many requests more."""
+        """Count a semantic hit, `requests` requests after the last call."""
         self.advance(requests)
         self.served += 1
 
     def audited(self, label: Label, chance: float) -> None:
-        """A served hit that was chosen with this chance, in (0, 1]."""
+        """Record the audit of a hit that was chosen with this probability, in (0, 1]."""
         weight = 1 / chance
         if label is Label.UNDECIDED:
             self.undecided += weight
