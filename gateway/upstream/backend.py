@@ -229,7 +229,7 @@ class UpstreamPool:
     async def _call_with_timeout(
         self, endpoint: Upstream, request: RequestContext, attempt_timeout_s: float
     ) -> Response:
-        """Call with a timeout, and reserve a retry meanwhile. Otherwise many timeouts at once would exceed the budget."""
+        """Call with a timeout, and reserve a retry, because many timeouts at once would exceed the budget."""
         self.budget.reserved += 1
         try:
             return await endpoint.call(request, attempt_timeout_s)

@@ -202,7 +202,7 @@ class ConcurrencyLimiter:
 _REASONS: dict[ShedReason, str] = {
     ShedReason.QUEUE_FULL: "the wait queue is full",
     ShedReason.TENANT_SHARE: "most of the waiting requests are yours",
-    ShedReason.DISPLACED: "requests with a higher priority took the place in the wait queue",
+    ShedReason.DISPLACED: "another request took its place in the wait queue",
     ShedReason.STANDING: "the wait queue is too long for the backend's current speed",
     ShedReason.DEADLINE: "no permit would be free before the request's deadline",
     ShedReason.WAITED: "no permit became free within the maximum wait",

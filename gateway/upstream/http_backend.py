@@ -207,7 +207,7 @@ class HttpBackend(LimitedBackend):
         return headers
 
     def _response_deadline(self, request: RequestContext, sent: UpstreamRequest) -> float:
-        """Return the event-loop time by which the response must begin. `timeouts.total` covers all attempts together."""
+        """Return the event-loop time by which the response must begin. `timeouts.total` covers all attempts."""
         uploads = request.call is None and sent.body != b""
         now = asyncio.get_running_loop().time()
         if now >= request.upstream_deadline:
@@ -229,7 +229,7 @@ class HttpBackend(LimitedBackend):
         translation = TRANSLATIONS.get((call.dialect.name, self.speaks))
         if translation is None:
             raise BadRequest(
-                f"backend '{self.name}' speaks {self.speaks}, and {call.dialect.name} requests cannot be translated to it"
+                f"backend '{self.name}' speaks {self.speaks}, but {call.dialect.name} has no translation to it"
             )
         return translation(call, model=self._models.upstream_name(call.model), created=int(self._clock.wall()))
 
@@ -278,7 +278,7 @@ class HttpBackend(LimitedBackend):
         while chunk := await answer.read(deadline):
             data += chunk
             if len(data) > MAX_WHOLE_BYTES:
-                raise ExchangeFailed("the response is larger than {MAX_WHOLE_BYTES} bytes")
+                raise ExchangeFailed(f"the response is larger than {MAX_WHOLE_BYTES} bytes")
         return bytes(data)
 
     async def ready(self) -> bool:
@@ -317,7 +317,7 @@ class HttpBackend(LimitedBackend):
         return UpstreamRequest(request.method, target, headers, sent.body, None, True, extra_headers, opening)
 
     def _shared_head(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
-        """Return the target, headers and opening that all requests with this head share, without the tracing headers."""
+        """Return the target, headers (without tracing) and opening that all requests with this head share."""
         headers = [header for header in self._headers(request) if header[0].lower() not in TRACING]
         shared_head = request.head.upstream[self] = self.target(request.path, request.query), headers, Opening()
         return shared_head

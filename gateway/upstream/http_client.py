@@ -20,7 +20,7 @@ from gateway.upstream.http1.headers import MAPPED_HEADERS, Origin, framing_lines
 
 
 class Opening:
-    """`Opening` caches the encoded part of a request head that many requests share. `encoded` is None before first use."""
+    """`Opening` caches the encoded part of a head that many requests share; None before the first use."""
 
     __slots__ = ("encoded",)
 
@@ -62,7 +62,7 @@ class UpstreamResponse(Protocol):
 
     @property
     def memo(self) -> dict[bool, Any] | None:
-        """A store for results that follow from the headers, shared by responses with the same ones; None: not shared."""
+        """A store for results that follow from the headers, shared by responses with the same ones; or None."""
 
     @property
     def whole(self) -> bool:

@@ -63,8 +63,11 @@ class Repairs:
         return now >= self._next_at
 
     def trusts_probe(self, now: float) -> bool:
-        """Whether an answer to a probe means that it is well. Of several processes of a model one may be dead: then a
-        probe may well be answered, and soon a call is not."""
+        """Return whether a successful probe means that the model is healthy.
+
+        Shortly after a recovery it does not: one of several processes of the model may be dead. A probe can then
+        succeed, and a call soon fail.
+        """
         return self._answered_at is None or now - self._answered_at > RELAPSE_S
 
     def on_recovery(self, now: float) -> None:

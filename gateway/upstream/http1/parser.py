@@ -228,7 +228,7 @@ class ResponseParser:
             self._non_body_bytes = 0
         elif self._non_body_bytes > MAX_NON_BODY_BYTES and not self.ended:
             raise MalformedAnswer(
-                f"the response has more than {MAX_NON_BODY_BYTES} bytes without body data (head, chunk extensions or trailers)"
+                f"the response has more than {MAX_NON_BODY_BYTES} bytes in a row that are not body data"
             )
         if first and self.ended:
             self._learn(answer, data)
@@ -260,7 +260,7 @@ class ResponseParser:
         self._parser = self._answer = None
 
     def _new_parser(self) -> Any:
-        """Return a strict parser that allows bare LFs and spaces after a chunk size, which occur and are unambiguous."""
+        """Return a strict parser, except for bare LFs and spaces after a chunk size: they occur and are unambiguous."""
         parser = httptools.HttpResponseParser(self)
         parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
         return parser

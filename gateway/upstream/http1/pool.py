@@ -112,7 +112,7 @@ def _describe(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         if error.reason == "WRONG_VERSION_NUMBER":
             return "it does not speak TLS: is its url http:// rather than https://?"
-        return f"no TLS: {error.reason or 'the handshake failed'}"
+        return f"the TLS handshake failed: {error.reason or 'no reason given'}"
     if isinstance(error, socket.gaierror):
         return "its name is not known"
     if isinstance(error, ConnectionRefusedError):
@@ -215,7 +215,7 @@ class ConnectionPool:
         return ClientConnection(self, self._names, self._known, self._idle_s)
 
     async def _wait_for_slot(self, deadline: float) -> ClientConnection | None:
-        """Return a released connection, or None: there is room for a new one, and the slot is reserved for the caller."""
+        """Return a released connection, or None: there is room for a new one, reserved for the caller."""
         if len(self._waiters) >= MAX_WAITING:
             raise PoolExhausted("all connections are in use, and too many requests wait for one")
         waiter: asyncio.Future[ClientConnection | None] = asyncio.get_running_loop().create_future()
