@@ -26,7 +26,7 @@ FINAL_EVENT_FIELDS = ("context_management",)
 
 
 def events_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events, each with its `type`, which is its name too. Malformed messages raise `KeyError` and the like."""
+    """Yield the events. The `type` of each is also its name. Malformed messages raise `KeyError` and the like."""
     late = {key: None for key in FINAL_FIELDS + FINAL_EVENT_FIELDS if key in message}
     usage = message.get("usage")
     encode_event = usage.get("output_tokens") if isinstance(usage, dict) else 0  # clients rely on a count at the end
