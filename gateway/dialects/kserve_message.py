@@ -196,7 +196,7 @@ def _parse_tensor(given: Any, tail: memoryview, kind: str) -> tuple[Tensor, int]
         if size is not None:
             if type(size) is not int or not 0 <= size <= len(tail) or data is not None:
                 raise TensorInvalid(
-                    f"has '{BINARY_SIZE}' {size!r}: expected at most {len(tail)} (left in the tail), and no 'data'"
+                    f"has '{BINARY_SIZE}' {size!r}: expected 0 to {len(tail)} (left in the tail), and no 'data'"
                 )
             raw: bytes | None = validate_content(bytes(tail[:size]), datatype, shape)
         elif data is not None:

@@ -138,7 +138,7 @@ class WebhookDelivery:
         self._wake.set()
 
     async def run(self) -> None:
-        """Deliver webhooks until cancelled. Interrupted deliveries are repeated, by another gateway or a restarted one."""
+        """Deliver webhooks until cancelled. Another gateway or a later start repeats interrupted ones."""
         try:
             while True:
                 with suppress(StoreUnavailable):

@@ -16,10 +16,10 @@ The idea is CoDel, as in Facebook's servers (Maurer, "Fail at Scale", ACM Queue 
 
 **Eviction.** If there is no room, the first rule that applies decides which call is refused:
 
-1. the newest call of the lowest class above its reserve, if the new call is of a higher class, or of another class
-   below its own reserve;
-2. the newest call of the tenant with most calls in the new call's class, if the new call's tenant has at least two
-   fewer (longest-queue drop: Suter et al., INFOCOM 1998);
+1. the newest call of the lowest class above its reserve, if the new call's class is higher, or is another one below
+   its reserve;
+2. the newest call of the busiest tenant in the new call's class, if the new call's tenant has two calls fewer there
+   (longest-queue drop: Suter et al., INFOCOM 1998);
 3. the new call.
 """
 
