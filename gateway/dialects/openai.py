@@ -25,7 +25,7 @@ Parse = Callable[[dict[str, Any]], Call]
 
 
 class Inputs:
-    """`Inputs` implements `Batch`. `parse` makes a call from a body that was checked already."""
+    """`Inputs` implements `InputSplit`. `parse` makes a call from a body that was checked already."""
 
     def __init__(self, parse: Parse) -> None:
         self._parse = parse

@@ -270,7 +270,7 @@ def _admission(body: Mapping[str, Any]) -> Admission:
 def _kind(thing: Mapping[str, Any]) -> str:
     kind = thing["type"]
     if not isinstance(kind, str):
-        raise TypeError("an item or a part of no type")
+        raise TypeError("an item or a part without a type")
     return kind
 
 
@@ -279,7 +279,7 @@ def _check_message(item: Mapping[str, Any]) -> None:
         raise TypeError("a message without parts")
     for part in item["content"]:
         if _kind(part) == "output_text" and not isinstance(part["text"], str):
-            raise TypeError("a text that is none")
+            raise TypeError("a text part without a string")
 
 
 def _end(payload: Sequence[bytes]) -> dict[str, Any] | None:

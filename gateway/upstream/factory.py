@@ -114,7 +114,7 @@ def _http(
 
 
 def client_of(section: OpenAIBackendConfig, url: str, session: AiohttpSession) -> HttpClient:
-    """Return the HTTP client of an upstream. `session` serves if `aiohttp` is configured."""
+    """Return the HTTP client of an upstream. Only the `aiohttp` client uses `session`."""
     origin = str(URL(url).origin())
     if section.client == "aiohttp":
         return AiohttpClient(origin, session)

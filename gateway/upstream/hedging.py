@@ -83,7 +83,7 @@ class HedgeBudget:
 def is_hedgeable(call: Call | None, *, is_internal: bool) -> bool:
     """Return whether a call may run twice at once. It may not in these cases:
 
-    - No dialect parsed it, so it may change something. WebSockets are never hedged.
+    - No dialect parsed it, or it is stateful, so it may change something. WebSockets are never hedged.
     - Its provider would store the response twice.
     - It has tools that run at the provider, where they may change something.
     - It is one of the gateway's own checks (`is_internal`), for which no client waits.

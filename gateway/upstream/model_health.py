@@ -171,8 +171,8 @@ class ModelCare:
         repairs.record_reload(outcome, self._clock.monotonic())
         if outcome is Reload.REFUSED:
             LOG.error(
-                "the server does not let models be reloaded, expected it to be started with "
-                "--model-control-mode=explicit, or 'reload: off' of the backend",
+                "the server does not let models be reloaded: start it with "
+                "--model-control-mode=explicit, or set 'reload: off' for the backend",
                 extra={"fields": {**self._fields(name), "error": why}},
             )
         elif outcome is Reload.FAILED:

@@ -18,9 +18,10 @@ The idea is CoDel, as in Facebook's servers (Maurer, "Fail at Scale", ACM Queue 
 
 1. the newest call of the lowest class above its reserve, if the new call's class is higher, or is another one below
    its reserve;
-2. the newest call of the busiest tenant in the new call's class, if the new call's tenant has two calls fewer there
-   (longest-queue drop: Suter et al., INFOCOM 1998);
+2. the newest call of the busiest tenant in the new call's class, if the new call's tenant has at least two fewer;
 3. the new call.
+
+Rule 2 is longest-queue drop (Suter et al., INFOCOM 1998).
 """
 
 from __future__ import annotations

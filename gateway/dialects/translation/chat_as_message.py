@@ -176,7 +176,7 @@ def _content(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         function = call["function"]
         arguments = orjson.loads(function.get("arguments") or "{}")
         if not isinstance(arguments, dict):
-            raise TypeError("arguments that are no object")
+            raise TypeError("arguments that are not an object")
         yield {"type": "tool_use", "id": call.get("id") or f"toolu_{i}", "name": function["name"], "input": arguments}
 
 

@@ -114,7 +114,7 @@ def _describe(error: OSError) -> str:
             return "it does not speak TLS: is its url http:// rather than https://?"
         return f"the TLS handshake failed: {error.reason or 'no reason given'}"
     if isinstance(error, socket.gaierror):
-        return "its name is not known"
+        return "its name cannot be resolved"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     return f"no connection ({type(error).__name__})"
