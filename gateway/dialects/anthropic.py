@@ -34,6 +34,8 @@ def speaks_anthropic(headers: Mapping[str, str]) -> bool:
 
 
 class Anthropic(Conversational):
+    """`Anthropic` is the dialect of `POST /v1/messages`."""
+
     name = "anthropic"
     id_header = "request-id"
 

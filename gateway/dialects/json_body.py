@@ -34,9 +34,8 @@ def read_object(body: bytes, *, canonical: bool = False) -> tuple[dict[str, Any]
         dump_json = orjson.dumps([[value]], option=orjson.OPT_SORT_KEYS if canonical else None)
     except orjson.JSONEncodeError:
         raise BadRequest("the body is nested too deeply") from None
-    if body.count(b":") != dump_json.count(
-        b":"
-    ):  # takes a quarter of the time of `":`, and a key may be followed by a space
+    # Counting `:` takes a quarter of the time of counting `":`, and a key may be followed by a space.
+    if body.count(b":") != dump_json.count(b":"):
         _refuse_duplicate_keys(body)
     return value, dump_json[2:-2]
 

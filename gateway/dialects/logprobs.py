@@ -33,9 +33,8 @@ class OpenAILogprobs:
         if call.operation == CHAT:
             return call if call.body.get("logprobs") else _set_logprobs(call, True)
         given = call.body.get("logprobs")
-        return (
-            call if given is not None and given is not False else _set_logprobs(call, 1)
-        )  # the smallest value that all servers accept
+        # 1 is the smallest value that all servers accept.
+        return call if given is not None and given is not False else _set_logprobs(call, 1)
 
     def read(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Sequence[float]:
         try:

@@ -98,6 +98,8 @@ NON_DECISIVE_UNSTORED = NON_DECISIVE | {"store"}
 
 
 class OpenAI(Conversational):
+    """`OpenAI` is the dialect of chat completions, completions and embeddings."""
+
     name = "openai"
 
     def claims(self, method: str, path: str) -> bool:

@@ -31,9 +31,8 @@ CHAT = "chat.completions"
 
 WHOLE = {CHAT: "chat.completion", "completions": "text_completion"}
 
-REPLACED_FIELDS = frozenset(
-    {"role", "id", "type", "format"}
-)  # texts of a delta that a later delta repeats rather than continues
+# Texts of a delta that a later delta repeats rather than continues.
+REPLACED_FIELDS = frozenset({"role", "id", "type", "format"})
 
 
 def assemble_body(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
@@ -139,14 +138,8 @@ def _index(element: Any) -> Any:
 # Split a complete response into the chunks of a stream. Pure.
 STREAMED = {CHAT: "chat.completion.chunk", "completions": "text_completion"}
 
-REPEATED_FIELDS = (
-    "id",
-    "object",
-    "created",
-    "model",
-    "system_fingerprint",
-    "service_tier",
-)  # in every chunk; others once
+# Fields in every chunk; other fields occur once.
+REPEATED_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier")
 
 
 def chunks_of(operation: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

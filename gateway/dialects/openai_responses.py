@@ -29,6 +29,8 @@ TEXT_KEYS = frozenset({"type", "text", "prompt_cache_breakpoint"})  # keys of a 
 
 
 class OpenAIResponses(Conversational):
+    """`OpenAIResponses` is the dialect of `POST /v1/responses`."""
+
     name = "openai-responses"
 
     def claims(self, method: str, path: str) -> bool:

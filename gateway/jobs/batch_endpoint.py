@@ -31,6 +31,8 @@ PROVENANCE = Provenance(Verdict.BYPASS, reason=Bypass.JOB)
 
 
 class BatchEndpoint:
+    """`BatchEndpoint` answers requests about files and batches. `on_created` wakes the batch driver."""
+
     def __init__(
         self,
         config: JobsConfig,

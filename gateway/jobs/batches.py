@@ -147,6 +147,7 @@ def file_id(batch: str, kind: str) -> str:
 
 
 def file_json(file: BatchFile) -> dict[str, Any]:
+    """Return OpenAI's file object."""
     return {
         "id": file.id,
         "object": "file",

@@ -64,6 +64,8 @@ class CredentialPolicy:
 
 
 class JobEndpoint:
+    """`JobEndpoint` accepts jobs, and reports and cancels them. `over` is called with the id of a cancelled job."""
+
     def __init__(
         self,
         config: JobsConfig,

@@ -15,6 +15,8 @@ MAX_FOLLOW_S = 3_600.0  # seconds; then the client has to reconnect
 
 
 class JobNotifications:
+    """`JobNotifications` lets up to `max_followers` clients wait for changes of jobs."""
+
     def __init__(self, max_followers: int = MAX_FOLLOWERS) -> None:
         self._max_followers = max_followers
         self._followers = 0

@@ -49,6 +49,7 @@ def message_id(job: str) -> str:
 
 
 def payload_of(job_state: JobState) -> bytes:
+    """Return the JSON payload of a finished job's webhook, without a response larger than `MAX_RESPONSE`."""
     fits = job_state.result is not None and len(job_state.result.body) <= MAX_RESPONSE
     return orjson.dumps(
         {
@@ -81,6 +82,8 @@ GONE = 410
 
 
 class WebhookSender(Protocol):
+    """The port through which webhooks are sent."""
+
     async def send(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
         """Send a webhook in less than `CLAIM_S`. Raise nothing except on cancellation."""
 

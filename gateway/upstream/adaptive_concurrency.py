@@ -128,10 +128,8 @@ TOLERANCE = 1.25  # Envoy's buffer of 25 %
 
 SMOOTHING = 0.5
 
-CERTAINTY_SIGMAS, SIGN_WINDOWS = (
-    2.0,
-    2,
-)  # standard errors beyond the tolerance, and consecutive windows, that end the initial growth
+# standard errors beyond the tolerance, and consecutive windows, that end the initial growth
+CERTAINTY_SIGMAS, SIGN_WINDOWS = 2.0, 2
 
 MIN_SAMPLES = 48  # within 15 % two times out of three, for the geometric mean of a lognormal with sigma 1
 
@@ -140,10 +138,8 @@ START_SAMPLES = 16  # of a window during the initial growth: ending it by mistak
 # windows between probes, share of the limit in a probe; a probe costs 1 % of the throughput at worst
 PROBE_EVERY, PROBE_SHARE = 24, 0.7
 
-BASELINE_FALL, BASELINE_RISE = (
-    0.3,
-    0.1,
-)  # the rate at which the baseline follows a faster window, and a slower one while the limit is not reached
+# the rate at which the baseline follows a faster window, and a slower one while the limit is not reached
+BASELINE_FALL, BASELINE_RISE = 0.3, 0.1
 
 CUT_HELPED_RATIO = 0.7  # between 1/2 (half the calls take half the time: they queued) and 1 (they did not)
 

@@ -85,9 +85,8 @@ class UpstreamPool:
         self._rules = rules
         self._rng = rng
         self.budget = RetryBudget(rules.retry_share)
-        self.single = (
-            self.endpoints[0] if len(self.endpoints) == 1 else None
-        )  # the common case: there is nothing to choose
+        # The common case is one upstream: there is nothing to choose.
+        self.single = self.endpoints[0] if len(self.endpoints) == 1 else None
         for endpoint in self.endpoints:
             endpoint.is_compared = self.single is None
         hedge = rules.hedge if len(self.endpoints) > 1 else None
@@ -172,9 +171,8 @@ class UpstreamPool:
         """Retry until the outcome is final. `attempts` are the first attempts, at `endpoint`; see `call`."""
         tried, retries = [endpoint], 0
         while True:
-            self.budget.refund(
-                sum(isinstance(attempt.outcome, AttemptTimedOut) for attempt in attempts)
-            )  # an attempt that timed out is always followed by another one
+            # `_pause_s` spends one again if a retry follows.
+            self.budget.refund(sum(isinstance(attempt.outcome, AttemptTimedOut) for attempt in attempts))
             target = [self._retry_target(attempt.outcome, attempt.endpoint, request) for attempt in attempts][-1]
             endpoint, outcome = attempts[-1].endpoint, attempts[-1].outcome
             tried += [attempt.endpoint for attempt in attempts if attempt.endpoint not in tried]

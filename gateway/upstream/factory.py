@@ -124,8 +124,10 @@ def client_of(section: OpenAIBackendConfig, url: str, session: AiohttpSession) -
 def batching(
     backend: Backend, section: OpenAIBackendConfig | TritonBackendConfig, clock: Clock, *, shared: bool
 ) -> Backend:
+    """Return the backend, with batching if it is configured. `shared` as in `Batching`."""
     return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
 
 
 def model_names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
+    """Return the mapping of model names that is configured for a backend."""
     return ModelNames(section.model, tuple(section.models.items()))

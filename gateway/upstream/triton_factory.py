@@ -11,6 +11,7 @@ from gateway.upstream.upstream import UpstreamConfig
 
 
 def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> UpstreamConfig:
+    """Return the upstream for one address of a Triton backend."""
     scheme, _, server = address.url.partition("://")
     backend = TritonBackend(
         name,

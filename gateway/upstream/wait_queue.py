@@ -59,12 +59,13 @@ class Ticket:
 
 
 class WaitQueue:
+    """`WaitQueue` keeps the waiting calls of one backend in order, and counts them by class and tenant."""
+
     def __init__(self) -> None:
         self._classes: dict[Priority, list[Ticket]] = {priority: [] for priority in Priority}  # in order
         self._tenants: dict[Priority, dict[str, int]] = {priority: {} for priority in Priority}  # calls of each tenant
-        self._burst_since = (
-            self._emptied_at
-        ) = -inf  # when a call came to a queue at rest, and when the queue last became empty
+        # when a call came to a queue at rest, and when the queue last became empty
+        self._burst_since = self._emptied_at = -inf
         self.waiting_since = -inf  # since then calls have been waiting without a pause
         self._yield_count = 0  # permits granted while another class waited
         self._count = 0  # kept separately, because every call reads it

@@ -24,6 +24,7 @@ def parse_data_url(url: str) -> tuple[str, str]:
 
 
 def data_url(media_type: str, data: str) -> str:
+    """Return a data URL; `data` is base64."""
     return f"data:{media_type};base64,{data}"
 
 

@@ -13,6 +13,8 @@ from gateway.upstream.http1.errors import MalformedAnswer
 
 @dataclass(frozen=True, slots=True)
 class Origin:
+    """An origin, to which requests are sent: scheme, host and port."""
+
     host: str  # an ASCII name, or an address without brackets
     port: int
     tls: bool

@@ -101,8 +101,8 @@ class ResponseHeadCache(dict[bytes, CachedHead]):
     """`ResponseHeadCache` maps the bytes of heads to parsed heads. `find` searches by shape, for heads that are not
     keys.
 
-    After `MISS_LIMIT` consecutive misses only every `MISS_LIMIT`th head is searched, because the server sends a
-    different head with each response.
+    After `MISS_LIMIT` consecutive misses only every `MISS_LIMIT`th head is searched, which is enough
+    for a server that sends a different head with each response.
     """
 
     def __init__(self) -> None:
