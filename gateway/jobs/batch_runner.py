@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("nearhit.jobs")
 POLL_EVERY_S = 1.0
 LEASE_S = 15.0
-RENEW_S = 4.0  # a step of the store takes ten seconds at most, so the lease outlasts it
+RENEW_S = 4.0  # seconds; with the ten that a step of the store takes at most, the lease still holds
 # Accepted, unfinished jobs of one batch: enough to keep workers busy, few of what a tenant may queue.
 WINDOW = 200
 MAX_OUTPUT = 64 * 2**20  # bytes of a batch's responses; further requests fail

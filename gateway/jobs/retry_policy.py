@@ -62,7 +62,9 @@ def backoff_s(attempt: int, jitter: float, base_s: float = BASE_S, cap_s: float 
 
 
 def retry_after_s(headers: Headers, jitter: float) -> float:
-    """Return the seconds of `Retry-After`, plus up to a second or a quarter, so that not all jobs return at once.
+    """Return the seconds of `Retry-After` plus a random part, so that not all jobs return at once.
+
+    The random part is at most one second or a quarter of the seconds, whichever is more.
 
     A date, the other form of the header, counts as missing: `BASE_S`.
     """

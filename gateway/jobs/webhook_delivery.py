@@ -76,7 +76,7 @@ CLAIM_S = 60.0  # longer than a receiver may take to respond; then another gatew
 
 MAX_INFLIGHT = 16
 
-BASE_S, CAP_S = 2.5, 3_600.0  # of full jitter: eight attempts usually take 5 minutes, and 11 at most
+BASE_S, CAP_S = 2.5, 3_600.0  # of full jitter: eight attempts usually take 5 minutes, at most 11 minutes
 
 GONE = 410
 

@@ -131,11 +131,11 @@ SMOOTHING = 0.5
 # standard errors beyond the tolerance, and consecutive windows, that end the initial growth
 CERTAINTY_SIGMAS, SIGN_WINDOWS = 2.0, 2
 
-MIN_SAMPLES = 48  # within 15 % two times out of three, for the geometric mean of a lognormal with sigma 1
+MIN_SAMPLES = 48  # their geometric mean is within 15 % two times out of three, for a lognormal with sigma 1
 
 START_SAMPLES = 16  # of a window during the initial growth: ending it by mistake costs slower growth, but no response
 
-# windows between probes, share of the limit in a probe; a probe costs 1 % of the throughput at worst
+# windows between probes, share of the limit in a probe; probes cost 1 % of the throughput at worst
 PROBE_EVERY, PROBE_SHARE = 24, 0.7
 
 # the rate at which the baseline follows a faster window, and a slower one while the limit is not reached

@@ -41,7 +41,7 @@ REQUEST_EXCLUDED = HOP_BY_HOP | FRAMING | GATEWAY_REQUEST_HEADERS
 RESPONSE_EXCLUDED = HOP_BY_HOP | FRAMING | GATEWAY_RESPONSE_HEADERS
 
 
-MAX_NAMES = 1024  # remembered names; a sender of more makes the memory start empty
+MAX_NAMES = 1024  # remembered names; beyond this number they are forgotten
 
 
 class HeaderFilter(dict[str, bool]):

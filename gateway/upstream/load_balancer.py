@@ -60,9 +60,8 @@ UNKNOWN_DISCOUNT = 0.9  # times the best known latency: an unknown upstream is t
 
 MIN_COST_S = 0.001  # shorter times count as this, so that the load decides and not chance
 
-BOUNDED_LOAD_FACTOR = (
-    1.25  # times the mean load, as in Google's and Vimeo's balancers; 1 moves too many keys, 2 hardly bounds
-)
+# times the mean load, as in Google's and Vimeo's balancers; 1 moves too many keys, 2 hardly bounds
+BOUNDED_LOAD_FACTOR = 1.25
 
 
 class PeakEwma:

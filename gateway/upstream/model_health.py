@@ -27,7 +27,7 @@ JITTER = 0.25  # fraction of the interval, either way, so that gateways do not p
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 5.0, 300.0  # between two reloads
 
-RELAPSE_S = 60.0  # a model that fails within this time after a recovery does not recover by itself
+RELAPSE_S = 60.0  # a model that fails within this time after a recovery is not trusted to recover by itself
 
 STABLE_S = 600.0  # after this time the pauses start again from the shortest
 

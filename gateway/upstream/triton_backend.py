@@ -128,7 +128,7 @@ class TritonBackend(LimitedBackend):
         try:
             payload = [event.data async for event in events]
         except UpstreamStreamError as error:
-            # A complete response has not begun at the client, so another backend may still be tried.
+            # The client has received nothing of a complete response yet, so another backend may still be tried.
             raise BackendError(str(error)) from None
         return Response(200, JSON, FullBody(call.dialect.whole(call, payload)))
 

@@ -108,7 +108,7 @@ class TensorClient:
         return Response(200, OCTETS, FullBody(self._pack(answer)))
 
     async def _stream(self, message: Any, request: RequestContext, permit: ConcurrencyPermit) -> Response:
-        message.parameters[EMPTY_FINAL].bool_param = True  # marks the end of the stream
+        message.parameters[EMPTY_FINAL].bool_param = True  # requests a final response that marks the end
         rpc = self._stub.ModelStreamInfer(_once(message), metadata=_metadata(request))
         answers = self._answers(rpc)
         try:

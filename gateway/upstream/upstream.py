@@ -93,7 +93,7 @@ class Upstream:
         self.unlimited_headers: Sequence[tuple[str, str]] | None = None  # the last headers without rate limits
 
     def pace_of(self, call: Call | None) -> PeakEwma | None:
-        """Return the pace of similar calls; None if they cannot be compared. Dialects have a handful of operations."""
+        """Return the peak EWMA of similar calls; None if they cannot be compared. There are few kinds of calls."""
         return None if call is None else self.pace_of_kind((call.operation, call.stream))
 
     def pace_of_kind(self, kind: tuple[str, bool]) -> PeakEwma:

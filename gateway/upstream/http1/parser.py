@@ -21,7 +21,7 @@ from gateway.upstream.http1.response import HttpResponse
 
 END = b"\r\n\r\n"
 
-MAX_CACHED_HEADS = 1024  # each from some 100 bytes to `MAX_HEAD`; a server with more heads makes the cache start empty
+MAX_CACHED_HEADS = 1024  # each from some 100 bytes to `MAX_HEAD`; beyond this number the cache is cleared
 
 MAX_HEAD = 2048  # bytes
 
