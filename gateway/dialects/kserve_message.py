@@ -42,7 +42,7 @@ class InferenceRequest:
     raw: bytes | None = None  # a body without JSON, for a model with one input
 
     def decisive(self, model: str, version: str | None, *, without: str | None = None) -> bytes:
-        """Return canonical JSON of what decides the response: tensors as digests, without the input `without`."""
+        """Return canonical JSON of what decides the response, tensors as digests, without the content of one input."""
         inputs = [
             [t.name, t.datatype, t.shape, t.parameters, None if t.name == without else _digest(t.data)]
             for t in sorted(self.inputs, key=lambda tensor: tensor.name)

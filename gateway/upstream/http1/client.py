@@ -45,9 +45,9 @@ class Client:
         """Send a request and return its response once the head has arrived.
 
         `head` comes from `headers.request_head`. `length` is the Content-Length of a streamed body; None: chunked.
-        `is_head_request`: the response has no body (HEAD). `deadline` is in event-loop time and covers the whole
-        exchange. `repeatable`: if a reused connection closes before the first byte of the response, send the request
-        once more over a new connection. A streamed body is never repeated.
+        `is_head_request`: the response has no body (HEAD). `deadline` is the event-loop time by which the head must
+        arrive. `repeatable`: if a reused connection closes before the first byte of the response, send the request once
+        more over a new connection. A streamed body is never repeated.
 
         Raise `ExchangeFailed`, and whatever `body` raises.
         """
