@@ -178,7 +178,7 @@ def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:
 
 
 def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes | None = None) -> Call:
-    """Parse a checked body. `written` is `body` as JSON, if available."""
+    """Check a body and return its call. `written` is `body` as JSON, if available."""
     _check(body, operation)
     embeddings = operation == "embeddings"
     stored = body.get("store") is True and operation == "chat.completions"
