@@ -1,7 +1,7 @@
-"""The Anthropic wire protocol: messages, whole and streamed. Counting tokens, batches and files pass through.
+"""The Anthropic wire protocol: messages, complete and streamed. Token counts, batches and files pass through.
 
-Shapes follow Anthropic's API reference (https://platform.claude.com/docs/en/api/messages); unknown fields, kinds of
-blocks and kinds of deltas are kept everywhere.
+Shapes follow Anthropic's API reference (https://platform.claude.com/docs/en/api/messages). Unknown fields, block types
+and delta types are kept.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ MESSAGES = "/v1/messages"
 VERSION = "anthropic-version"
 BETA = "anthropic-beta"
 
-# Fields that do not decide the answer: its framing, and who asks (that is the scope's matter).
+# Fields that do not decide the response: its framing, and the user (part of the scope).
 NON_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
-TEXT_KEYS = frozenset({"type", "text"})  # of a block that is text and nothing else
+TEXT_KEYS = frozenset({"type", "text"})  # keys of a block that is only text
 
 
 def speaks_anthropic(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from a client of this protocol, whatever its path: each has to carry the header."""
+    """Return whether a client of this protocol sent the request, on any path: each request must have this header."""
     return VERSION in headers
 
 
 class Anthropic(Conversational):
+    """`Anthropic` is the dialect of `POST /v1/messages`."""
+
     name = "anthropic"
     id_header = "request-id"
 
@@ -84,12 +86,14 @@ class Anthropic(Conversational):
 
 
 def _headers(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Those that decide what an answer is; the order in which betas are named does not. Byte by byte: what is no UTF-8
-    has no place in JSON."""
+    """Return the headers that decide the response. The order of the betas does not matter.
+
+    Header values that are not UTF-8 are decoded byte by byte, because JSON cannot carry them.
+    """
     said: dict[str, Any] = {}
     if VERSION in headers:
         said[VERSION] = _as_utf8(headers[VERSION])
-    if BETA in headers:  # it may come in several lines
+    if BETA in headers:  # can span several lines
         lines = [_as_utf8(value) for name, value in headers.items() if name.lower() == BETA]
         said[BETA] = sorted({beta.strip() for line in lines for beta in line.split(",") if beta.strip()})
     return said
@@ -100,7 +104,7 @@ def _as_utf8(value: str) -> str:
 
 
 def _decisive(body: dict[str, Any], headers: Mapping[str, str], *, marked: bool) -> Decisive:
-    """`marked`: it may say what the provider is to cache, which decides no answer."""
+    """Return what decides the response. `marked`: the body may have prompt-cache marks, which do not decide it."""
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if marked:
         decisive = _without_cache_marks(decisive)
@@ -115,13 +119,13 @@ def _decisive(body: dict[str, Any], headers: Mapping[str, str], *, marked: bool)
 
 
 def _check(body: Mapping[str, Any]) -> None:
-    """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
+    """Check the fields that the gateway itself relies on. The backend judges the rest."""
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
     if (stream := body.get("stream")) is not None and not isinstance(stream, bool):
         raise invalid_field("stream", "true or false", stream)
     check_count(body, "max_tokens", minimum=0)
-    check_temperature(body)  # Anthropic's own models: to 1, theirs to judge
+    check_temperature(body)  # Anthropic's own models accept at most 1, which they check themselves
     metadata = body.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
         raise invalid_field("metadata", "an object", metadata)
@@ -155,8 +159,10 @@ def _check_content(content: Any, where: str) -> None:
 
 
 def _without_cache_marks(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the marks for Anthropic's prompt cache, which say what is paid for and not what is answered. Only where
-    the protocol has them: in the input of a tool or in a schema the word may mean anything."""
+    """Return the body without the marks for Anthropic's prompt cache, which affect the price and not the response.
+
+    They are removed only where the protocol defines them: in a tool's input or a schema the key may mean anything.
+    """
     bare = dict(body)
     for key in ("system", "tools"):
         if isinstance(bare.get(key), list):
@@ -180,7 +186,7 @@ def _strip_cache_control(block: Any) -> Any:
 
 
 def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
-    """-> (the text that is matched by similarity, all that must be equal for a match, why there is no text)."""
+    """Return (the text to match by similarity, the parts that must be equal, the reason if there is no text)."""
     *earlier, last = body["messages"]
     if last["role"] == "user":
         text, rest = split_text(last["content"])
@@ -190,7 +196,7 @@ def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
 
 
 def split_text(content: str | list[Any]) -> tuple[str, Any]:
-    """As `turns.divided`."""
+    """Split content as `conversation.divided` does."""
     return (content, []) if isinstance(content, str) else divided(content, _is_text, TEXT_KEYS)
 
 

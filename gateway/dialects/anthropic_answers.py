@@ -1,6 +1,6 @@
-"""Anthropic messages: judged, taken apart into events, put together from events, made from plain text. Pure.
+"""Anthropic messages: inspect them, split them into events, join events, and build them from plain text. Pure.
 
-`payload` is the data of a stream's events in order, or one element: a whole body.
+`payload` is the data of a stream's events in order, or one element: a complete body.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gateway.dialects.sse import encode_event, with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
-# A whole Anthropic message taken apart into the events of a stream. Pure.
+# Split a complete message into the events of a stream. Pure.
 
-# What only the end of a stream tells: in the delta of `message_delta`, and beside it. Readers take it from there.
+# Fields that a stream sends only at its end: in the delta of `message_delta`, and next to that delta.
 FINAL_FIELDS = ("stop_reason", "stop_sequence", "stop_details", "container")
 
 FINAL_EVENT_FIELDS = ("context_management",)
 
 
 def events_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each with its `type`, which is its name too. Raises what reading a malformed answer raises."""
+    """Yield the events. The `type` of each is also its name. Malformed messages raise `KeyError` and the like."""
     late = {key: None for key in FINAL_FIELDS + FINAL_EVENT_FIELDS if key in message}
     usage = message.get("usage")
-    encode_event = usage.get("output_tokens") if isinstance(usage, dict) else 0  # a reader relies on a count at the end
+    encode_event = usage.get("output_tokens") if isinstance(usage, dict) else 0  # clients rely on a count at the end
     begun = {"usage": {**usage, "output_tokens": 0}} if isinstance(usage, dict) and type(encode_event) is int else {}
     yield {"type": "message_start", "message": {**message, **late, **begun, "content": []}}
     for index, block in enumerate(message["content"]):
@@ -49,7 +49,7 @@ def events_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """-> (how the block starts, its deltas). What no delta is known for comes whole with the start."""
+    """Return (the block at its start, its deltas). Content without a known delta comes complete with the start."""
     start, kind, deltas = dict(block), block["type"], list[dict[str, Any]]()
     if kind == "text" and isinstance(block.get("text"), str):
         start["text"] = ""
@@ -70,23 +70,24 @@ def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
     return start, deltas
 
 
-# The events of an Anthropic stream put together: what the same request without `stream` gets. Pure.
+# Join the events of a stream into the body that the same request without `stream` gets. Pure.
 #
-# `message_start` holds the message without its content, each block of the content comes as a start, deltas and a stop,
-# `message_delta` and `message_stop` complete the message. What a delta of an unknown kind says follows a rule:
-# texts are joined, lists too, everything else is replaced.
-# https://platform.claude.com/docs/en/build-with-claude/streaming
+# `message_start` has the message without content. Each content block comes as a start, deltas and a stop.
+# `message_delta` and `message_stop` complete the message. For deltas of an unknown type, texts and lists are joined and
+# anything else is replaced. https://platform.claude.com/docs/en/build-with-claude/streaming
 
 DONE = b"[DONE]"  # some servers end with it, as OpenAI's streams do
 
-# Delta -> the field of its block that it continues. What else stands in such a delta is about the delta (an estimate of
-# its tokens, say): clients send blocks back in the next turn, and Anthropic refuses fields that it does not know.
+# Delta type -> the block field that it continues. Other keys of such a delta describe the delta (a token estimate,
+# say). They are dropped, because clients send blocks back in the next turn and Anthropic refuses unknown fields.
 CONTINUED = {"text_delta": "text", "thinking_delta": "thinking"}
 
 
 def assemble_message(payload: Iterable[bytes]) -> dict[str, Any]:
-    """Of the data of all events; an `error` among them is the answer. Raises what reading a malformed answer raises:
-    `ValueError`, `TypeError`, `AttributeError`, `KeyError`."""
+    """Join the data of all events; an `error` event replaces the message.
+
+    Malformed streams raise `ValueError`, `TypeError`, `AttributeError` or `KeyError`.
+    """
     message: dict[str, Any] = {}
     blocks: dict[int, _Block] = {}
     for data in payload:
@@ -112,7 +113,7 @@ def assemble_message(payload: Iterable[bytes]) -> dict[str, Any]:
 
 
 class _Block:
-    """A block of the content as far as it has come."""
+    """A content block under construction."""
 
     def __init__(self, start: dict[str, Any]) -> None:
         self._fields = start
@@ -145,7 +146,7 @@ def _append(before: Any, value: Any) -> Any:
 
 
 def _apply_message_event(message: dict[str, Any], event: Mapping[str, Any]) -> None:
-    """What is said of the message; counts of tokens are totals, not additions, and nothing is taken back."""
+    """Apply the fields of an event. Token counts are totals, and a null removes nothing."""
     for key, value in event.items():
         if key == "delta":
             _replace(message, value)
@@ -171,7 +172,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
 def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
-    """Whether the answer is complete enough to be stored, and the tokens that it cost."""
+    """Return whether the response is complete enough to be stored, and its token counts."""
     try:
         body = assemble_message(payload) if streamed else orjson.loads(payload[0])
         tokens = count_tokens(body.get("usage") or {})
@@ -185,7 +186,7 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
 
 
 def count_tokens(usage: Mapping[str, Any]) -> tuple[int, int]:
-    """-> (input, output). What was read from Anthropic's prompt cache, or put there, is input too."""
+    """Return (input tokens, output tokens). Tokens read from or written to the prompt cache count as input."""
     read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     return sum(int(usage.get(key) or 0) for key in read), int(usage.get("output_tokens") or 0)
 
@@ -199,21 +200,23 @@ def _is_complete(payload: Sequence[bytes]) -> bool:
 
 
 def _admission(body: Mapping[str, Any]) -> Admission:
-    """Raises `TypeError` or `KeyError` on what could not be said as a stream."""
+    """Return the admission. Raise `TypeError` or `KeyError` for messages that could not be streamed."""
     content = body["content"]
     kinds = [block["type"] for block in content]
     if body["role"] != "assistant" or not all(isinstance(kind, str) for kind in kinds):
         raise TypeError("not a message of an assistant")
     if not content or body["stop_reason"] not in (*FINAL_STOP_REASONS, "tool_use"):
         return Admission.INCOMPLETE
-    # A tool that the server runs, such as a search of the web, is a tool too: its results age.
+    # Tools that the server runs, such as a web search, count too: their results age.
     used = body["stop_reason"] == "tool_use" or any(kind.endswith(("tool_use", "tool_result")) for kind in kinds)
     return Admission.TOOLS if used else Admission.STORED
 
 
 def text(whole: bytes) -> str | None:
-    """What a whole body says, its texts joined (citations part them); None where it says anything in another way.
-    Thoughts are no part of it. Raises `MalformedResponse`."""
+    """Return the text of a complete body, with its text blocks joined; None if it has other content.
+
+    Citations split a text into blocks. Thinking is left out. Raise `MalformedResponse`.
+    """
     with reading():
         content = orjson.loads(whole)["content"]
         if any(block["type"] not in ("text", "thinking", "redacted_thinking") for block in content):
@@ -222,7 +225,7 @@ def text(whole: bytes) -> str | None:
 
 
 def assemble(payload: Iterable[bytes]) -> bytes:
-    """The events of a stream -> the body that the same request without `stream` gets. Raises `MalformedResponse`."""
+    """Join a stream into the body that the same request without `stream` gets. Raise `MalformedResponse`."""
     with reading():
         body = assemble_message(payload)
         _check_error(body)
@@ -230,7 +233,7 @@ def assemble(payload: Iterable[bytes]) -> bytes:
 
 
 def split(whole: bytes) -> tuple[Event, ...]:
-    """A whole body -> the stream that the same request with `stream` gets. Raises `MalformedResponse`."""
+    """Split a body into the stream that the same request with `stream` gets. Raise `MalformedResponse`."""
     with reading():
         body = orjson.loads(whole)
         _check_error(body)
@@ -239,11 +242,11 @@ def split(whole: bytes) -> tuple[Event, ...]:
 
 def _check_error(body: Mapping[str, Any]) -> None:
     if body.get("type") == "error":
-        raise MalformedResponse(f"the answer is an error: {error_sentence(body)}")
+        raise MalformedResponse(f"the response is an error: {error_sentence(body)}")
 
 
 def renewed(data: bytes, answer_id: str) -> bytes:
-    """A whole body, or the data of the event that carries it, under another id; anything else as it is."""
+    """Return a body, or the event data that carries the message, with another id; anything else unchanged."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -256,7 +259,7 @@ def renewed(data: bytes, answer_id: str) -> bytes:
 
 
 class AnthropicTextAnswer:
-    """Plain text -> events, for backends that know nothing but text."""
+    """`AnthropicTextAnswer` builds events from plain text, for backends that return only text."""
 
     def __init__(self, answer_id: str, model: str) -> None:
         self._id = PREFIX + answer_id
@@ -283,6 +286,6 @@ class AnthropicTextAnswer:
 
 
 def message_of(answer_id: str, model: str, **fields: Any) -> dict[str, Any]:
-    """A message with all that the protocol requires; without anything else it is what a stream starts with."""
+    """Return a message with all required fields; without `fields` it is the one that starts a stream."""
     empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
     return {"id": answer_id, "type": "message", "role": "assistant", "model": model, **empty, **fields}

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape. Pure. https://platform.claude.com/docs/en/api/errors"""
+"""Build errors in Anthropic's shape. Pure. https://platform.claude.com/docs/en/api/errors"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = frozenset(
         "request_too_large", "rate_limit_error", "timeout_error", "api_error", "overloaded_error",
     }
 )  # fmt: skip
-OWN_KINDS = {"latency_budget_error": "timeout_error"}  # the gateway's own words, where Anthropic's are others
+OWN_KINDS = {"latency_budget_error": "timeout_error"}  # the gateway's error types that Anthropic names differently
 BY_STATUS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -30,18 +30,18 @@ BY_STATUS = {
 
 
 def kind_for_status(status: int) -> str:
-    """Of an answer with that status."""
+    """Return the error type for a response status."""
     return BY_STATUS.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 def error(kind: str, message: str) -> bytes:
-    """`kind` in Anthropic's words or in the gateway's; what neither knows is an `api_error`."""
+    """Return an error body. `kind` is Anthropic's or the gateway's type; unknown ones become `api_error`."""
     known = kind if kind in KINDS else OWN_KINDS.get(kind, "api_error")
     return orjson.dumps({"type": "error", "error": {"type": known, "message": message}})
 
 
 def error_sentence(body: Mapping[str, Any]) -> str:
-    """What an error says, in Anthropic's shape or in OpenAI's, cut to a line."""
+    """Return the message of an error in Anthropic's or OpenAI's shape, cut to 300 characters."""
     given = body.get("error")
     said = given.get("message") if isinstance(given, dict) else given
     return str(said)[:300]

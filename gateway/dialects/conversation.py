@@ -1,4 +1,4 @@
-"""What protocols of conversations have in common: turns of text, and answers of text, whole and as events."""
+"""Common parts of conversation protocols: turns of text, and text responses, complete and as events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.dialects.sse import with_event_name
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, ClientForm, Event, Outgoing
 
-# A text in the pieces in which a stream says it. Pure.
+# Split a text into the pieces of a stream. Pure.
 
 # Some words a piece: small enough to look like a stream, large enough to be cheap. Texts without spaces, such as
 # Chinese ones, come in pieces of up to 96 characters.
@@ -22,12 +22,12 @@ PIECE = re.compile(r"(?:\s{0,16}\S{1,24}\s{0,16}){1,4}|\s{1,64}")
 
 
 def split_pieces(text: str) -> list[str]:
-    """Joined they are the text."""
+    """Split the text into pieces; joined, they are the text."""
     return PIECE.findall(text)
 
 
 class Conversational(ABC):
-    """The part of a `Dialect` that says: what is kept is what was sent, JSON whose events carry their names."""
+    """`Conversational` is the part of a `Dialect` for JSON events that are stored as they were sent."""
 
     id_header: str | None = None
     reforms = False
@@ -62,15 +62,17 @@ class Conversational(ABC):
 
     @abstractmethod
     def _said(self, call: Call, whole: bytes) -> str | None:
-        """As `answer_text`. Raises `MalformedResponse`."""
+        """Return the answer text as `answer_text` does. Raise `MalformedResponse`."""
 
 
 def divided(
     parts: list[Any], is_text: Callable[[Any], bool], plain: AbstractSet[str] | None = None
 ) -> tuple[str, list[Any]]:
-    """The text of a turn, and its other parts (images, files, results of tools), which have to be equal for a match.
-    Where there are any, so have the places of the texts between them: they say which caption belongs to which image.
-    `plain`: the keys of a part that is text and nothing else; None: whatever keys it has."""
+    """Return the text of a turn, and its other parts (images, files, tool results), which must be equal for a match.
+
+    With other parts, placeholders keep the positions of the texts, because they show which caption belongs to which
+    image. `plain` are the keys of a part that is only text; None: any keys.
+    """
     texts = [part["text"] for part in parts if is_text(part)]
     if len(texts) == len(parts) and (plain is None or all(part.keys() <= plain for part in parts)):
         return "\n".join(texts), []
@@ -78,7 +80,9 @@ def divided(
 
 
 def transcript(turns: Sequence[tuple[str, str]]) -> str:
-    """What complexity is judged on and a text-only backend is sent, of (role, text): a lone turn as it is."""
+    """Join (role, text) turns into one text, to judge complexity and for text-only backends. A single turn stays as it
+    is.
+    """
     if len(turns) == 1:
         return turns[0][1]
     return "\n\n".join([f"{role}: {text}" for role, text in turns if text])

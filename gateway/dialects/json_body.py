@@ -1,4 +1,4 @@
-"""JSON request bodies, strictly: what two parsers could read in two ways is refused."""
+"""Parse JSON request bodies strictly: bodies that two parsers could read differently are refused."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from gateway.errors import BadRequest
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`.
+    """Return the JSON object in `body`.
 
-    Refuses invalid UTF-8, NaN and Infinity, nesting beyond orjson's limit, other top-level types and duplicate
-    keys. Raises `BadRequest` with the position.
+    Invalid UTF-8, NaN and Infinity, nesting beyond orjson's limit, other top-level types and duplicate keys are
+    refused. Raise `BadRequest` with the position.
     """
     return read_object(body)[0]
 
 
 def read_object(body: bytes, *, canonical: bool = False) -> tuple[dict[str, Any], bytes]:
-    """As `parse_object` -> (the object, the same as `orjson.dumps` writes it; `canonical`: with its keys sorted)."""
+    """Parse as `parse_object` does; return (object, its bytes as orjson writes them). `canonical`: sorted keys."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise BadRequest(f"the body is not a JSON object but {_name(value)}")
+        raise BadRequest(f"the body is {_name(value)}: expected a JSON object")
     try:
-        # orjson writes 254 levels but reads 1024; what wraps the body later on needs some of them.
+        # orjson writes 254 levels but reads 1024. The code that wraps the body later needs some of them.
         dump_json = orjson.dumps([[value]], option=orjson.OPT_SORT_KEYS if canonical else None)
     except orjson.JSONEncodeError:
         raise BadRequest("the body is nested too deeply") from None
-    if body.count(b":") != dump_json.count(
-        b":"
-    ):  # a quarter of the time of `":`, and keys may have a space behind them
+    # Counting `:` takes a quarter of the time of counting `":`, and a key may be followed by a space.
+    if body.count(b":") != dump_json.count(b":"):
         _refuse_duplicate_keys(body)
     return value, dump_json[2:-2]
 
 
 def parse_numbers(body: bytes) -> dict[str, Any]:
-    """As `parse_object`, and NaN, Infinity and -Infinity are numbers: protocols for tensors write them. JSON has no
-    word for them, so this way, taken only where the strict one fails, costs 15 times as much."""
+    """Parse as `parse_object` does, but accept NaN, Infinity and -Infinity, which tensor protocols use.
+
+    JSON has no such numbers, so this slower way is taken only if the strict one fails. It takes 15 times as long.
+    """
     try:
         return parse_object(body)
     except BadRequest:
@@ -51,11 +52,12 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
             raise
         try:
             value = json.loads(body.decode(), object_pairs_hook=_pairs)
-            orjson.dumps([[value]])  # it reads what cannot be written: lone surrogates, long integers, any depth
-        except (ValueError, RecursionError, TypeError):  # what else is wrong with it is said by the strict parser
-            raise BadRequest("the body is not valid JSON, with NaN and Infinity as numbers") from None
+            # json reads values that cannot be written: lone surrogates, long integers, any depth
+            orjson.dumps([[value]])
+        except (ValueError, RecursionError, TypeError):  # the strict parser reports other errors
+            raise BadRequest("the body is not valid JSON (NaN and Infinity are allowed as numbers)") from None
         if not isinstance(value, dict):
-            raise BadRequest(f"the body is not a JSON object but {_name(value)}") from None
+            raise BadRequest(f"the body is {_name(value)}: expected a JSON object") from None
         return value
 
 
@@ -63,31 +65,32 @@ ABSENT = object()
 
 
 def invalid_field(field: str, expected: str, found: object) -> BadRequest:
-    """For the fields that the gateway itself relies on; the rest is the backend's to judge. `found`: what stands there,
-    or `ABSENT`."""
+    """Return the error for an invalid field. `found` is its value, or `ABSENT`.
+
+    It is for fields that the gateway itself relies on; the backend judges the rest.
+    """
     said = "missing" if found is ABSENT else _describe_value(found)
     return BadRequest(f"'{field}' is {said}: expected {expected}", param=field)
 
 
 def check_count(body: Mapping[str, Any], field: str, minimum: int = 1) -> None:
-    """Raises `BadRequest` where it is there and no integer, or one below `minimum`."""
+    """Raise `BadRequest` if the field is present and not an integer of at least `minimum`."""
     value = body.get(field)
     if value is not None and not (type(value) is int and value >= minimum):
         raise invalid_field(field, f"an integer of at least {minimum}", value)
 
 
 def check_temperature(body: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` where it is there and no number from 0 to 2."""
+    """Raise `BadRequest` if the temperature is present and not a number from 0 to 2."""
     value = body.get("temperature")
     if value is not None and not (type(value) in (int, float) and 0 <= value <= 2):
         raise invalid_field("temperature", "a number from 0 to 2", value)
 
 
 def dump_json(value: Any, *, canonical: bool = False) -> bytes:
-    """As JSON, with NaN and the infinities where there are any. `canonical`: the same bytes for equal values, whatever
-    the order of their keys."""
+    """Return the value as JSON, with NaN and infinities if any. `canonical`: equal values give the same bytes."""
     plain = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if canonical else None)
-    # orjson writes null for what JSON has no word for: only then is it worth looking.
+    # orjson writes null for numbers that JSON does not have, so look only if there is a null.
     if b"null" in plain and _has_non_finite(value):
         return json.dumps(value, sort_keys=canonical, separators=(",", ":"), ensure_ascii=False).encode()
     return plain
@@ -102,9 +105,9 @@ def _has_non_finite(value: Any) -> bool:
 
 
 def _refuse_duplicate_keys(body: bytes) -> None:
-    """The exact check, 15 times slower than orjson: made only where the number of keys looks wrong.
+    """Refuse duplicate keys. The exact check is 15 times slower than orjson, so callers first compare a count.
 
-    A key that hides from the count is harmless: the backend is sent what was parsed here, not the raw body.
+    A duplicate that the count misses does no harm: the backend gets the parsed body, not the raw one.
     """
 
     try:
@@ -118,7 +121,7 @@ def _pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(seen) != len(items):
         names = [key for key, _ in items]
         twice = next(key for key in names if names.count(key) > 1)
-        raise BadRequest(f"the key {twice[:100]!r} stands twice in one object", param=twice[:100])
+        raise BadRequest(f"the key {twice[:100]!r} occurs twice in one object: expected it once", param=twice[:100])
     return seen
 
 
@@ -128,7 +131,7 @@ def _name(value: object) -> str:
 
 
 def _describe_value(value: object) -> str:
-    """What texts say stays out of errors."""
+    """Describe a value without quoting texts, which must stay out of errors."""
     if isinstance(value, str):
         return "a string" if value else "an empty string"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The wire protocols that clients speak, in the order in which they are asked whether a request is theirs."""
+"""The wire protocols that clients speak, in the order in which they may claim a request."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from gateway.messages import Dialect
 
 DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe())
 
-MAX_PATHS = 1024  # that are remembered, of at most a request line each
-VERSIONED = "/v1"  # how the paths of most APIs begin
-MODELS = VERSIONED + "/models"  # may be put together from several backends'
+MAX_PATHS = 1024  # remembered paths, each at most a request line long
+VERSIONED = "/v1"  # the path prefix of most APIs
+MODELS = VERSIONED + "/models"  # a list that may combine several backends
 
-# Dialects of one vendor, which its backends speak besides the one that they are named after.
+# Further dialects of a vendor, which its backends speak too.
 COMPATIBLE = {OpenAIResponses.name: OpenAI.name}
 
 
 @lru_cache
 def can_translate(speaks: str, dialect: str) -> bool:
-    """Whether a backend that speaks the one dialect can be asked in the other, by their names."""
+    """Return whether a backend that speaks one dialect also accepts the other, by their names."""
     return speaks in (dialect, COMPATIBLE.get(dialect))
 
 
 @lru_cache(maxsize=MAX_PATHS)
 def find_dialect(method: str, path: str) -> Dialect | None:
-    """Whose request this is; None: nobody's, so that it passes through as it comes."""
+    """Return the dialect of a request; None: the request passes through unparsed."""
     return next((dialect for dialect in DIALECTS if dialect.claims(method, path)), None)
 
 
 def suggest_path(method: str, path: str) -> str | None:
-    """What is meant by a path that no dialect claims: with `/v1`, which its client's base URL lacks, or once where
-    it stands twice. None: nothing that is known."""
+    """Suggest a path for one that no dialect claims; None: no known path is close.
+
+    It adds `/v1`, which the client's base URL may lack, or removes one that occurs twice.
+    """
     for other in (VERSIONED + path, path.removeprefix(VERSIONED)):
         if other != path and (find_dialect(method, other) is not None or (method == "GET" and other == MODELS)):
             return other
@@ -45,6 +47,8 @@ def suggest_path(method: str, path: str) -> str | None:
 
 
 def error_dialect(method: str, path: str, headers: Mapping[str, str]) -> Dialect:
-    """In whose shape the gateway's own errors are told, also where a request passes through or was not yet read:
-    Anthropic's clients say so in a header; where nothing tells, it is OpenAI's."""
+    """Return the dialect for the gateway's own errors, also for requests that pass through or were not parsed yet.
+
+    Anthropic's clients are known by a header; the default is OpenAI.
+    """
     return find_dialect(method, path) or (Anthropic() if speaks_anthropic(headers) else DIALECTS[0])

@@ -1,5 +1,7 @@
-"""The Open Inference Protocol over HTTP, KServe's version 2, with Triton's extensions: inference on tensors, and text
-in and out (https://github.com/kserve/open-inference-protocol; Triton's extension_binary_data, extension_generate)."""
+"""The Open Inference Protocol over HTTP (KServe's version 2) with Triton's extensions: tensor and text inference.
+
+See https://github.com/kserve/open-inference-protocol, and Triton's extension_binary_data and extension_generate.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ from gateway.messages import (
 )
 
 
-# Inference requests of equal form as one, along the first dimension, and the answer taken apart again. Pure.
+# Merge inference requests of the same form along the first dimension, and split the response. Pure.
 def batch_rows(call: Call) -> int | None:
-    """How many rows a call has; None where it cannot be one with others: a stream, a sequence, tensors that lie
-    elsewhere or do not have the same first dimension."""
+    """Return the number of rows of a call; None if it cannot be merged.
+
+    Streams and sequences cannot, nor tensors in shared memory or with different first dimensions.
+    """
     if call.operation != "infer" or call.stream or call.uncached is not None:
         return None
     inference: InferenceRequest = call.body["inference"]
@@ -51,8 +55,10 @@ def batch_rows(call: Call) -> int | None:
 
 
 def batch_key(call: Call) -> bytes:
-    """Equal for calls that may be one: all but ids and contents, the first dimension aside. `batch_rows` is not
-    None."""
+    """Return a key that is equal for calls that may be merged. `batch_rows` must not be None.
+
+    It covers everything except ids, contents and the first dimension.
+    """
     inference: InferenceRequest = call.body["inference"]
     inputs = [
         [t.name, t.datatype, list(t.shape[1:]), dict(t.parameters), t.binary]
@@ -63,7 +69,7 @@ def batch_key(call: Call) -> bytes:
 
 
 def merge_calls(calls: Sequence[Call]) -> Call:
-    """One call for several of one form."""
+    """Merge calls with the same key into one."""
     inferences: list[InferenceRequest] = [call.body["inference"] for call in calls]
     named = [{tensor.name: tensor for tensor in inference.inputs} for inference in inferences]
     inputs = []
@@ -75,13 +81,15 @@ def merge_calls(calls: Sequence[Call]) -> Call:
 
 
 def split_answer(data: bytes, rows: Sequence[int]) -> list[bytes]:
-    """A packed answer to `merge_calls` calls -> one for each, `rows` of them in order. Raises `MalformedResponse` where
-    an output has not a row for each."""
+    """Split a packed response to `merge_calls` into one for each call, with `rows` rows in order.
+
+    Raise `MalformedResponse` if an output has not one row for each row of the inputs.
+    """
     answer = unpack(data)
     total = sum(rows)
     for tensor in answer.outputs:
         if not tensor.shape or tensor.shape[0] != total or tensor.data is None:
-            raise MalformedResponse(f"the output {tensor.name[:100]!r} has not a row for each of {total}")
+            raise MalformedResponse(f"the output {tensor.name[:100]!r} has the wrong shape: expected {total} rows")
     parts = [_split_tensor(tensor, rows) for tensor in answer.outputs]
     return [pack(InferenceResponse(answer.head, tuple(each[at] for each in parts))) for at in range(len(rows))]
 
@@ -106,21 +114,25 @@ PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|gen
 
 MODEL_PATH = re.compile(r"/v2/models/(?!stats$)([^/]+)((?:/versions/[^/]+)?(?:/.*)?)", re.DOTALL)
 
-# Of a request whose client takes several answers, by gRPC; no header over HTTP can have this name.
+# Set for gRPC clients that accept several responses. No HTTP header can have this name.
 STREAM = ":stream"
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 
 OCTETS, JSON = ("Content-Type", "application/octet-stream"), ("Content-Type", "application/json")
 
-TEXT_INPUT, TEXT_OUTPUT, MAX_TOKENS = "text_input", "text_output", "max_tokens"  # as Triton's LLM backends say
+# the names that Triton's LLM backends use
+TEXT_INPUT, TEXT_OUTPUT, MAX_TOKENS = "text_input", "text_output", "max_tokens"
 
-MAX_QUESTION = 64 * 1024  # bytes; no embedding model reads as much
+MAX_QUESTION = 64 * 1024  # bytes; no embedding model reads that much
 
 
 class KServe(Unstreamed):
-    """Requests of equal content have one key, whether their tensors came as JSON or as bytes: each is turned into bytes
-    and compared by SHA-256. Answers are kept as bytes, and written as each client asks."""
+    """`KServe` gives requests of equal content one key, whether their tensors came as JSON or as bytes.
+
+    Each tensor is converted to bytes and compared by SHA-256. Responses are stored as bytes, and written in the form
+    that each client requests.
+    """
 
     name = "kserve"
     reforms = True
@@ -157,8 +169,10 @@ class KServe(Unstreamed):
         )
 
     def _generate(self, model: str, version: str | None, operation: str, value: dict[str, Any]) -> Call:
-        """`generate` and `generate_stream` have two keys: a model may write its answer in pieces where it is streamed,
-        say it again and longer each time, or answer otherwise."""
+        """Parse a text request. `generate` and `generate_stream` have different keys.
+
+        A streaming model may send pieces, or repeat the growing text, or respond in another way.
+        """
         said = {key: given for key, given in value.items() if key != "id"}
         text = said.get(TEXT_INPUT)
         asked = text if isinstance(text, str) and text else None
@@ -187,7 +201,7 @@ class KServe(Unstreamed):
         if call.operation != "infer":
             return Outgoing(target, dump_json(call.body), (JSON,))
         body, length = write_inference(call.body["inference"])
-        # The client's own header must not go on with another body; the JSON's whole length says that there is no tail.
+        # The client's own length header must not go with another body. A length equal to the whole body means: no tail.
         form = JSON if length is None else OCTETS
         return Outgoing(target, body, (form, (JSON_LENGTH, str(len(body) if length is None else length))))
 
@@ -222,19 +236,19 @@ class KServe(Unstreamed):
         values = [_object(data) for data in payload]
         if None in values:
             return Inspection(Admission.MALFORMED, 0, 0)
-        # Triton says errors of a model with status 200 where a stream was asked for, or too many answers came.
+        # Triton reports model errors with status 200 for streams, and for unexpected additional responses.
         failed = any(value is not None and "error" in value for value in values)
         return Inspection(Admission.ERROR_STATUS if failed else Admission.STORED, 0, 0)
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
-        """Of a backend that is known to write in pieces: a text model. Others are asked for what their clients want."""
+        """Join the pieces of a text model. Other models get the form of request that the client sent."""
         if call.operation == "infer" and len(payload) == 1:
             return payload[0]
         if call.operation == "infer":
-            raise MalformedResponse("the model answers more than once, which only a stream can take")
+            raise MalformedResponse("the model sent several responses: expected one, as the request does not stream")
         values = [value for data in payload if (value := _object(data)) is not None]
         if not values:
-            raise MalformedResponse("the answer is empty")
+            raise MalformedResponse("the response is empty")
         return dump_json({**values[-1], TEXT_OUTPUT: "".join(str(value.get(TEXT_OUTPUT, "")) for value in values)})
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
@@ -254,7 +268,7 @@ class KServe(Unstreamed):
 
 @dataclass(frozen=True, slots=True)
 class _Generated:
-    """A text in the form of `generate`'s answers."""
+    """Builds text in the form of `generate` responses."""
 
     model: str
 
@@ -269,13 +283,13 @@ class _Generated:
 
 
 def with_model_name(path: str, model: str | None) -> str:
-    """A path about a model, under the name that the backend knows it by; None: the client's."""
+    """Return a path with the model's name at the backend; None: the client's name stays."""
     found = MODEL_PATH.fullmatch(path)
     return path if found is None or model is None else f"/v2/models/{model}{found[2]}"
 
 
 def model_of_path(path: str) -> str | None:
-    """The model that a path is about."""
+    """Return the model that a path names; None if it names none."""
     found = MODEL_PATH.fullmatch(path)
     return None if found is None else found[1]
 
@@ -285,12 +299,12 @@ def _json_length(headers: Mapping[str, str]) -> int | None:
     if given is None:
         return None
     if not given.isascii() or not given.isdigit() or len(given) > 12:
-        raise BadRequest(f"{JSON_LENGTH} is {given[:40]!r}, expected a whole number of bytes")
+        raise BadRequest(f"{JSON_LENGTH} is {given[:40]!r}: expected a whole number of bytes")
     return int(given)
 
 
 def _bypass_reason(inference: InferenceRequest) -> Bypass | None:
-    """Why no answer to this is kept: its outcome depends on what is not in it, or goes where only a model writes."""
+    """Return why the response may not be stored: it depends on state outside the request, or goes to shared memory."""
     if inference.raw is not None:
         return Bypass.RAW
     parameters = [inference.parameters, *(t.parameters for t in inference.inputs)]
@@ -301,7 +315,7 @@ def _bypass_reason(inference: InferenceRequest) -> Bypass | None:
 
 
 def _question(inference: InferenceRequest) -> Tensor | None:
-    """The only BYTES input, or of several the one named `text_input`; where it is one text."""
+    """Return the input with the question: the only BYTES input, or the one named `text_input`, if it is one text."""
     texts = [tensor for tensor in inference.inputs if tensor.datatype == "BYTES"]
     if len(texts) > 1:
         texts = [tensor for tensor in texts if tensor.name == TEXT_INPUT]
@@ -309,7 +323,7 @@ def _question(inference: InferenceRequest) -> Tensor | None:
 
 
 def _text(tensor: Tensor) -> str | None:
-    """None where the bytes are a picture, say, and not a text."""
+    """Return the text of a tensor; None if the bytes are not text (an image, say)."""
     if tensor.data is None or len(tensor.data) > MAX_QUESTION:
         return None
     try:
@@ -320,7 +334,7 @@ def _text(tensor: Tensor) -> str | None:
 
 
 def _texts(inference: InferenceRequest) -> list[str]:
-    """What complexity is judged on where there is no one question."""
+    """Return all texts, to judge complexity if there is no single question."""
     found = [t.data for t in inference.inputs if t.datatype == "BYTES" and t.data is not None]
     return [text.decode(errors="replace") for data in found if len(data) <= MAX_QUESTION for text in elements(data)]
 

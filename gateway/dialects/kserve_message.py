@@ -1,5 +1,7 @@
-"""Inference requests and answers of the Open Inference Protocol over HTTP: JSON, with the tensors in it or as a binary
-tail behind it (Triton's extension_binary_data). Each is read into one form and written in the form that is wanted."""
+"""Requests and responses of the Open Inference Protocol over HTTP, with tensors in JSON or in a binary tail.
+
+The tail is Triton's extension_binary_data. Each message is parsed into one form and written in the requested form.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from gateway.errors import BadRequest, MalformedResponse
 
 BINARY_SIZE, BINARY, ALL_BINARY = "binary_data_size", "binary_data", "binary_data_output"
 MAX_TENSORS = 1024
-# How an answer is to be made or framed, when, and under which name: the same answer all the same.
+# Parameters about how, when or under which name a response is made; they do not change it.
 NON_DECISIVE = frozenset({ALL_BINARY, "priority", "timeout", "triton_enable_empty_final_response"})
-_HEAD = 4  # bytes of the length that goes before a packed answer
+_HEAD = 4  # bytes of the length prefix of a packed response
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """An output that is asked for; `binary` None: as the request says of all."""
+    """A requested output. `binary` None: as the request says for all outputs."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -30,17 +32,17 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """A request. `outputs` None: all that the model has. `binary`: how they are wanted where nothing is said of one."""
+    """An inference request. `outputs` None: all outputs of the model. `binary`: the default form of outputs."""
 
     id: str
     parameters: Mapping[str, Any]
     inputs: tuple[Tensor, ...]
     outputs: tuple[RequestedOutput, ...] | None
     binary: bool
-    raw: bytes | None = None  # a body without any JSON, for a model with one input
+    raw: bytes | None = None  # a body without JSON, for a model with one input
 
     def decisive(self, model: str, version: str | None, *, without: str | None = None) -> bytes:
-        """Canonical JSON of what decides the answer, tensors by their digests; `without` the content of one input."""
+        """Return canonical JSON of what decides the response, tensors as digests, without the content of one input."""
         inputs = [
             [t.name, t.datatype, t.shape, t.parameters, None if t.name == without else _digest(t.data)]
             for t in sorted(self.inputs, key=lambda tensor: tensor.name)
@@ -54,14 +56,14 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferenceResponse:
-    """`head`: what else the answer says of itself, such as the model's name and version; not the request's id."""
+    """An inference response. `head`: its other fields, such as the model's name and version, without the id."""
 
     head: Mapping[str, Any]
     outputs: tuple[Tensor, ...]
 
 
 def read_inference(body: bytes, json_length: int | None) -> InferenceRequest:
-    """`json_length`: of the header Inference-Header-Content-Length. Raises `BadRequest`."""
+    """Parse a request. `json_length` is the value of Inference-Header-Content-Length. Raise `BadRequest`."""
     if json_length == 0 and body:
         return InferenceRequest("", {}, (), None, True, raw=body)
     value, tail = _split_body(body, json_length)
@@ -70,7 +72,7 @@ def read_inference(body: bytes, json_length: int | None) -> InferenceRequest:
         raise invalid_field("inputs", f"an array of 1 to {MAX_TENSORS} tensors", value.get("inputs", ABSENT))
     inputs = tuple(_parse_tensors(given, tail, "input"))
     if len({tensor.name for tensor in inputs}) != len(inputs):
-        raise BadRequest("two inputs have the same name")
+        raise BadRequest("two inputs have the same name: expected unique names")
     parameters = _parameters(value)
     identity = value.get("id", "")
     if not isinstance(identity, str):
@@ -85,8 +87,11 @@ def read_inference(body: bytes, json_length: int | None) -> InferenceRequest:
 
 
 def write_inference(inference: InferenceRequest) -> tuple[bytes, int | None]:
-    """-> (body, length of its JSON where there is a tail). Tensors go as they came and are wanted as the client wants
-    them, so that nothing is asked of a server that it would not have been asked by this client."""
+    """Return (body, length of its JSON if there is a tail, else None).
+
+    Inputs keep the form in which they came, and outputs are requested in the form that the client wants. So the server
+    gets no request that this client would not have sent.
+    """
     if inference.raw is not None:
         return inference.raw, 0
     tail: list[bytes] = []
@@ -102,35 +107,37 @@ def write_inference(inference: InferenceRequest) -> tuple[bytes, int | None]:
 
 
 def read_answer(body: bytes, json_length: int | None) -> InferenceResponse:
-    """Raises `MalformedResponse`."""
+    """Parse a response. Raise `MalformedResponse`."""
     try:
         value, tail = _split_body(body, json_length)
         outputs = value.pop("outputs", None)
         if not isinstance(outputs, list):
-            raise MalformedResponse("the answer has no outputs")
+            raise MalformedResponse("the response has no outputs: expected an array 'outputs'")
         found = tuple(_parse_tensors(outputs, tail, "output"))
     except BadRequest as error:
-        raise MalformedResponse(f"the answer cannot be read: {error.message}") from None
+        raise MalformedResponse(f"the response cannot be parsed: {error.message}") from None
     value.pop("id", None)
     return InferenceResponse(value, found)
 
 
 def pack(answer: InferenceResponse) -> bytes:
-    """The form in which answers are kept: the length of the JSON (4 bytes, big-endian), the JSON, the tail."""
+    """Return the stored form: the length of the JSON (4 bytes, big-endian), the JSON, the tail."""
     body, length = _answer(answer, "", [replace(t, binary=True) for t in answer.outputs])
     return (len(body) if length is None else length).to_bytes(_HEAD, "big") + body
 
 
 def unpack(data: bytes) -> InferenceResponse:
-    """Raises `MalformedResponse`."""
+    """Parse the stored form. Raise `MalformedResponse`."""
     return read_answer(data[_HEAD:], int.from_bytes(data[:_HEAD], "big"))
 
 
 def format_answer(inference: InferenceRequest, data: bytes) -> tuple[bytes, int | None]:
-    """A packed answer as this request wants it -> (body, length of its JSON where there is a tail). Raises
-    `MalformedResponse`, and `BadRequest` where JSON is wanted of what it cannot say."""
+    """Convert a stored response to the form that this request wants: (body, length of its JSON if there is a tail).
+
+    Raise `MalformedResponse`, and `BadRequest` if JSON cannot express the requested output.
+    """
     if inference.binary and not inference.id and inference.outputs is None:
-        return data[_HEAD:], int.from_bytes(data[:_HEAD], "big")  # as it is kept
+        return data[_HEAD:], int.from_bytes(data[:_HEAD], "big")  # the stored form fits
     answer = unpack(data)
     wanted = {w.name: (at, w) for at, w in enumerate(inference.outputs or ())}
     outputs = []
@@ -154,7 +161,9 @@ def _answer(answer: InferenceResponse, identity: str, outputs: Sequence[Tensor])
 def _split_body(body: bytes, json_length: int | None) -> tuple[dict[str, Any], memoryview]:
     length = len(body) if json_length is None else json_length
     if length > len(body):
-        raise BadRequest(f"Inference-Header-Content-Length is {length}, but the body has {len(body)} bytes")
+        raise BadRequest(
+            f"Inference-Header-Content-Length is {length}: expected at most the {len(body)} bytes of the body"
+        )
     return parse_numbers(body[:length]), memoryview(body)[length:]
 
 
@@ -165,16 +174,20 @@ def _parse_tensors(given: Sequence[Any], tail: memoryview, kind: str) -> Iterato
         at += taken
         yield tensor
     if at != len(tail):
-        raise BadRequest(f"the binary tail has {len(tail)} bytes, of which the {kind}s name {at}")
+        raise BadRequest(
+            f"the binary tail has {len(tail)} bytes: expected {at}, the sum of '{BINARY_SIZE}' of all {kind}s"
+        )
 
 
 def _parse_tensor(given: Any, tail: memoryview, kind: str) -> tuple[Tensor, int]:
-    """-> (the tensor, how many bytes of the tail are its)."""
+    """Return (the tensor, the number of its bytes in the tail)."""
     if not isinstance(given, dict) or not isinstance(name := given.get("name"), str) or not name:
-        raise BadRequest(f"an {kind} is no object with a name")
+        raise BadRequest(f"an {kind} is invalid: expected an object with a non-empty 'name'")
     datatype, shape = given.get("datatype"), given.get("shape")
     if not isinstance(datatype, str) or not isinstance(shape, list) or not _is_shape(shape):
-        raise BadRequest(f"{kind} {name[:100]!r}: expected a datatype and a shape of whole numbers")
+        raise BadRequest(
+            f"{kind} {name[:100]!r} is incomplete: expected a string 'datatype' and an array of integers 'shape'"
+        )
     parameters = dict(_parameters(given))
     size = parameters.pop(BINARY_SIZE, None)
     parameters.pop(BINARY, None)
@@ -182,7 +195,9 @@ def _parse_tensor(given: Any, tail: memoryview, kind: str) -> tuple[Tensor, int]
     try:
         if size is not None:
             if type(size) is not int or not 0 <= size <= len(tail) or data is not None:
-                raise TensorInvalid(f"names {size!r} bytes of a binary tail, of which {len(tail)} are left")
+                raise TensorInvalid(
+                    f"has '{BINARY_SIZE}' {size!r}: expected 0 to {len(tail)} (left in the tail), and no 'data'"
+                )
             raw: bytes | None = validate_content(bytes(tail[:size]), datatype, shape)
         elif data is not None:
             raw, json_value = _read_json(data, datatype, shape, kind)
@@ -196,7 +211,7 @@ def _parse_tensor(given: Any, tail: memoryview, kind: str) -> tuple[Tensor, int]
 
 
 def _read_json(data: Any, datatype: str, shape: Sequence[int], kind: str) -> tuple[bytes | None, Any]:
-    """Servers write more into their outputs than the protocol has words for: that goes on as it came."""
+    """Parse JSON data. Servers put more into outputs than the protocol defines; that is forwarded unchanged."""
     try:
         return from_json(data, datatype, shape), None
     except TensorInvalid:
@@ -229,15 +244,15 @@ def _encode_output(wanted: RequestedOutput) -> dict[str, Any]:
 
 
 def _parse_outputs(given: Any) -> tuple[RequestedOutput, ...] | None:
-    """No output named is all of them, as Triton takes it."""
+    """Parse the requested outputs. An empty list means all outputs, as in Triton."""
     if given is None or given == []:
         return None
     if not isinstance(given, list) or len(given) > MAX_TENSORS:
-        raise BadRequest(f"'outputs' is of the wrong type: expected an array of at most {MAX_TENSORS}")
+        raise BadRequest(f"'outputs' is invalid: expected an array of at most {MAX_TENSORS} outputs")
     wanted = []
     for each in given:
         if not isinstance(each, dict) or not isinstance(name := each.get("name"), str):
-            raise BadRequest("an output is no object with a name")
+            raise BadRequest("an output is invalid: expected an object with a 'name'")
         parameters = dict(_parameters(each))
         binary = parameters.pop(BINARY, None)
         wanted.append(RequestedOutput(name, parameters, None if binary is None else binary is True))

@@ -1,6 +1,8 @@
-"""Tensors of the Open Inference Protocol, in one form whatever they came in: raw bytes, little-endian, row by row; of
-BYTES each element with its length before it (https://github.com/kserve/open-inference-protocol, Triton's
-extension_binary_data)."""
+"""Tensors of the Open Inference Protocol in one form: raw bytes, little-endian, in row-major order.
+
+In BYTES tensors each element is preceded by its length. See https://github.com/kserve/open-inference-protocol and
+Triton's extension_binary_data.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +30,25 @@ NUMBERS = {
     "FP16": np.dtype("<f2"),
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
-    "BF16": np.dtype("<u2"),  # the upper half of an FP32; numpy has no such number
+    "BF16": np.dtype("<u2"),  # the upper half of an FP32; numpy has no such type
 }
 FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 DATATYPES = (*NUMBERS, "BYTES")
-MAX_DIMENSIONS = 32  # numpy's own older bound
+MAX_DIMENSIONS = 32  # numpy's older limit
 _LENGTH = struct.Struct("<I")
 
 
 class TensorInvalid(ValueError):
-    """What is wrong with a tensor, and what was expected: one sentence without its name."""
+    """The tensor is invalid. The message says what was wrong and what was expected, without the tensor's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`data`: the content in raw form; None where it is not in the message (shared memory). `json_value`: JSON that
-    could not be read as a tensor of this kind, and goes on as it came; None: there is none. `binary`: it came, or is to
-    go, as bytes behind the JSON."""
+    """A tensor. `data` is its raw content; None if it is not in the message (shared memory).
+
+    `json_value` is JSON that could not be parsed as a tensor and is forwarded unchanged, or None. `binary`: the content
+    comes, or goes, as bytes after the JSON.
+    """
 
     name: str
     datatype: str
@@ -56,12 +60,12 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 def validate_content(data: bytes, datatype: str, shape: Sequence[int]) -> bytes:
-    """Raw content that is what datatype and shape say. Raises `TensorInvalid`."""
+    """Return the raw content if it fits datatype and shape. Raise `TensorInvalid`."""
     count = math.prod(shape)
     if datatype == "BYTES":
         found = sum(1 for _ in elements(data))
@@ -75,38 +79,38 @@ def validate_content(data: bytes, datatype: str, shape: Sequence[int]) -> bytes:
 
 
 def elements(data: bytes) -> Iterator[bytes]:
-    """The elements of a BYTES tensor. Raises `TensorInvalid`."""
+    """Yield the elements of a BYTES tensor. Raise `TensorInvalid`."""
     at, end = 0, len(data)
     while at < end:
         if at + 4 > end:
-            raise TensorInvalid("is cut within the length of an element")
+            raise TensorInvalid("ends within the 4-byte length of an element")
         (length,) = _LENGTH.unpack_from(data, at)
         at += 4
         if at + length > end:
-            raise TensorInvalid(f"has an element of {length} bytes, of which {end - at} are there")
+            raise TensorInvalid(f"has an element of {length} bytes, but only {end - at} bytes follow")
         yield data[at : at + length]
         at += length
 
 
 def pack_strings(items: Sequence[bytes]) -> bytes:
-    """The raw form of a BYTES tensor."""
+    """Return the raw form of a BYTES tensor."""
     return b"".join(_LENGTH.pack(len(item)) + item for item in items)
 
 
 def from_json(value: Any, datatype: str, shape: Sequence[int]) -> bytes:
-    """The raw form of JSON data, flat or nested. Raises `TensorInvalid`."""
+    """Convert JSON data, flat or nested, to the raw form. Raise `TensorInvalid`."""
     flat, kinds = _flatten(value)
     if len(flat) != math.prod(shape):
         raise TensorInvalid(f"has {len(flat)} elements, expected {math.prod(shape)} of shape {list(shape)}")
     if datatype == "BYTES":
         if not kinds <= {str}:
-            raise TensorInvalid("has data that are no strings, expected BYTES")
+            raise TensorInvalid("has data other than strings, expected BYTES")
         return pack_strings([text.encode() for text in flat])
     return _convert(flat, kinds, datatype, _numpy_dtype(datatype)).tobytes()
 
 
 def _flatten(value: Any) -> tuple[list[Any], set[type]]:
-    """The elements row by row, and of which types they are."""
+    """Return the elements in row-major order, and their types."""
     if not isinstance(value, list):
         raise TensorInvalid("has data of the wrong type: expected an array")
     for _ in range(MAX_DIMENSIONS):
@@ -122,23 +126,23 @@ def _flatten(value: Any) -> tuple[list[Any], set[type]]:
 def _convert(flat: list[Any], kinds: set[type], datatype: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     if datatype == "BOOL":
         if not kinds <= {bool}:
-            raise TensorInvalid("has data that are neither true nor false, expected BOOL")
+            raise TensorInvalid("has data other than true and false, expected BOOL")
         return np.array(flat, dtype)
     wanted, json_value = ({int, float}, "numbers") if datatype in FLOATS else ({int}, "whole numbers")
     if not kinds <= wanted:
-        raise TensorInvalid(f"has data that are no {json_value}, expected {datatype}")
+        raise TensorInvalid(f"has data other than {json_value}, expected {datatype}")
     try:
         with np.errstate(over="ignore"):
             if datatype in FLOATS:
                 found = np.array(flat, "<f8")
                 return _bfloat16(found) if datatype == "BF16" else found.astype(dtype)
-            return np.array(flat, dtype)  # numpy says where a number does not fit
+            return np.array(flat, dtype)  # numpy raises if a number does not fit
     except OverflowError:
-        raise TensorInvalid(f"has numbers beyond {datatype}") from None
+        raise TensorInvalid(f"has numbers outside the range of {datatype}") from None
 
 
 def _bfloat16(found: NDArray[Any]) -> NDArray[Any]:
-    """To the nearest, ties to even; what is no number stays none."""
+    """Round to the nearest BF16, ties to even; NaN stays NaN."""
     with np.errstate(over="ignore"):
         bits = found.astype("<f4").view("<u4")
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
@@ -147,12 +151,14 @@ def _bfloat16(found: NDArray[Any]) -> NDArray[Any]:
 
 
 def to_json(data: bytes, datatype: str) -> list[Any]:
-    """The flat JSON data of a raw form. Raises `TensorInvalid` for bytes that are no text, which JSON cannot say."""
+    """Convert the raw form to flat JSON data. Raise `TensorInvalid` for bytes that are not UTF-8."""
     if datatype == "BYTES":
         try:
             return [item.decode() for item in elements(data)]
         except UnicodeDecodeError:
-            raise TensorInvalid("has bytes that are no text, which JSON cannot say: expected binary_data") from None
+            raise TensorInvalid(
+                "has bytes that are not UTF-8, which JSON cannot express: expected 'binary_data'"
+            ) from None
     found = np.frombuffer(data, _numpy_dtype(datatype))
     if datatype == "BF16":
         found = (found.astype("<u4") << 16).view("<f4")
@@ -160,7 +166,7 @@ def to_json(data: bytes, datatype: str) -> list[Any]:
         return found.tolist()  # type: ignore[no-any-return]
     if not np.isfinite(found).all():
         return [float(str(number)) for number in found]
-    # The shortest decimals that are this number again: 0.1 rather than 0.10000000149011612.
+    # The shortest decimals that give this number again: 0.1 rather than 0.10000000149011612.
     return orjson.loads(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))  # type: ignore[no-any-return]
 
 

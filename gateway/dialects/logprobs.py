@@ -1,4 +1,4 @@
-"""How sure a model was of each token, where its answer tells: by dialect. Pure."""
+"""Log probabilities of a response's tokens, by dialect. Pure."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from gateway.messages import Call
 
 
 class TokenLogprobs(Protocol):
-    """What a dialect has for the log probabilities of an answer's tokens."""
+    """The support of a dialect for the log probabilities of a response's tokens."""
 
     def with_logprobs(self, call: Call) -> Call:
-        """The same call, asking for them beside the answer; `call` itself where its client asks for them already."""
+        """Return the call with log probabilities requested; `call` itself if its client requests them already."""
 
     def read(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Sequence[float]:
-        """Natural logarithms, one a token of the first choice; empty where the answer has none."""
+        """Return natural logarithms, one for each token of the first choice; empty if the response has none."""
 
     def strip_logprobs(self, call: Call, data: bytes) -> bytes:
-        """A whole body, or one event's data, as if they had not been asked for."""
+        """Return a complete body, or one event's data, without log probabilities."""
 
 
 class OpenAILogprobs:
-    """`logprobs`, of chat completions and of completions."""
+    """`OpenAILogprobs` handles `logprobs` of chat completions and of completions."""
 
     def with_logprobs(self, call: Call) -> Call:
         if call.operation == CHAT:
             return call if call.body.get("logprobs") else _set_logprobs(call, True)
         given = call.body.get("logprobs")
-        return (
-            call if given is not None and given is not False else _set_logprobs(call, 1)
-        )  # the least that all servers heed
+        # 1 is the smallest value that all servers accept.
+        return call if given is not None and given is not False else _set_logprobs(call, 1)
 
     def read(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Sequence[float]:
         try:
@@ -63,7 +62,7 @@ class OpenAILogprobs:
 
 
 def logprobs_reader(dialect: str) -> TokenLogprobs | None:
-    """None where a dialect has no place for them."""
+    """Return the reader of a dialect; None if the dialect has no log probabilities."""
     return OpenAILogprobs() if dialect == "openai" else None
 
 
@@ -72,5 +71,5 @@ def _set_logprobs(call: Call, logprobs: Any) -> Call:
 
 
 def _clear_logprobs(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Null, as in the answer to whom does not ask."""
+    """Set logprobs to null, as in a response to a client that did not request them."""
     return {key: None if key == "logprobs" else value for key, value in choice.items()}

@@ -1,7 +1,7 @@
-"""The OpenAI wire protocol: chat completions, completions, embeddings.
+"""The OpenAI wire protocol: chat completions, completions and embeddings.
 
-Shapes follow OpenAI's API reference; unknown fields are kept everywhere, so that what a compatible server adds
-reaches the client and takes part in the fingerprint.
+Shapes follow OpenAI's API reference. Unknown fields are kept, so that additions of compatible servers reach the client
+and take part in the fingerprint.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from gateway.dialects.openai_answers import reading
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, Outgoing, TextAnswer
 
-# The inputs of an OpenAI embeddings call, each of which is a call by itself. Pure.
+# Each input of an embeddings call is treated as a call. Pure.
 Parse = Callable[[dict[str, Any]], Call]
 
 
 class Inputs:
-    """Implements `Batch`. `parse` makes a call of a body that has been checked already."""
+    """`Inputs` implements `InputSplit`. `parse` makes a call from a body that was checked already."""
 
     def __init__(self, parse: Parse) -> None:
         self._parse = parse
 
     def apart(self, call: Call) -> tuple[Call, ...]:
-        """As if each input had been sent alone, and not in an array: so both forms share what is stored."""
+        """Return one call for each input, as if it had been sent alone, so that both forms share stored entries."""
         return tuple(self._parse({**call.body, "input": one}) for one in call.body["input"])
 
     def gathered(self, calls: Sequence[Call]) -> Call:
@@ -43,7 +43,7 @@ class Inputs:
             found = {item["index"]: item for item in body["data"]}
             if sorted(found) != list(range(len(calls))):
                 raise MalformedResponse(
-                    f"the answer has {len(body['data'])} embeddings, expected {len(calls)} in their order"
+                    f"the response has {len(body['data'])} embeddings: expected {len(calls)}, with indices from 0"
                 )
             tokens = _token_shares(calls, _tokens(body))
             return [
@@ -69,8 +69,10 @@ def _usage(tokens: int) -> dict[str, int]:
 
 
 def _token_shares(calls: Sequence[Call], tokens: int) -> list[int]:
-    """What each input has of the tokens of all: a backend tells only their sum. By length, which is exact for inputs
-    of tokens and close for texts; the shares add up to the sum."""
+    """Divide the token count of a call among its inputs, because a backend reports only the sum.
+
+    The division is by length: exact for token ids, close for texts. The shares add up to the sum.
+    """
     lengths = [max(1, len(call.body["input"])) for call in calls]
     total, given, seen, shares = sum(lengths), 0, 0, []
     for length in lengths:
@@ -89,13 +91,15 @@ OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 
-# Fields that do not decide the answer: its framing, who asks (that is the scope's matter), and bookkeeping.
+# Fields that do not decide the response: its framing, the user (part of the scope), and bookkeeping.
 NON_DECISIVE = frozenset({"stream", "stream_options", "user", "metadata", "safety_identifier", "prompt_cache_key"})
 
 NON_DECISIVE_UNSTORED = NON_DECISIVE | {"store"}
 
 
 class OpenAI(Conversational):
+    """`OpenAI` is the dialect of chat completions, completions and embeddings."""
+
     name = "openai"
 
     def claims(self, method: str, path: str) -> bool:
@@ -113,7 +117,7 @@ class OpenAI(Conversational):
         if model is not None:
             body["model"] = model
         if completed:
-            # The usage is part of the answer that is stored; `shown` hides it from clients that did not ask.
+            # The usage is part of the stored response; `shown` hides it from clients that did not request it.
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         return Outgoing(path, orjson.dumps(body))
 
@@ -129,7 +133,7 @@ class OpenAI(Conversational):
         return answers.split(call.operation, whole)
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
-        """Not of a completion that is stored upstream: it is asked for by its id."""
+        """Renew the id, but not of a completion that is stored upstream, where clients fetch it by its id."""
         if call.stored:
             return data
         return answers.renewed(data, answers.PREFIX.get(call.operation, "") + answer_id, created)
@@ -138,7 +142,7 @@ class OpenAI(Conversational):
         return Event(data)
 
     def shown(self, call: Call, event: Event) -> bool:
-        """The usage chunk is the client's only if it asked for it; the gateway always asks, to count and to cache."""
+        """Return whether the client sees the event. The gateway always requests usage chunks, to count and to cache."""
         if b'"usage"' not in event.data or b'"choices":[{' in event.data or b'"choices": [{' in event.data:
             return True
         options = call.body.get("stream_options")
@@ -146,7 +150,7 @@ class OpenAI(Conversational):
 
     def shown_among(self, call: Call, events: Sequence[Event]) -> Sequence[Event]:
         for event in events:
-            if event.data.find(b'"usage"') >= 0:  # seldom, of what a model says
+            if event.data.find(b'"usage"') >= 0:  # rare in model output
                 return tuple([event for event in events if self.shown(call, event)])
         return events
 
@@ -163,18 +167,18 @@ class OpenAI(Conversational):
         return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}})
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
-        """An error object in the stream, and no [DONE]: the SDKs raise APIError on it."""
+        """Return an error event without [DONE]: the SDKs raise APIError on it."""
         return (Event(self.error(kind, message)),)
 
 
 def chat_body(text: str, *, model: str, max_tokens: int) -> bytes:
-    """A request of our own: one user message, and the likeliest answer to it."""
+    """Return a request of the gateway itself: one user message at temperature 0."""
     messages = [{"role": "user", "content": text}]
     return orjson.dumps({"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens})
 
 
 def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes | None = None) -> Call:
-    """`written`: `body` as JSON, where that is at hand."""
+    """Check a body and return its call. `written` is `body` as JSON, if available."""
     _check(body, operation)
     embeddings = operation == "embeddings"
     stored = body.get("store") is True and operation == "chat.completions"
@@ -196,8 +200,10 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
 
 
 def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive:
-    """`stored`: the answer is kept upstream under its id, so that `store` decides something; False is the protocol's
-    default."""
+    """Return what decides the response.
+
+    `stored`: the response is stored upstream under its id, so `store` matters. The protocol's default is False.
+    """
     decisive = body
     if not NON_DECISIVE_UNSTORED.isdisjoint(body):
         dropped = NON_DECISIVE if stored else NON_DECISIVE_UNSTORED
@@ -208,7 +214,7 @@ def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive
 
 
 def _check(body: Mapping[str, Any], operation: str) -> None:
-    """Types of the fields that the gateway itself relies on. The rest is the backend's to judge."""
+    """Check the fields that the gateway itself relies on. The backend judges the rest."""
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise invalid_field("model", "a non-empty string", body.get("model", ABSENT))
     if not OPTIONAL_FIELDS.isdisjoint(body):
@@ -264,7 +270,7 @@ def _check_parts(parts: list[Any], where: str) -> None:
 
 
 def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
-    """-> (the text that is matched by similarity, all that must be equal for a match, why there is no text)."""
+    """Return (the text to match by similarity, the parts that must be equal, the reason if there is no text)."""
     if operation == "chat.completions":
         *earlier, last = body["messages"]
         if last["role"] == "user":
@@ -281,7 +287,7 @@ def _question(operation: str, body: Mapping[str, Any]) -> tuple[str | None, Any,
 
 
 def _split_text(content: Any) -> tuple[str, Any]:
-    """As `turns.divided`."""
+    """Split content as `conversation.divided` does."""
     if not isinstance(content, list):
         return content or "", None
     return divided(content, lambda part: part.get("type") == "text")
@@ -308,13 +314,13 @@ PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def _is_array_input(body: Mapping[str, Any]) -> bool:
-    """Whether the input is an array of texts, or of texts as token ids; an array of token ids is one input."""
+    """Return whether the input is an array of texts or of token-id arrays; one array of token ids is one input."""
     given = body["input"]
     return isinstance(given, list) and all(isinstance(one, str | list) for one in given)
 
 
 def _inputs(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The texts to embed; empty where the input is token ids, which only the backend's own tokenizer can read."""
+    """Return the texts to embed; empty for token ids, which only the backend's tokenizer can decode."""
     given = body["input"]
     if isinstance(given, str):
         return (given,)

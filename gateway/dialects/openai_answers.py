@@ -1,6 +1,6 @@
-"""OpenAI answers: judged, taken apart into chunks, put together from chunks, made from plain text. Pure.
+"""OpenAI responses: inspect them, split them into chunks, join chunks, and build them from plain text. Pure.
 
-`payload` is the data of a stream's events in order, `[DONE]` included, or one element: a whole body.
+`payload` is the data of a stream's events in order, `[DONE]` included, or one element: a complete body.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gateway.dialects.conversation import split_pieces
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
-# The chunks of an OpenAI stream put together: what the same request without `stream` gets. Pure.
+# Join the chunks of a stream into the body that the same request without `stream` gets. Pure.
 #
-# Servers add fields at every level, and say the same thing once, in every chunk, or a piece at a time. What kind a
-# field is shows where it stands: what a model says (`delta`, `text`) comes in pieces that are joined; what is said
-# about it (the chunk, the choice) is repeated or completed, and an empty value never takes back what was said before,
-# as in the chunks that some servers send around an answer for what their filters found.
+# Servers add fields at every level, and send a value once, in every chunk, or in pieces. The position of a field
+# decides: model output (`delta`, `text`) comes in pieces that are joined. Fields about it (of the chunk or choice) are
+# repeated or completed. There an empty value never removes an earlier one, as in the chunks that some servers send
+# around a response for their content filters.
 
 DONE = b"[DONE]"
 
@@ -31,14 +31,15 @@ CHAT = "chat.completions"
 
 WHOLE = {CHAT: "chat.completion", "completions": "text_completion"}
 
-REPLACED_FIELDS = frozenset(
-    {"role", "id", "type", "format"}
-)  # texts of a delta that a later one repeats, not continues
+# Texts of a delta that a later delta repeats rather than continues.
+REPLACED_FIELDS = frozenset({"role", "id", "type", "format"})
 
 
 def assemble_body(operation: str, payload: Iterable[bytes]) -> dict[str, Any]:
-    """Of the data of all events. Fields that the protocol requires and no chunk has are null, or empty. Raises what
-    reading a malformed answer raises: `ValueError`, `TypeError`, `AttributeError`, `KeyError`."""
+    """Join the data of all events. Required fields that no chunk has become null or empty.
+
+    Malformed streams raise `ValueError`, `TypeError`, `AttributeError` or `KeyError`.
+    """
     body: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for data in payload:
@@ -74,13 +75,13 @@ def _finish_choice(operation: str, index: int, choice: dict[str, Any]) -> dict[s
     calls = delta.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         if isinstance(call, dict):
-            call.pop("index", None)  # the place in the list says it
+            call.pop("index", None)  # the position in the list replaces it
     choice["message"] = {"role": "assistant", "content": None, **delta}
     return choice
 
 
 def _merge_fields(merged: dict[str, Any], given: Mapping[str, Any], *, grow: bool = False) -> None:
-    """The last value that says something counts; objects are united; with `grow`, lists are joined."""
+    """Merge fields: the last non-empty value wins, objects are merged; with `grow`, lists are joined."""
     for key, value in given.items():
         before = merged.get(key)
         if before is None or (value and isinstance(value, str)):
@@ -94,8 +95,10 @@ def _merge_fields(merged: dict[str, Any], given: Mapping[str, Any], *, grow: boo
 
 
 def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Adds one delta to what came before it: text is appended, lists are joined (by `index` where their elements
-    have one), objects are merged, everything else is replaced. Unknown fields follow the same rule."""
+    """Merge one delta: texts are appended, objects are merged, everything else is replaced.
+
+    Lists are joined, by `index` if their elements have one. Unknown fields follow the same rules.
+    """
     for key, value in delta.items():
         before = merged.get(key)
         if before is None or value is None:
@@ -114,7 +117,7 @@ def merge_delta(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def _join_base64(before: str, more: str) -> str:
-    """Each piece of a sound is encoded by itself: its padding may stand nowhere but at the end."""
+    """Join audio pieces. Each is encoded separately, and padding may only occur at the end."""
     return b64.b64encode(b64.b64decode(before) + b64.b64decode(more)).decode()
 
 
@@ -132,21 +135,15 @@ def _index(element: Any) -> Any:
     return element.get("index") if isinstance(element, dict) else None
 
 
-# A whole OpenAI answer taken apart into the chunks of a stream. Pure.
+# Split a complete response into the chunks of a stream. Pure.
 STREAMED = {CHAT: "chat.completion.chunk", "completions": "text_completion"}
 
-REPEATED_FIELDS = (
-    "id",
-    "object",
-    "created",
-    "model",
-    "system_fingerprint",
-    "service_tier",
-)  # in every chunk; others once
+# Fields in every chunk; other fields occur once.
+REPEATED_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier")
 
 
 def chunks_of(operation: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The last one carries the usage, where there is any. Raises what reading a malformed answer raises."""
+    """Yield the chunks; the last one has the usage, if any. Malformed bodies raise `KeyError` and the like."""
     head = {key: body[key] for key in REPEATED_FIELDS if key in body} | {"object": STREAMED[operation]}
     usage = body.get("usage")
     once = {
@@ -167,14 +164,14 @@ def chunks_of(operation: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any
 
 
 def _indices(choices: list[dict[str, Any]]) -> list[int]:
-    """The choices' own numbers; their places where these do not tell them apart."""
+    """Return the choices' own indices; their positions if these are not unique."""
     own = [choice.get("index") for choice in choices]
     numbers = [index for index in own if type(index) is int]
     return numbers if len(set(numbers)) == len(own) else list(range(len(own)))
 
 
 def _chat_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Role first, then every text field in pieces, then what is no text in one piece, then the finish."""
+    """Yield the role first, then each text field in pieces, then other fields complete, then the finish."""
     message = choice.get("message")
     if not isinstance(message, dict):
         raise TypeError("a choice without a message")
@@ -186,7 +183,7 @@ def _chat_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any
     empty = {key: value for key, value in said.items() if value is None or value in ("", [])}
     begun = {"content": ""} if isinstance(message.get("content"), str) else {}
     yield part({"role": message.get("role") or "assistant", **begun, **empty})
-    # Models think before they speak, and speak before they act: other text fields (reasoning, refusal) go first.
+    # Models think, then speak, then act. So other text fields (reasoning, refusal) come before the content.
     order = {"content": 1, "tool_calls": 2, "function_call": 2}
     for key in sorted((key for key in said if key not in empty), key=lambda key: order.get(key, 0)):
         value = said[key]
@@ -202,13 +199,13 @@ def _chat_parts(index: int, choice: Mapping[str, Any]) -> Iterator[dict[str, Any
             yield part({key: value})
     if choice.get("logprobs") is not None:
         yield {**part({}), "logprobs": choice["logprobs"]}
-    # `delta` would be read as what the model said.
+    # A client would take `delta` for model output.
     rest = {key: value for key, value in choice.items() if key not in ("index", "message", "logprobs", "delta")}
     yield {**part({}), **rest}
 
 
 def _function_parts(call: Mapping[str, Any], key: str, framing: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A call with its name first, then its arguments in pieces."""
+    """Yield a tool call with its name first, then its arguments in pieces."""
     function = call.get(key)
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(arguments, str):
@@ -230,7 +227,7 @@ PREFIX = {CHAT: "chatcmpl-", "completions": "cmpl-"}
 
 
 def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspection:
-    """Whether the answer is complete enough to be stored, and the tokens that it cost."""
+    """Return whether the response is complete enough to be stored, and its token counts."""
     try:
         if streamed and (not payload or payload[-1] != DONE):
             return Inspection(Admission.CUT, 0, 0)
@@ -247,7 +244,7 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
 
 
 def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admission:
-    """Raises `TypeError` on a choice that says nothing: as a stream there would be nothing of it."""
+    """Return the admission. Raise `TypeError` for a choice without content, of which a stream would show nothing."""
     if not choices:
         return Admission.INCOMPLETE
     tools = False
@@ -263,15 +260,17 @@ def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admissio
 
 
 def _has_web_search(message: Mapping[str, Any]) -> bool:
-    """Whether the server has looked something up on the web, a tool whose results age."""
+    """Return whether the server searched the web: a tool whose results age."""
     found = message.get("annotations")
     kinds = (each.get("type") for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
     return "url_citation" in kinds
 
 
 def text(operation: str, whole: bytes) -> str | None:
-    """What all choices of a whole body say, a blank line between them; None where any says it in another way (a tool
-    call, a refusal, audio). Raises `MalformedResponse`."""
+    """Return the texts of all choices, with a blank line between them; None if any has other content.
+
+    Other content is a tool call, a refusal or audio. Raise `MalformedResponse`.
+    """
     with reading():
         choices = orjson.loads(whole)["choices"]
         if operation == "completions":
@@ -285,7 +284,7 @@ def text(operation: str, whole: bytes) -> str | None:
 
 
 def is_usage_chunk(data: bytes) -> bool:
-    """The extra chunk of `stream_options.include_usage`: usage and no choices."""
+    """Return whether this is the extra chunk of `stream_options.include_usage`: usage and no choices."""
     try:
         chunk = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -294,34 +293,36 @@ def is_usage_chunk(data: bytes) -> bool:
 
 
 def assemble(operation: str, payload: Iterable[bytes]) -> bytes:
-    """The chunks of a stream -> the body that the same request without `stream` gets. Raises `MalformedResponse`."""
+    """Join a stream into the body that the same request without `stream` gets. Raise `MalformedResponse`."""
     with reading():
         body = assemble_body(operation, payload)
         _check_error(body)
         if not body["choices"]:
-            raise MalformedResponse("the answer is empty")
+            raise MalformedResponse("the response is empty")
         return orjson.dumps(body)
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Whatever goes wrong in taking an answer apart is the answer's fault."""
+    """Convert parse errors within the block to `MalformedResponse`."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # orjson's are ValueErrors
-        raise MalformedResponse(f"the answer cannot be read ({type(error).__name__})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # orjson's errors are ValueErrors
+        raise MalformedResponse(f"the response cannot be parsed ({type(error).__name__})") from None
 
 
 def _check_error(body: Mapping[str, Any]) -> None:
     error = body.get("error")
     if error is not None:
         message = error.get("message") if isinstance(error, dict) else error
-        raise MalformedResponse(f"the answer is an error: {str(message)[:300]}")
+        raise MalformedResponse(f"the response is an error: {str(message)[:300]}")
 
 
 def split(operation: str, whole: bytes) -> tuple[Event, ...]:
-    """A whole body -> the stream that the same request with `stream` gets, usage chunk and `[DONE]` included. Raises
-    `MalformedResponse`."""
+    """Split a body into the stream that the same request with `stream` gets, with usage chunk and `[DONE]`.
+
+    Raise `MalformedResponse`.
+    """
     with reading():
         body = orjson.loads(whole)
         _check_error(body)
@@ -329,7 +330,7 @@ def split(operation: str, whole: bytes) -> tuple[Event, ...]:
 
 
 def renewed(data: bytes, answer_id: str, created: int) -> bytes:
-    """A whole body, or the data of one event, under another id and time; untouched where it has neither."""
+    """Return a body, or one event's data, with another id and time; unchanged if it has neither."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -341,7 +342,7 @@ def renewed(data: bytes, answer_id: str, created: int) -> bytes:
 
 
 class OpenAITextAnswer:
-    """Plain text -> chunks, for backends that know nothing but text."""
+    """`OpenAITextAnswer` builds chunks from plain text, for backends that return only text."""
 
     def __init__(self, operation: str, answer_id: str, created: int, model: str) -> None:
         self._chat = operation == CHAT
@@ -384,7 +385,7 @@ class OpenAITextAnswer:
 
 
 def _logprobs(tokens: Sequence[Token], offset: int, *, chat: bool) -> dict[str, Any]:
-    """Of some tokens, the first of which begins `offset` characters into the text."""
+    """Return the logprobs of some tokens, the first of which begins `offset` characters into the text."""
     if chat:
         content = [
             {**_token_logprob(token), "top_logprobs": [_token_logprob(other) for other in token.beside]}
@@ -405,7 +406,7 @@ def _token_logprob(token: Token) -> dict[str, Any]:
 
 
 def embeddings(vectors: Sequence[Sequence[float]], model: str, *, base64: bool) -> bytes:
-    """An embeddings answer; `base64` packs each vector as little-endian float32, which the official client asks for."""
+    """Return an embeddings response. `base64`: vectors as little-endian float32, which the official client requests."""
 
     def packed(vector: Sequence[float]) -> str | list[float]:
         array = np.asarray(vector, dtype="<f4")

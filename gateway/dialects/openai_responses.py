@@ -1,8 +1,8 @@
-"""OpenAI's responses: `POST /v1/responses`, whole and as typed events. What is done with a response later (reading,
-deleting, cancelling, its input items, compaction, counting) passes through.
+"""OpenAI's Responses API: `POST /v1/responses`, complete and as typed events.
 
-Shapes follow OpenAI's API reference (https://developers.openai.com/api/reference/resources/responses); unknown fields,
-items and parts are kept everywhere.
+Later operations on a response pass through (reading, deleting, cancelling, its input items, compaction, counting).
+Shapes follow OpenAI's API reference (https://developers.openai.com/api/reference/resources/responses). Unknown fields,
+items and parts are kept.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspectio
 RESPONSES = "/v1/responses"
 OPERATION = "responses"
 
-# Fields that do not decide the answer. `store` does: an answer that is stored has an id that later requests may name.
+# Fields that do not decide the response. `store` does: a stored response has an id that later requests may name.
 NON_DECISIVE = frozenset({"stream", "stream_options", *answers.ECHOED})
-TEXT_KEYS = frozenset({"type", "text", "prompt_cache_breakpoint"})  # of a part that is text and nothing else
+TEXT_KEYS = frozenset({"type", "text", "prompt_cache_breakpoint"})  # keys of a part that is only text
 
 
 class OpenAIResponses(Conversational):
+    """`OpenAIResponses` is the dialect of `POST /v1/responses`."""
+
     name = "openai-responses"
 
     def claims(self, method: str, path: str) -> bool:
@@ -57,7 +59,7 @@ class OpenAIResponses(Conversational):
         found = answers.inspect(payload, streamed)
         if not streamed and found.admission in (Admission.STORED, Admission.TOOLS):
             try:
-                self.events(call, payload[0])  # an entry serves both forms: what only one can say is none
+                self.events(call, payload[0])  # an entry serves both forms, so each must be possible
             except MalformedResponse:
                 return Inspection(Admission.MALFORMED, 0, 0)
         return found
@@ -69,7 +71,7 @@ class OpenAIResponses(Conversational):
         return events_of(whole)
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
-        """Not of a response that lies upstream: later requests name it by its id."""
+        """Renew the id, but not of a response that is stored upstream, where later requests name it."""
         return answers.renewed(data, answers.PREFIX + answer_id, created, kept=call.stored)
 
     def _said(self, call: Call, whole: bytes) -> str | None:
@@ -79,19 +81,24 @@ class OpenAIResponses(Conversational):
         for field in ("previous_response_id", "conversation", "prompt"):
             if call.body.get(field) is not None:
                 raise BadRequest(
-                    f"a backend that answers in text has nothing stored that '{field}' could name", param=field
+                    f"'{field}' is not supported: this backend stores no responses, conversations or prompts",
+                    param=field,
                 )
         return ResponsesTextAnswer(call.body, answers.PREFIX + answer_id, created, model)
 
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
-        raise BadRequest("responses have no embeddings")
+        raise BadRequest("the Responses API has no embeddings")
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": _error(kind, message, param)})
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
-        """What the API reference has (the fields at the top) and what OpenAI sends (`error`): some clients read the
-        one, the official SDK raises on the other. The place of the event in its stream is not known here."""
+        """Return an error event with both shapes: the API reference's (top-level fields) and OpenAI's actual one
+        (`error`).
+
+        Some clients read the first one, and the official SDK raises on the second. The event's real sequence number is
+        not known here.
+        """
         said = {"type": "error", "sequence_number": 0, "code": kind, "message": message, "param": None}
         return (Event(orjson.dumps({**said, "error": _error(kind, message)}), "error"),)
 
@@ -105,8 +112,11 @@ def _field_restorer(body: Mapping[str, Any]) -> Callable[[bytes], bytes]:
 
 
 def _bypass(body: Mapping[str, Any]) -> Bypass | None:
-    """A response in the background is asked for again until it is there. A conversation grows with each call: the same
-    words mean something else the next time, and a turn that is answered here would be missing there."""
+    """Return why the response may not be cached.
+
+    A background response is polled until it is ready. A conversation grows with each call, so the same words
+    have another meaning the next time. A turn served from the cache would also be missing upstream.
+    """
     if body.get("background") is True:
         return Bypass.BACKGROUND
     return Bypass.CONVERSATION if body.get("conversation") is not None else None
@@ -135,8 +145,10 @@ def _decisive(body: dict[str, Any], bypass: Bypass | None) -> Decisive:
 
 
 def _check(body: Mapping[str, Any]) -> None:
-    """Types of the fields that the gateway itself relies on. The rest is the backend's to judge: with a `prompt` that
-    lies there, even a request without a model or an input is complete."""
+    """Check the fields that the gateway itself relies on. The backend judges the rest.
+
+    With a `prompt` that is stored there, a request is complete even without a model or an input.
+    """
     for field, types, expected in FIELDS:
         if (value := body.get(field)) is not None and not isinstance(value, types):
             raise invalid_field(field, expected, value)
@@ -174,7 +186,7 @@ def _is_text(part: Mapping[str, Any]) -> bool:
 
 
 def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
-    """-> (the text that is matched by similarity, all that must be equal for a match, why there is no text)."""
+    """Return (the text to match by similarity, the parts that must be equal, the reason if there is no text)."""
     given = body.get("input")
     if isinstance(given, str) and given.strip():
         return given, {**body, "input": None}, None
@@ -187,7 +199,7 @@ def _question(body: Mapping[str, Any]) -> tuple[str | None, Any, Bypass | None]:
 
 
 def split_text(content: Any) -> tuple[str, Any]:
-    """As `turns.divided`."""
+    """Split content as `conversation.divided` does."""
     if not isinstance(content, list):
         return content or "", None
     return divided(content, _is_text, TEXT_KEYS)

@@ -1,7 +1,7 @@
-"""OpenAI's responses: judged, put together from their events, put under another id. Pure.
+"""OpenAI's Responses API: inspect responses, join and split their events, and renew their ids. Pure.
 
-`payload` is the data of a stream's events in order, or one element: a whole body. The event that ends a stream carries
-the whole response, so that nothing has to be put together from deltas.
+`payload` is the data of a stream's events in order, or one element: a complete body. The last event of a stream carries
+the whole response, so deltas need not be joined.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gateway.dialects.sse import encode_event
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
 
-# A whole response taken apart into the typed events of a stream. Pure.
+# Split a complete response into the typed events of a stream. Pure.
 #
 # https://developers.openai.com/api/reference/resources/responses/streaming-events
 ENDS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
 
-FINAL_FIELDS = ("usage", "completed_at", "error", "incomplete_details")  # what only the end tells
+FINAL_FIELDS = ("usage", "completed_at", "error", "incomplete_details")  # fields that only the last event has
 
-# Item -> (its field that comes in pieces, the name of the events that say it).
+# Item type -> (the field that comes in pieces, the prefix of its events).
 DELTA_FIELDS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
@@ -32,7 +32,7 @@ DELTA_FIELDS = {
     "code_interpreter_call": ("code", "response.code_interpreter_call_code"),
 }
 
-# Item -> what a call of a tool that the server runs goes through before and after that field.
+# Item type -> the phases of a server-side tool call before and after that field.
 PHASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "web_search_call": (("in_progress", "searching"), ("completed",)),
     "file_search_call": (("in_progress", "searching"), ("completed",)),
@@ -42,7 +42,7 @@ PHASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mcp_list_tools": (("in_progress",), ("completed",)),
 }
 
-# Part -> (its field that comes in pieces, the name of the events that say it).
+# Part type -> (the field that comes in pieces, the prefix of its events).
 PARTS = {
     "output_text": ("text", "response.output_text"),
     "refusal": ("refusal", "response.refusal"),
@@ -51,11 +51,11 @@ PARTS = {
 
 
 def events_of(whole: bytes) -> tuple[Event, ...]:
-    """The last one carries all of `whole`. Raises `MalformedResponse`."""
+    """Split a body into events; the last one carries all of it. Raise `MalformedResponse`."""
     with reading():
         body = orjson.loads(whole)
         if isinstance(body.get("error"), dict) and "output" not in body:
-            raise MalformedResponse(f"the answer is an error: {str(body['error'].get('message'))[:300]}")
+            raise MalformedResponse(f"the response is an error: {str(body['error'].get('message'))[:300]}")
         said = enumerate(_events(body))
         return tuple(encode_event({"type": event.pop("type"), "sequence_number": at, **event}) for at, event in said)
 
@@ -63,7 +63,7 @@ def events_of(whole: bytes) -> tuple[Event, ...]:
 def _events(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     end = ENDS.get(body.get("status", "completed"))
     if end is None:
-        raise MalformedResponse(f"the answer is not finished: its status is {str(body['status'])[:40]!r}")
+        raise MalformedResponse(f"the response is not finished: its status is {str(body['status'])[:40]!r}")
     begun = {**body, "output": [], **{key: None for key in FINAL_FIELDS if key in body}}
     if "status" in body:
         begun["status"] = "in_progress"
@@ -113,7 +113,7 @@ def _summary(place: int, part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _content(place: int, part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A part of a message or of thoughts; of an unknown type it comes whole."""
+    """Yield the events of a part of a message or of reasoning. A part of unknown type comes complete."""
     placed, opened, inner = {"content_index": place}, dict(part), list[dict[str, Any]]()
     key, name = PARTS.get(part["type"], ("", ""))
     if isinstance(part.get(key), str):
@@ -135,7 +135,7 @@ def _content(place: int, part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _with_logprobs(
     part: Mapping[str, Any], deltas: list[dict[str, Any]], done: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Token by token where the tokens are told, and are the text; clients rely on a list in any case."""
+    """Split by token if the tokens are known and form the text. Clients rely on a `logprobs` list in any case."""
     told = part.get("logprobs")
     tokens = [each.get("token") for each in told] if isinstance(told, list) else []
     if tokens and all(isinstance(token, str) for token in tokens) and "".join(tokens) == part["text"]:
@@ -145,9 +145,9 @@ def _with_logprobs(
     return [{**delta, "logprobs": []} for delta in deltas], {**done, "logprobs": told or []}
 
 
-# Plain text as the typed events of a response, for backends that know nothing but text. Pure.
+# Build the typed events of a response from plain text, for backends that return only text. Pure.
 
-# What a response repeats of its request, and what it says where the request said nothing.
+# The fields that a response repeats from its request, with their defaults.
 REQUEST_FIELDS: dict[str, Any] = {
     "instructions": None, "max_output_tokens": None, "metadata": {}, "parallel_tool_calls": True, "temperature": None,
     "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": None, "user": None,
@@ -155,8 +155,10 @@ REQUEST_FIELDS: dict[str, Any] = {
 
 
 class ResponsesTextAnswer:
-    """One message of one text. Such a response is stored nowhere, and says so. Remembers what it has said: each answer
-    takes its own."""
+    """`ResponsesTextAnswer` builds a response with one message of one text.
+
+    The response says that it is not stored. The object collects the text, so each response needs its own.
+    """
 
     def __init__(self, body: Mapping[str, Any], answer_id: str, created: int, model: str) -> None:
         given = {key: default if body.get(key) is None else body[key] for key, default in REQUEST_FIELDS.items()}
@@ -223,14 +225,14 @@ PREFIX = "resp_"
 
 FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
-# Who asks and bookkeeping: it does not decide the answer, and the answer repeats it.
+# Fields about the user and for bookkeeping. They do not decide the response, but the response repeats them.
 ECHOED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
-TEXT_ITEMS = frozenset({"message", "reasoning"})  # items that are the model's own words; all others are of tools
+TEXT_ITEMS = frozenset({"message", "reasoning"})  # items with the model's own words; all others come from tools
 
 
 def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
-    """Whether the answer is complete enough to be stored, and the tokens that it cost."""
+    """Return whether the response is complete enough to be stored, and its token counts."""
     try:
         if streamed and (end := _end(payload)) is None:
             return Inspection(Admission.CUT, 0, 0)
@@ -240,12 +242,12 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
         usage = body.get("usage") or {}
         tokens = int(usage.get("input_tokens") or 0), int(usage.get("output_tokens") or 0)
         return Inspection(_admission(body), *tokens)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError):  # orjson's are ValueErrors
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError):  # orjson's errors are ValueErrors
         return Inspection(Admission.MALFORMED, 0, 0)
 
 
 def _admission(body: Mapping[str, Any]) -> Admission:
-    """Raises `TypeError` or `KeyError` on what could not be said as a stream."""
+    """Return the admission. Raise `TypeError` or `KeyError` for responses that could not be streamed."""
     status = body.get("status")
     if body.get("error") is not None or status in ("failed", "cancelled"):
         return Admission.ERROR_STATUS
@@ -261,14 +263,14 @@ def _admission(body: Mapping[str, Any]) -> Admission:
         if kind == "message":
             _check_message(item)
     if all(kind == "reasoning" for kind in kinds):
-        return Admission.INCOMPLETE  # nothing is said
+        return Admission.INCOMPLETE  # there is no output
     return Admission.STORED if TEXT_ITEMS.issuperset(kinds) else Admission.TOOLS
 
 
 def _kind(thing: Mapping[str, Any]) -> str:
     kind = thing["type"]
     if not isinstance(kind, str):
-        raise TypeError("an item or a part of no type")
+        raise TypeError("an item or a part without a type")
     return kind
 
 
@@ -277,11 +279,11 @@ def _check_message(item: Mapping[str, Any]) -> None:
         raise TypeError("a message without parts")
     for part in item["content"]:
         if _kind(part) == "output_text" and not isinstance(part["text"], str):
-            raise TypeError("a text that is none")
+            raise TypeError("a text part without a string")
 
 
 def _end(payload: Sequence[bytes]) -> dict[str, Any] | None:
-    """The event that ends the stream, an error among them; None where there is none."""
+    """Return the event that ends the stream, which may be an error; None if there is none."""
     data = next((data for data in reversed(payload) if data != DONE), None)  # some servers end with it
     if data is None:
         return None
@@ -297,13 +299,15 @@ def _end(payload: Sequence[bytes]) -> dict[str, Any] | None:
 
 
 def _response(payload: Sequence[bytes]) -> dict[str, Any]:
-    """The response that the events tell. Some servers leave its items out at the end: then they are those that were
-    done. Raises what reading a malformed answer raises."""
+    """Return the response that the events describe. Malformed streams raise `KeyError` and the like.
+
+    Some servers leave out the items at the end. Then they are taken from the events that completed them.
+    """
     end = _end(payload)
     if end is None:
         raise ValueError("the stream has no end")
     if end["type"] == "error":
-        raise MalformedResponse(f"the answer is an error: {_sentence(end)}")
+        raise MalformedResponse(f"the response is an error: {_sentence(end)}")
     response = end["response"]
     if not isinstance(response, dict):
         raise TypeError("an end without a response")
@@ -327,14 +331,16 @@ def _sentence(event: Mapping[str, Any]) -> str:
 
 
 def assemble(payload: Sequence[bytes]) -> bytes:
-    """The events of a stream -> the body that the same request without `stream` gets. Raises `MalformedResponse`."""
+    """Join a stream into the body that the same request without `stream` gets. Raise `MalformedResponse`."""
     with reading():
         return orjson.dumps(_response(payload))
 
 
 def text(whole: bytes) -> str | None:
-    """What a whole body says, its texts joined as the SDK's `output_text` does; None where it says anything in another
-    way (a call of a tool, a refusal). Thoughts are no part of it. Raises `MalformedResponse`."""
+    """Return the text of a complete body, joined as the SDK's `output_text` does; None if it has other content.
+
+    Other content is a tool call or a refusal. Reasoning is left out. Raise `MalformedResponse`.
+    """
     with reading():
         items = [item for item in orjson.loads(whole)["output"] if item["type"] != "reasoning"]
         if any(item["type"] != "message" for item in items):
@@ -346,8 +352,10 @@ def text(whole: bytes) -> str | None:
 
 
 def renewed(data: bytes, answer_id: str, created: int, *, kept: bool) -> bytes:
-    """A whole body, or the data of an event that carries one, under another id and time; as it is where it is stored
-    upstream. `kept`: whether one is that does not say so."""
+    """Return a body, or the data of an event with one, with another id and time, unless it is stored upstream.
+
+    `kept`: whether a response that does not say so is stored.
+    """
 
     def anew(response: dict[str, Any]) -> dict[str, Any]:
         stored = response.get("store")
@@ -360,21 +368,23 @@ def renewed(data: bytes, answer_id: str, created: int, *, kept: bool) -> bytes:
 
 
 def restore_request_fields(fields: Mapping[str, Any], data: bytes) -> bytes:
-    """A whole body, or the data of an event that carries one, that was made for another request, with what this one
-    said in `fields`. What the answer does not repeat is not added."""
+    """Return a body, or the data of an event with one, with the values that this request has in `fields`.
+
+    The data was made for another request. Fields that the response does not repeat are not added.
+    """
 
     def own(response: dict[str, Any]) -> dict[str, Any]:
         said = {key: fields[key] for key in fields.keys() & response.keys()}
         if isinstance(response.get("metadata"), dict):
-            said["metadata"] = fields["metadata"] or {}  # none is an empty one
+            said["metadata"] = fields["metadata"] or {}  # the default is an empty object
         return response if all(response[key] == value for key, value in said.items()) else {**response, **said}
 
     return _map_response(data, own)
 
 
 def _map_response(data: bytes, change: Any) -> bytes:
-    """`change` gets a response and returns it, changed or as it is; then the bytes stay."""
-    if b'"output"' not in data:  # no response is in it
+    """Apply `change` to the response in `data`. If it returns the same object, the bytes stay."""
+    if b'"output"' not in data:  # there is no response in it
         return data
     try:
         value = orjson.loads(data)

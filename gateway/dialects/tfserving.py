@@ -14,7 +14,7 @@ from gateway.errors import BadRequest
 from gateway.messages import Admission, Bypass, Call, Decisive, Inspection, Outgoing
 
 PATH = re.compile(r"/v1/models/([^/:]+)((?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress))")
-# What the bodies must have one of: rows or columns for predict, examples for the others.
+# A body must have exactly one of these: rows or columns for predict, examples for the others.
 INPUT_KEYS = {"predict": ("instances", "inputs"), "classify": ("examples",), "regress": ("examples",)}
 OUTPUT_KEYS = {
     "predict": ("predictions", "outputs"),
@@ -24,7 +24,7 @@ OUTPUT_KEYS = {
 
 
 class TFServing(Unstreamed):
-    """Numbers may be NaN, Infinity and -Infinity, as the server itself writes and reads them beside JSON's own."""
+    """`TFServing` accepts NaN, Infinity and -Infinity as numbers, which the server itself reads and writes."""
 
     name = "tfserving"
     path = PATH
@@ -34,7 +34,9 @@ class TFServing(Unstreamed):
         value = parse_numbers(body)
         given = [key for key in INPUT_KEYS[verb] if key in value]
         if len(given) != 1:
-            raise BadRequest(f"the body has {given or 'none'} of {', '.join(INPUT_KEYS[verb])}: expected one of them")
+            raise BadRequest(
+                f"the body has {given or 'none'} of {', '.join(INPUT_KEYS[verb])}: expected exactly one of them"
+            )
         if given[0] != "inputs" and not isinstance(value[given[0]], list):
             raise BadRequest(f"'{given[0]}' is of the wrong type: expected an array")
         canonical = dump_json([model, rest, value], canonical=True)
@@ -69,7 +71,7 @@ class TFServing(Unstreamed):
 
 
 def _texts(value: Any, depth: int = 8) -> Iterator[str]:
-    """The strings of a tensor, which complexity is judged on; what is nested deeper is no tensor of texts."""
+    """Yield the strings of a tensor, to judge complexity. Deeper nesting than `depth` is not a tensor of texts."""
     if isinstance(value, str):
         yield value
     elif depth and isinstance(value, list | dict):

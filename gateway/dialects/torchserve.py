@@ -1,5 +1,7 @@
-"""TorchServe's inference API: predictions and explanations, of any bytes or of a form
-(https://pytorch.org/serve/inference_api.html)."""
+"""TorchServe's inference API: predictions and explanations for arbitrary bytes or a form.
+
+See https://pytorch.org/serve/inference_api.html.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ class _Part:
 
 
 class TorchServe(Unstreamed):
-    """The body is the handler's matter: it is compared byte for byte, a form part by part, since the boundary between
-    its parts is another one in every request."""
+    """`TorchServe` compares bodies byte for byte, because only the handler can interpret them.
+
+    Forms are compared part by part, because the boundary differs in every request.
+    """
 
     name = "torchserve"
     path = PATH
@@ -82,7 +86,7 @@ def _digest(data: bytes) -> str:
 
 
 def _text(body: bytes) -> str:
-    """What complexity is judged on; empty where the bytes are no text."""
+    """Return the text to judge complexity; empty if the bytes are not UTF-8."""
     try:
         return body.decode()
     except UnicodeDecodeError:
@@ -90,7 +94,7 @@ def _text(body: bytes) -> str:
 
 
 def _parts(body: bytes, boundary: str) -> Iterator[_Part]:
-    """Strictly: what two parsers could read in two ways is refused. Raises `BadRequest`."""
+    """Parse a form strictly: bodies that two parsers could read differently are refused. Raise `BadRequest`."""
     try:
         with PushMultipartParser(
             boundary, content_length=len(body), max_segment_count=MAX_PARTS, strict=True
@@ -105,7 +109,7 @@ def _parts(body: bytes, boundary: str) -> Iterator[_Part]:
                 elif head is not None:
                     yield _Part(head.name, head.filename, head.content_type, data)
     except MultipartError as error:
-        raise BadRequest(f"the form is malformed: {error}") from None
+        raise BadRequest(f"the multipart form is malformed: {error}") from None
 
 
 def _form(parts: tuple[_Part, ...], boundary: str) -> bytes:
@@ -122,8 +126,8 @@ def _form(parts: tuple[_Part, ...], boundary: str) -> bytes:
 
 
 def _boundary(parts: tuple[_Part, ...]) -> str:
-    """Of what is in the parts, so that it is in none of them, and the same for the same form."""
+    """Derive a boundary from the parts, so that no part contains it and equal forms get the same one."""
     digest = hashlib.sha256(b"".join(part.data for part in parts)).hexdigest()
-    while any(digest.encode() in part.data for part in parts):  # a collision that nobody can make
+    while any(digest.encode() in part.data for part in parts):  # a collision that cannot be constructed
         digest = hashlib.sha256(digest.encode()).hexdigest()
     return digest

@@ -1,4 +1,4 @@
-"""What protocols have in common whose answers come in one piece, and of whose contents the gateway knows little."""
+"""Common parts of protocols without streams, of whose contents the gateway knows little."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gateway.messages import Admission, Call, ClientForm, Event, Inspection, Tex
 
 
 class Unstreamed:
-    """The part of a `Dialect` that says: there are no streams here, and no text that could be put into another form."""
+    """`Unstreamed` is the part of a `Dialect` without streams, and without text that could take another form."""
 
     name = ""
     id_header: str | None = None
     reforms = False
-    path: re.Pattern[str]  # whole: of the requests that are this dialect's
+    path: re.Pattern[str]  # matches the whole path of the dialect's requests
 
     def claims(self, method: str, path: str) -> bool:
         return method == "POST" and self.path.fullmatch(path) is not None
 
     def claimed(self, path: str) -> re.Match[str]:
-        """The parts of a path that was claimed."""
+        """Return the match of a path that was claimed."""
         found = self.path.fullmatch(path)
         assert found is not None
         return found
@@ -35,14 +35,14 @@ class Unstreamed:
         return None
 
     def inspect(self, call: Call, payload: Sequence[bytes], streamed: bool) -> Inspection:
-        """Whatever came with status 200 and is not empty."""
+        """Accept any response with status 200 that is not empty."""
         return Inspection(Admission.STORED if payload and payload[0] else Admission.INCOMPLETE, 0, 0)
 
     def whole(self, call: Call, payload: Sequence[bytes]) -> bytes:
-        raise MalformedResponse(f"the answer is a stream, which {self.name} does not have")
+        raise MalformedResponse(f"the response is a stream, which {self.name} does not support")
 
     def events(self, call: Call, whole: bytes) -> tuple[Event, ...]:
-        raise MalformedResponse(f"a stream was asked for, which {self.name} does not have")
+        raise MalformedResponse(f"a stream was requested, which {self.name} does not support")
 
     def renewed(self, call: Call, data: bytes, *, answer_id: str, created: int) -> bytes:
         return data
@@ -60,10 +60,10 @@ class Unstreamed:
         return None
 
     def text_answer(self, call: Call, *, answer_id: str, created: int, model: str) -> TextAnswer:
-        raise BadRequest(f"a backend that answers in text cannot be asked by {self.name}")
+        raise BadRequest(f"a backend that returns text cannot serve {self.name} requests")
 
     def embedding_answer(self, call: Call, vectors: Sequence[Sequence[float]], *, model: str) -> bytes:
-        raise BadRequest(f"a backend that answers in text cannot be asked by {self.name}")
+        raise BadRequest(f"a backend that returns text cannot serve {self.name} requests")
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": message})

@@ -1,5 +1,5 @@
-"""Asynchronous inference: requests that are accepted at once and answered later.
+"""Asynchronous inference: requests that are accepted at once and processed later.
 
-`model`, `outcome`, `submission`, `signing` and `targets` decide and do no I/O; `workers`, `runner` and `deliveries`
-act; `store` is the port to where jobs lie.
+`submission`, `retry_policy` and `batches` make decisions and do no I/O. `endpoint` and `batch_endpoint` accept
+requests; `workers`, `runner`, `batch_runner` and `webhook_delivery` process them.
 """

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/files` and `/v1/batches`, where `jobs.batches` is on: `jobs.batch_runner` makes jobs of them."""
+"""Serve OpenAI's `/v1/files` and `/v1/batches` if `jobs.batches` is on. `jobs.batch_runner` turns batches into jobs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ PROVENANCE = Provenance(Verdict.BYPASS, reason=Bypass.JOB)
 
 
 class BatchEndpoint:
+    """`BatchEndpoint` answers requests about files and batches. `on_created` wakes the batch driver."""
+
     def __init__(
         self,
         config: JobsConfig,
@@ -61,28 +63,35 @@ class BatchEndpoint:
 
     async def answer(self, request: RequestContext) -> Response:
         match = PATHS.fullmatch(request.path)
-        assert match is not None  # as it claims it
+        assert match is not None  # `claims` has matched the path
         kind, identity, action = match[1], match[2] or "", match[3] or ""
         answer = self._answers.get((request.method, kind, bool(identity), action))
         if answer is None:
-            raise NotFound(f"there is no {request.method} {request.path} here")
+            raise NotFound(
+                f"{request.method} {request.path} is not supported: expected an operation on files or batches"
+            )
         try:
             response: Response = await answer(request, identity)
         except StoreUnavailable as error:
-            raise Overloaded(f"files and batches are not to be had now: {error}", retry_after_s=RETRY_AFTER_S) from None
+            raise Overloaded(f"files and batches are unavailable: {error}", retry_after_s=RETRY_AFTER_S) from None
         return response
 
     async def _upload(self, request: RequestContext, _: str) -> Response:
         body, kind = await request.body_source.read(), request.headers.get("content-type", "")
-        # A file of 100 MB takes a quarter of a second, in Python: the event loop has its turns meanwhile.
+        # Parsing a file of 100 MB takes a quarter of a second, so it runs in a thread and does not block the event
+        # loop.
         content, filename, purpose = await asyncio.to_thread(_parse_form, body, kind)
         if purpose != "batch":
-            raise BadRequest("'purpose': expected batch, the only one there is here", param="purpose")
+            raise BadRequest("'purpose' is invalid: expected batch", param="purpose")
         count, size = await self._store.held()
         if count >= MAX_FILES or size + len(content) > self._config.max_bytes:
-            raise Overloaded("no more files may be kept (jobs.max_bytes)", retry_after_s=60)
+            raise Overloaded(
+                f"the file store is full: expected at most {MAX_FILES} files and jobs.max_bytes bytes", retry_after_s=60
+            )
         if len(await self._store.files(request.tenant)) >= MAX_FILES_PER_TENANT:
-            raise TooManyJobs(f"you have {MAX_FILES_PER_TENANT} files: delete some", retry_after_s=60)
+            raise TooManyJobs(
+                f"you have reached the limit of {MAX_FILES_PER_TENANT} files: delete some", retry_after_s=60
+            )
         now = self._clock.wall()
         name = f"file-{secrets.token_hex(16)}"
         file = BatchFile(name, request.tenant, filename, purpose, now, now + self._config.file_ttl, len(content))
@@ -108,12 +117,12 @@ class BatchEndpoint:
         for name in await self._store.open():
             batch = await self._store.batch(name)
             if batch is not None and batch.input_file == identity:
-                raise Conflict("a batch that is not over needs this file: cancel it first")
+                raise Conflict("an unfinished batch needs this file: cancel the batch first")
         await self._store.delete_file(identity, file.tenant)
         return _json({"id": identity, "object": "file", "deleted": True})
 
     async def _file(self, request: RequestContext, identity: str) -> BatchFile:
-        """Raises `NotFound`, also where it is somebody else's."""
+        """Return the file. Raise `NotFound`, also if it belongs to another tenant."""
         file = await self._store.file(identity)
         if file is None or file.tenant != request.tenant:
             raise NotFound("there is no such file")
@@ -124,16 +133,19 @@ class BatchEndpoint:
         endpoint, metadata = endpoint_of(fields.get("endpoint")), metadata_of(fields.get("metadata"))
         window = WINDOWS.get(str(fields.get("completion_window")))
         if endpoint is None:
-            raise BadRequest("'endpoint': expected a model's path such as /v1/chat/completions", param="endpoint")
+            raise BadRequest(
+                "'endpoint' is invalid: expected a model's path such as /v1/chat/completions", param="endpoint"
+            )
         if window is None:
-            raise BadRequest("'completion_window': expected 24h", param="completion_window")
+            raise BadRequest("'completion_window' is invalid: expected 24h", param="completion_window")
         if metadata is None:
             raise BadRequest(
-                "'metadata': expected up to 16 pairs of strings, of 64 and 512 characters at most", param="metadata"
+                "'metadata' is invalid: expected up to 16 pairs of strings of at most 64 and 512 characters",
+                param="metadata",
             )
         file = await self._file(request, str(fields.get("input_file_id")))
         if len(await self._store.batches(request.tenant)) >= MAX_BATCHES_PER_TENANT:
-            raise TooManyJobs(f"you have {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
+            raise TooManyJobs(f"you have reached the limit of {MAX_BATCHES_PER_TENANT} batches", retry_after_s=60)
         identity, now = f"batch_{secrets.token_hex(16)}", self._clock.wall()
         headers, credentials = stored_headers(request.headers_with_parent(request.headers), b"", explicit=True)
         headers += key_header(request)
@@ -147,7 +159,7 @@ class BatchEndpoint:
         query = parse_qs(request.query)
         limit, after = query.get("limit", ["20"])[0], query.get("after", [""])[0]
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:4]) <= MAX_PAGE:
-            raise BadRequest(f"'limit': expected a number from 1 to {MAX_PAGE}", param="limit")
+            raise BadRequest(f"'limit' is invalid: expected a number from 1 to {MAX_PAGE}", param="limit")
         names = await self._store.batches(request.tenant)
         if after:
             names = names[names.index(after) + 1 :] if after in names else []
@@ -167,7 +179,7 @@ class BatchEndpoint:
         return _json(await self._batch_json(await self._batch(request, identity)))
 
     async def _batch(self, request: RequestContext, identity: str) -> JobBatch:
-        """Raises `NotFound`, also where it is somebody else's."""
+        """Return the batch. Raise `NotFound`, also if it belongs to another tenant."""
         batch = await self._store.batch(identity)
         if batch is None or batch.tenant != request.tenant:
             raise NotFound("there is no such batch")
@@ -180,20 +192,20 @@ class BatchEndpoint:
 
 
 def _parse_form(body: bytes, content_type: str) -> tuple[bytes, str, str]:
-    """-> (the file, its name, its purpose). Raises `BadRequest`."""
+    """Return (the file, its name, its purpose). Raise `BadRequest`."""
     kind, options = parse_options_header(content_type)
     boundary = options.get("boundary")
     if kind != "multipart/form-data" or not boundary:
-        raise BadRequest("expected multipart/form-data with 'file' and 'purpose'")
-    limit = max(1, len(body))  # it is all in memory already
+        raise BadRequest("the body is invalid: expected multipart/form-data with 'file' and 'purpose'")
+    limit = max(1, len(body))  # the body is in memory already
     try:
         parser = MultipartParser(BytesIO(body), boundary, strict=True, memory_limit=limit, spool_limit=limit)
         parts = {part.name: part for part in parser.parts()}
     except MultipartError as error:
-        raise BadRequest(f"the form is malformed: {error}") from None
+        raise BadRequest(f"the multipart form is malformed: {error}") from None
     file, purpose = parts.get("file"), parts.get("purpose")
     if file is None or purpose is None:
-        raise BadRequest("expected multipart/form-data with 'file' and 'purpose'")
+        raise BadRequest("the form is incomplete: expected 'file' and 'purpose'")
     return file.raw, (file.filename or "file.jsonl")[:256], purpose.value
 
 

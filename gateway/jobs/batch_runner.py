@@ -1,5 +1,8 @@
-"""Batches become jobs, and the answers of jobs a file. Whoever holds a batch's lease drives it; when he is killed
-another one goes on: every step may be taken twice."""
+"""Turn batches into jobs, and their responses into files.
+
+The gateway with a batch's lease drives the batch. If that gateway dies, another one continues, so every step may be
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -36,33 +39,33 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("nearhit.jobs")
 POLL_EVERY_S = 1.0
 LEASE_S = 15.0
-RENEW_S = 4.0  # a step of the store takes ten seconds at most: with them the lease still holds
-# Jobs of one batch that are accepted and not over: enough to keep workers busy, few of what a tenant may have waiting.
+RENEW_S = 4.0  # seconds; with the ten that a step of the store takes at most, the lease still holds
+# Accepted, unfinished jobs of one batch: enough to keep workers busy, few of what a tenant may queue.
 WINDOW = 200
-MAX_OUTPUT = 64 * 2**20  # bytes of a batch's answers; what is beyond fails
+MAX_OUTPUT = 64 * 2**20  # bytes of a batch's responses; further requests fail
 CANCELLED, EXPIRED = "batch_cancelled", "batch_expired"
 
 
 class _Lost(Exception):
-    """The lease may be another gateway's by now: what is written from here on would be written into its steps."""
+    """The lease may belong to another gateway by now, so nothing more may be written."""
 
 
 @dataclass(slots=True)
 class _Driven:
-    """A batch in this gateway's hands. `leased`: since when, or since it was said again; monotonic clock."""
+    """A batch that this gateway drives. `leased` is the monotonic time of the lease's last renewal."""
 
     batch: JobBatch
     leased: float
     lines: list[BatchLine]
-    jobs: dict[int, str]  # accepted, and not known to be over
+    jobs: dict[int, str]  # accepted, and not known to have ended
     done: set[int]
-    next: int = 0  # index of the first line that may not have been accepted
-    size: int = 0  # of answers so far, as far as this gateway has written them
+    next: int = 0  # index of the first line that may not be accepted yet
+    size: int = 0  # bytes of the responses that this gateway has written
     by_number: dict[int, BatchLine] = field(default_factory=dict)
 
 
 class BatchDriver:
-    """`on_accepted` is called when jobs were: the workers look for them."""
+    """`BatchDriver` drives the batches of this gateway. `on_accepted` wakes the workers after jobs were accepted."""
 
     def __init__(
         self,
@@ -90,20 +93,20 @@ class BatchDriver:
         self._result_s = result_s
         self._driven: dict[str, _Driven] = {}
         self._wake = asyncio.Event()
-        self._ended: set[str] = set()  # since the last look
-        self._last_full_check = -inf  # when all jobs were asked for last; monotonic clock
+        self._ended: set[str] = set()  # since the last round
+        self._last_full_check = -inf  # monotonic time of the last check of all jobs
 
     def wake(self) -> None:
-        """There is a batch, or one that was cancelled."""
+        """Start a round now: a batch was created or cancelled."""
         self._wake.set()
 
     def over(self, job: str) -> None:
-        """It has ended in this gateway: of others it is found out by looking."""
+        """Record that a job ended in this gateway. Jobs of other gateways are found by polling."""
         self._ended.add(job)
         self._wake.set()
 
     async def run(self) -> None:
-        """Until it is cancelled. Others go on when the lease is over."""
+        """Drive batches until cancelled. Other gateways continue once the leases expire."""
         while True:
             now = self._clock.monotonic()
             full, (ended, self._ended) = now - self._last_full_check >= POLL_EVERY_S, (self._ended, set())
@@ -113,7 +116,7 @@ class BatchDriver:
                 names = await self._store.open()
             for name in names:
                 if not await self._drive(name, None if full else ended):
-                    self._driven.pop(name, None)  # what is known of it is read again
+                    self._driven.pop(name, None)  # it is loaded again the next time
             for name in set(self._driven) - set(names):
                 del self._driven[name]
             with suppress(TimeoutError):
@@ -122,7 +125,7 @@ class BatchDriver:
             self._wake.clear()
 
     async def _drive(self, name: str, ended: set[str] | None) -> bool:
-        """Whether it went well, here: one batch that cannot be driven keeps no other one."""
+        """Run a step of a batch. Return whether it succeeded; a failing batch does not block the others."""
         now = self._clock.monotonic()
         try:
             if not await self._store.lease(name, self._name, LEASE_S):
@@ -131,12 +134,12 @@ class BatchDriver:
         except (StoreUnavailable, _Lost):
             return False
         except Exception:
-            LOG.exception("a batch could not be driven", extra={"fields": {"batch": name}})
+            LOG.exception("a step of a batch failed", extra={"fields": {"batch": name}})
             return False
         return True
 
     async def _step(self, name: str, leased: float, ended: set[str] | None) -> None:
-        """`ended`: jobs that are to be asked for; None: all."""
+        """Run one step. `ended` are the jobs to check; None: all of them."""
         driven = self._driven.get(name) or await self._load(name, leased)
         if driven is None:
             return
@@ -151,11 +154,11 @@ class BatchDriver:
             await self._finish(driven, {"": "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[stop])
 
     async def _renew_lease(self, driven: _Driven) -> None:
-        """The lease, over steps that take long: 10,000 lines that are given up are as many writes. Raises `_Lost`."""
+        """Renew the lease during long steps: cancelling 10,000 lines takes as many writes. Raise `_Lost`."""
         driven.leased = await self._renewed_at(driven.batch.id, driven.leased)
 
     async def _renewed_at(self, batch: str, leased: float) -> float:
-        """Since when. Raises `_Lost`."""
+        """Return the time of the last renewal. Raise `_Lost`."""
         now = self._clock.monotonic()
         if now - leased < RENEW_S:
             return leased
@@ -164,7 +167,7 @@ class BatchDriver:
         return now
 
     async def _load(self, name: str, leased: float) -> _Driven | None:
-        """None: it turned out to be over."""
+        """Read the batch; None: it has ended."""
         batch = await self._store.batch(name)
         if batch is None:
             return None
@@ -174,7 +177,7 @@ class BatchDriver:
             reader.step()
             await asyncio.sleep(0)
             leased = await self._renewed_at(name, leased)
-        missing = [BatchError(0, "the input file is gone", "file_not_found")]
+        missing = [BatchError(0, "the input file no longer exists", "file_not_found")]
         lines, faults = reader.lines, missing if content is None else reader.faults
         now = self._clock.wall()
         if faults:
@@ -207,7 +210,7 @@ class BatchDriver:
         driven.done.add(line.number)
 
     async def _stop_reason(self, batch: JobBatch) -> str:
-        """Why nothing more of it is to be done; empty: all is."""
+        """Return why the rest of the batch is not run; empty: it is run."""
         if await self._store.cancelled(batch.id):
             return CANCELLED
         return EXPIRED if self._clock.wall() >= batch.expires else ""
@@ -234,13 +237,13 @@ class BatchDriver:
             self._on_accepted()
 
     async def _job(self, driven: _Driven, line: BatchLine) -> str | None:
-        """The id of its job; empty: it can have none; None: there is no room for it now."""
+        """Submit a line. Return the job's id; empty: it cannot have a job; None: there is no room now."""
         await self._renew_lease(driven)
         batch, identity = driven.batch, f"job_{secrets.token_hex(16)}"
         try:
             sealed = self._resealed(batch, identity)
         except Unsealable as error:
-            LOG.warning("a batch cannot be sent", extra={"fields": {"batch": batch.id, "error": str(error)}})
+            LOG.warning("a batch cannot be submitted", extra={"fields": {"batch": batch.id, "error": str(error)}})
             await self._write(driven, line, None, "credentials_lost")
             return ""
         headers = (*batch.headers, ("Content-Type", "application/json"), ("Content-Length", str(len(line.body))))
@@ -256,7 +259,7 @@ class BatchDriver:
         if not batch.sealed:
             return b""
         if self._sealer is None:
-            raise Unsealable("its credentials are sealed, and this gateway has no key (jobs.key_env)")
+            raise Unsealable("the batch's credentials are encrypted, and this gateway has no key (jobs.key_env)")
         return self._sealer.seal(self._sealer.open(batch.sealed, batch.id), job)
 
     async def _finish(self, driven: _Driven, status: str) -> None:

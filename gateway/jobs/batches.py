@@ -1,4 +1,4 @@
-"""OpenAI's batches: what a file of requests says, and what a batch looks like to its client. Pure."""
+"""OpenAI's batches: parse the input file, and format batches for their clients. Pure."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ WINDOWS = {"24h": 86_400.0}
 
 MAX_METADATA = 16
 
-STEP_LINES, STEP_BYTES = 64, 64 * 1024  # of a file that are read at once: less than a millisecond
+STEP_LINES, STEP_BYTES = 64, 64 * 1024  # of a file that are parsed in one step, which takes less than a millisecond
 
 
 class BatchReader:
-    """The requests of a file, read in steps: 50,000 lines at once take half a second, and nobody is answered meanwhile.
-    Once it is `over` there are `lines`, in order, or `faults`: what is wrong with them."""
+    """`BatchReader` parses the requests of a file in steps, because 50,000 lines at once block the event loop for 0.5
+    s.
+
+    Once it is `over`, it has either `lines`, in order, or `faults`.
+    """
 
     def __init__(self, content: bytes, endpoint: str, max_lines: int) -> None:
         self._content = content
         self._endpoint = endpoint
         self._max_lines = max_lines
         self._at = 0
-        self._number = 0  # of lines that were read
+        self._number = 0  # lines read
         self._seen: set[str] = set()
         self.over = False
         self.lines: list[BatchLine] = []
         self.faults: list[BatchError] = []
 
     def step(self) -> None:
-        """Reads on."""
+        """Parse the next lines."""
         until = self._at + STEP_BYTES
         for _ in range(STEP_LINES):
             if self.over or self._at >= until:
@@ -61,7 +64,7 @@ class BatchReader:
 
     def _add(self, raw: bytes) -> None:
         if len(self.lines) >= self._max_lines:
-            said = f"the file has more than {self._max_lines} requests (jobs.max_batch)"
+            said = f"the file has too many requests: expected at most {self._max_lines} (jobs.max_batch)"
             self.over, self.faults = True, [BatchError(0, said, "too_many_requests")]
             return
         parsed = _line(raw, self._number, self._endpoint, self._seen)
@@ -78,12 +81,12 @@ def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine |
     except orjson.JSONDecodeError:
         return BatchError(number, "this line is not valid JSON", "invalid_json_line")
     if not isinstance(said, dict):
-        return BatchError(number, "expected an object with custom_id, method, url and body")
+        return BatchError(number, "this line is not an object: expected one with custom_id, method, url and body")
     custom_id, body = said.get("custom_id"), said.get("body")
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
         return BatchError(number, "custom_id: expected a string of 1 to 512 characters")
     if custom_id in seen:
-        return BatchError(number, "custom_id: expected one that no other line has", "duplicate_custom_id")
+        return BatchError(number, "custom_id: expected an id that no other line has", "duplicate_custom_id")
     if said.get("method") != "POST":
         return BatchError(number, "method: expected POST", "invalid_method")
     if said.get("url") != endpoint:
@@ -94,13 +97,13 @@ def _line(raw: bytes, number: int, endpoint: str, seen: set[str]) -> BatchLine |
 
 
 def endpoint_of(value: object) -> str | None:
-    """None: no path that a batch may have."""
+    """Return the endpoint of a batch; None if a batch may not have it."""
     is_valid = isinstance(value, str) and TARGET.fullmatch(value) and "?" not in value and not OWN.fullmatch(value)
     return str(value) if is_valid else None
 
 
 def metadata_of(value: object) -> Mapping[str, str] | None:
-    """None: it is not what OpenAI allows, up to 16 pairs of strings."""
+    """Return the metadata; None unless it fits OpenAI's limits: up to 16 pairs of strings."""
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > MAX_METADATA:
@@ -112,14 +115,18 @@ def metadata_of(value: object) -> Mapping[str, str] | None:
 
 
 def key_of(batch: str, line: int) -> str:
-    """The idempotency key of a line's job: whoever drives the batch, and however often, there is one job. No client's
-    key reads like it: it has a space."""
+    """Return the idempotency key of a line's job, so that there is one job however often the line is submitted.
+
+    It contains a space, so it cannot equal a client's key.
+    """
     return f"{batch} {line}"
 
 
 def output_of(batch: str, line: BatchLine, job_state: JobState | None, reason: str = "") -> tuple[bytes, bool]:
-    """-> (a line of the output or of the error file, whether it is one of the output file). `reason`: there is no
-    job."""
+    """Return (a line of the output or error file, whether it belongs to the output file).
+
+    `reason` says why there is no job.
+    """
     name = hashlib.sha256(f"{batch}/{line.number}".encode()).hexdigest()[:32]
     said: dict[str, Any] = {"id": f"batch_req_{name}", "custom_id": line.custom_id, "response": None, "error": None}
     if job_state is not None and job_state.result is not None:
@@ -129,17 +136,18 @@ def output_of(batch: str, line: BatchLine, job_state: JobState | None, reason: s
         code = reason or (
             "batch_cancelled" if job_state and job_state.status is JobStatus.CANCELLED else "request_failed"
         )
-        message = (job_state.error if job_state else "") or "this request was not answered"
+        message = (job_state.error if job_state else "") or "this request got no response"
         said["error"] = {"code": code, "message": message}
     return orjson.dumps(said), job_state is not None and job_state.status is JobStatus.COMPLETED
 
 
 def file_id(batch: str, kind: str) -> str:
-    """Of a batch's own files: the same whoever writes them."""
+    """Return the id of a batch's own file, which is the same whichever gateway writes it."""
     return "file-" + hashlib.sha256(f"{batch}/{kind}".encode()).hexdigest()[:32]
 
 
 def file_json(file: BatchFile) -> dict[str, Any]:
+    """Return OpenAI's file object."""
     return {
         "id": file.id,
         "object": "file",
@@ -153,7 +161,7 @@ def file_json(file: BatchFile) -> dict[str, Any]:
 
 
 def batch_json(batch: JobBatch, completed: int, failed: int) -> dict[str, Any]:
-    """`completed`, `failed`: requests so far."""
+    """Return OpenAI's batch object. `completed` and `failed` count the requests so far."""
     faults = [{"code": f.code, "line": f.line or None, "message": f.message, "param": None} for f in batch.faults]
     names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     times = {f"{name}_at": int(batch.times[name]) if name in batch.times else None for name in names}

@@ -1,5 +1,7 @@
-"""Clients' credentials while their jobs wait: in the store they lie encrypted, or not at all. Imported where there is a
-key: OpenSSL's bindings are not small."""
+"""Encrypt clients' credentials while their jobs wait: the store never has them in clear.
+
+Import it only if there is a key, because OpenSSL's bindings are large.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,27 @@ from gateway.job_store import ODD, Headers, Unsealable
 
 
 class Sealer:
-    """With AES-128-CBC and HMAC-SHA256 (Fernet), under a key derived from `secret`: 32 random bytes or more, in any
-    form. To change it is to lose the credentials of jobs that wait: they fail, and say why."""
+    """`Sealer` encrypts with AES-128-CBC and HMAC-SHA256 (Fernet), under a key derived from `secret`.
+
+    `secret` has at least 32 random bytes, in any form. After a change of the secret, the credentials of waiting jobs
+    are lost: the jobs fail with an error that says so.
+    """
 
     def __init__(self, secret: str) -> None:
-        # The secret is random, not a password: no slow derivation is needed.
+        # The secret is random and not a password, so it needs no slow derivation.
         digest = hashlib.sha256(b"nearhit/jobs/credentials/" + secret.encode()).digest()
         self._fernet = Fernet(base64.urlsafe_b64encode(digest))
 
     def seal(self, headers: Headers, job: str) -> bytes:
-        """Bound to the job: what was sealed for one opens for no other."""
+        """Encrypt the headers for one job; they open for no other job."""
         return self._fernet.encrypt(msgpack.packb([job, headers], unicode_errors=ODD))
 
     def open(self, sealed: bytes, job: str) -> Headers:
-        """Raises `Unsealable`."""
+        """Decrypt the headers. Raise `Unsealable`."""
         try:
             owner, headers = msgpack.unpackb(self._fernet.decrypt(sealed), unicode_errors=ODD)
         except InvalidToken:
-            raise Unsealable("its credentials were sealed with another key (jobs.key_env)") from None
+            raise Unsealable("the credentials were encrypted with another key (jobs.key_env)") from None
         if owner != job:
-            raise Unsealable("its credentials are those of another job")
+            raise Unsealable("the credentials belong to another job")
         return tuple((str(name), str(value)) for name, value in headers)

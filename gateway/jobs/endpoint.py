@@ -1,4 +1,4 @@
-"""`POST /v1/jobs`, `Prefer: respond-async`, and what becomes of jobs: accepted here, run by `gateway.jobs.workers`."""
+"""Serve `POST /v1/jobs`, `Prefer: respond-async` and the state of jobs. `gateway.jobs.workers` runs the jobs."""
 
 from __future__ import annotations
 
@@ -37,31 +37,35 @@ if TYPE_CHECKING:
 
 JOB_PATH = re.compile(r"/v1/jobs/(job_[0-9a-f]{32})(/events)?")
 RETRY_AFTER_S = 5
-# A description carries the body in JSON: room for that, beside what the body itself may have.
+# A description carries the body in JSON, so it may be this much larger than the body itself.
 MAX_DESCRIPTION = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialPolicy:
-    """What becomes of clients' credentials while their jobs wait. `needed`: a backend is asked with them; `sealer`
-    None: there is no key to keep them with."""
+    """`CredentialPolicy` says how clients' credentials are stored while their jobs wait.
+
+    `needed`: a backend is called with them. `sealer` None: there is no key to encrypt them.
+    """
 
     needed: bool
     sealer: Sealer | None
 
     def sealed(self, headers: tuple[tuple[str, str], ...], job: str) -> bytes:
-        """Raises `BadRequest` where they would have to lie in clear."""
+        """Return the encrypted credentials. Raise `BadRequest` if they are needed and there is no key."""
         if not headers or not self.needed:
             return b""
         if self.sealer is None:
             raise BadRequest(
-                "a job cannot keep your credentials: the gateway has no key to seal them with (jobs.key_env), and a "
-                "backend without a key of its own (api_key_env) would need them"
+                "a job cannot store your credentials: the gateway has no key to encrypt them (jobs.key_env), and a "
+                "backend without its own key (api_key_env) needs them"
             )
         return self.sealer.seal(headers, job)
 
 
 class JobEndpoint:
+    """`JobEndpoint` accepts jobs, and reports and cancels them. `over` is called with the id of a cancelled job."""
+
     def __init__(
         self,
         config: JobsConfig,
@@ -93,7 +97,7 @@ class JobEndpoint:
                 return await self._accept_described(request)
             return await (self._answer_job if request.path.startswith(PATH + "/") else self._accept_preferred)(request)
         except StoreUnavailable as error:
-            raise Overloaded(f"jobs are not to be had now: {error}", retry_after_s=RETRY_AFTER_S) from None
+            raise Overloaded(f"jobs are unavailable: {error}", retry_after_s=RETRY_AFTER_S) from None
 
     async def _accept_described(self, request: RequestContext) -> Response:
         raw = await request.body_source.read()
@@ -110,11 +114,13 @@ class JobEndpoint:
         return await self.accept_job(request, job_request, explicit=False)
 
     async def accept_job(self, request: RequestContext, job_request: JobRequest, *, explicit: bool) -> Response:
-        """202, or why not."""
+        """Accept a job with status 202, or raise an error."""
         if len(job_request.body) > self._config.max_body:
             raise self._too_large()
         if job_request.webhook and self._config.webhook_secret_env is None:
-            raise BadRequest("this gateway sends no webhooks: it has no secret to sign them (jobs.webhook_secret_env)")
+            raise BadRequest(
+                "webhooks are not available: the gateway has no secret to sign them (jobs.webhook_secret_env)"
+            )
         identity = f"job_{secrets.token_hex(16)}"
         headers, credentials = stored_headers(
             request.headers_with_parent(request.headers), job_request.body, explicit=explicit
@@ -136,7 +142,7 @@ class JobEndpoint:
         admittance, identity = await self._store.accept(job, self._bounds, job_request.key, job_request.digest)
         self._telemetry.jobs.add(admittance.value)
         if admittance is Admittance.CONFLICT:
-            raise Conflict("the idempotency key came with another request before: expected a key of its own for each")
+            raise Conflict("the idempotency key was used for another request: expected a new key for each request")
         if admittance in (Admittance.FULL, Admittance.TENANT_FULL):
             raise _full(admittance)
         self._workers.wake()
@@ -164,10 +170,12 @@ class JobEndpoint:
                 self._workers.give_up(job)
                 self._on_job_ended(job)
             return _json(200, job_json(cancelled))
-        raise BadRequest(f"a job takes GET and DELETE, and its events GET, not {request.method}")
+        raise BadRequest(
+            f"the method {request.method} is not supported: expected GET or DELETE for a job, GET for its events"
+        )
 
     async def _job_state(self, job: str, tenant: str) -> JobState:
-        """Raises `NotFound`, also where it is somebody else's."""
+        """Return the state of a job. Raise `NotFound`, also if it belongs to another tenant."""
         job_state = await self._store.job_state(job)
         if job_state is None or job_state.tenant != tenant:
             raise NotFound("there is no such job")
@@ -175,13 +183,13 @@ class JobEndpoint:
 
     async def _events(self, job_state: JobState) -> Response:
         if not self._notifications.enter():
-            raise Overloaded("too many clients follow jobs", retry_after_s=RETRY_AFTER_S)
+            raise Overloaded("too many clients follow jobs at this gateway", retry_after_s=RETRY_AFTER_S)
         events = EventStream(ClosingStream(self._follow(job_state), self._notifications.leave))
         headers = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-store"))
         return Response(200, headers, events, _PROVENANCE)
 
     async def _follow(self, job_state: JobState) -> AsyncGenerator[Event, None]:
-        """Each change of status, then the result; a heartbeat where nothing changes."""
+        """Yield each change of status, then the result; heartbeats while nothing changes."""
         job, tenant, status = job_state.id, job_state.tenant, job_state.status
         if not status.over:
             yield _event("status", job_json(job_state, response=False))
@@ -208,13 +216,13 @@ class JobEndpoint:
 
 
 def key_header(request: RequestContext) -> tuple[tuple[str, str], ...]:
-    """By which a job is held to its client's key when it runs."""
+    """Return the header by which a running job counts against its client's key."""
     permit = request.permit
     return () if permit is None or not permit.id else ((HEADER, permit.id),)
 
 
 def bounds_of(config: JobsConfig) -> Bounds:
-    """An idempotency key is kept as long as its job can be."""
+    """Return the store's bounds. An idempotency key is kept for the longest life of its job."""
     keep_s = config.max_age + config.result_ttl
     return Bounds(config.max_queued, config.max_queued_per_tenant, config.max_bytes, keep_s)
 
@@ -224,8 +232,10 @@ _PROVENANCE = Provenance(Verdict.BYPASS, reason=Bypass.JOB)
 
 def _full(admittance: Admittance) -> GatewayError:
     if admittance is Admittance.TENANT_FULL:
-        return TooManyJobs("most jobs that you may have waiting are waiting", retry_after_s=RETRY_AFTER_S)
-    return Overloaded("no more jobs may wait", retry_after_s=RETRY_AFTER_S)
+        return TooManyJobs(
+            "you have reached your limit of waiting jobs (jobs.max_queued_per_tenant)", retry_after_s=RETRY_AFTER_S
+        )
+    return Overloaded("the job queue is full (jobs.max_queued, jobs.max_bytes)", retry_after_s=RETRY_AFTER_S)
 
 
 def _retry_after(job_state: JobState) -> tuple[tuple[str, str], ...]:

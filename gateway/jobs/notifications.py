@@ -1,4 +1,4 @@
-"""Who follows which job: told at once of what happens in this gateway, and by looking of what happens in others."""
+"""Notify clients that follow a job: at once of events in this gateway, and by polling of events in others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from gateway.job_store import JobStatus
 
 MAX_FOLLOWERS = 1_000
 POLL_EVERY_S = 1.0
-HEARTBEAT_S = 15.0  # most proxies cut what is silent for 30 s and more
-MAX_FOLLOW_S = 3_600.0  # then a client has to ask again
+HEARTBEAT_S = 15.0  # seconds; most proxies close connections that are silent for 30 s or more
+MAX_FOLLOW_S = 3_600.0  # seconds; then the client has to reconnect
 
 
 class JobNotifications:
+    """`JobNotifications` lets up to `max_followers` clients wait for changes of jobs."""
+
     def __init__(self, max_followers: int = MAX_FOLLOWERS) -> None:
         self._max_followers = max_followers
         self._followers = 0
@@ -25,7 +27,7 @@ class JobNotifications:
         return int(MAX_FOLLOW_S / HEARTBEAT_S)
 
     def enter(self) -> bool:
-        """Whether one more may follow; who may, leaves."""
+        """Return whether one more client may follow. If so, call `leave` at its end."""
         if self._followers >= self._max_followers:
             return False
         self._followers += 1
@@ -35,15 +37,17 @@ class JobNotifications:
         self._followers -= 1
 
     def over(self, job: str) -> None:
-        """It has ended here."""
+        """Wake the followers of a job that has ended here."""
         for event in self._waiting.get(job, ()):
             event.set()
 
     async def wait_change(
         self, job: str, seen: JobStatus, poll: Callable[[], Awaitable[JobStatus | None]]
     ) -> JobStatus | None:
-        """Another status than `seen`, or `seen` after `HEARTBEAT_S`; None: there is no such job any more. Raises what
-        `poll` raises."""
+        """Return a status other than `seen`, or `seen` after `HEARTBEAT_S`; None: the job no longer exists.
+
+        Raise whatever `poll` raises.
+        """
         event = asyncio.Event()
         self._waiting.setdefault(job, set()).add(event)
         try:

@@ -1,4 +1,4 @@
-"""What is made of an attempt at a job, and how many may be under way. Pure."""
+"""Decide the result of an attempt at a job, and how many jobs run at once. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf
 
 from gateway.job_store import Conclusion, Headers, JobResult, JobStatus
 
-# Told to come later: by a backend, by its gate here, by a limit of the policy. No fault of the job, and no attempt.
+# The backend, its concurrency limiter or a policy limit asks for a later call. This does not count as an attempt.
 RETRY_LATER = frozenset({429, 503})
 SERVER_FAULTS = frozenset({408, 500, 502, 504})
 BASE_S, CAP_S = 1.0, 60.0
@@ -16,7 +16,7 @@ MAX_RETRY_AFTER_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """To be tried again. `counted` False: that was no attempt."""
+    """The job is retried. `counted` False: the attempt does not count."""
 
     delay_s: float
     counted: bool
@@ -25,7 +25,7 @@ class RetryDecision:
 
 @dataclass(frozen=True, slots=True)
 class RetryTerms:
-    """What bounds a job. Durations in seconds."""
+    """`RetryTerms` are the bounds of a job. Durations are in seconds."""
 
     attempts: int
     max_age_s: float
@@ -36,7 +36,7 @@ class RetryTerms:
 def decide(
     result: JobResult | str, attempt: int, age_s: float, terms: RetryTerms, jitter: float
 ) -> Conclusion | RetryDecision:
-    """`result`: an answer, or why there is none; `jitter`: in [0, 1), spreads what was put off together."""
+    """Decide on a result: a response, or the reason why there is none. `jitter` in [0, 1) spreads the retries."""
     status = result.status if isinstance(result, JobResult) else 0
     answer = result if isinstance(result, JobResult) else None
     error = result if isinstance(result, str) else ""
@@ -54,14 +54,20 @@ def decide(
 
 
 def backoff_s(attempt: int, jitter: float, base_s: float = BASE_S, cap_s: float = CAP_S) -> float:
-    """Full jitter: anything up to a bound that doubles with each attempt (Brooker, "Exponential Backoff and Jitter",
-    AWS Architecture Blog, 2015). `attempt`: 1 is the first."""
+    """Return the seconds to wait: full jitter under a bound that doubles with each attempt; `attempt` starts at 1.
+
+    See Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
+    """
     return jitter * min(cap_s, base_s * float(2 ** min(attempt, 30)))
 
 
 def retry_after_s(headers: Headers, jitter: float) -> float:
-    """What `Retry-After` says in seconds, and up to a second or a quarter more, so that not all come back at once. Its
-    other form, a date, counts as not said: `BASE_S`."""
+    """Return the seconds of `Retry-After` plus a random part, so that not all jobs return at once.
+
+    The random part is at most one second or a quarter of the seconds, whichever is more.
+
+    A date, the other form of the header, counts as missing: `BASE_S`.
+    """
     header = next((value for name, value in headers if name.lower() == "retry-after"), "")
     seconds = (
         min(float(header), MAX_RETRY_AFTER_S) if header.isascii() and header.isdigit() and len(header) < 10 else BASE_S
@@ -70,21 +76,24 @@ def retry_after_s(headers: Headers, jitter: float) -> float:
 
 
 class ConcurrencyPace:
-    """How many jobs a gateway has under way: one more for each that is done, half as many when one is told to come
-    later, and none for as long as that says (additive increase, multiplicative decrease: Chiu and Jain, 1989)."""
+    """`ConcurrencyPace` limits the jobs that a gateway runs at once.
+
+    The limit grows by about one for each round of finished jobs, and is halved when a job is told to come later. No job
+    starts for that time, at most `BASE_S`. This is additive increase, multiplicative decrease (Chiu and Jain, 1989).
+    """
 
     def __init__(self, max_limit: int) -> None:
         self._max_limit = max_limit
         self._limit = float(max_limit)
-        self._until = -inf  # monotonic clock
-        self._cut = -inf  # when the limit was halved
+        self._until = -inf  # monotonic; no job starts before
+        self._cut = -inf  # monotonic time of the last cut
 
     @property
     def limit(self) -> int:
         return min(self._max_limit, int(self._limit))
 
     def room(self, running: int, now: float) -> int:
-        """How many more may begin."""
+        """Return how many more jobs may start."""
         if now < self._until:
             return 0
         return max(0, self.limit - running)
@@ -93,8 +102,10 @@ class ConcurrencyPace:
         self._limit = min(float(self._max_limit), self._limit + 1 / max(1.0, self._limit))
 
     def back_off(self, began: float, now: float, delay_s: float) -> None:
-        """`began`: when that attempt began. Those begun before the last cut tell nothing new: that they were too many
-        is what it was for."""
+        """Lower the limit after an attempt that began at `began`.
+
+        Attempts from before the last cut do not count, because that cut was their consequence.
+        """
         if began < self._cut:
             return
         self._cut = now

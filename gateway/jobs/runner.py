@@ -1,4 +1,4 @@
-"""A job becomes a request again: the same steps, policy, caches and limits as when somebody waits for it."""
+"""Run a job as a request, with the same steps, policy, caches and limits as a request with a waiting client."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gateway.streams import BufferedBody, close_body
 if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer
 
-# What an answer's reader needs no more, or must not be kept: cookies are a session of whoever has them.
+# Headers that a job's reader does not need or that must not be stored: cookies belong to a session.
 DROPPED_HEADERS = frozenset({"set-cookie", "content-length", "server", "server-timing", "date", "alt-svc"})
 
 
 class NoAnswer(Exception):
-    """One sentence. `final`: another attempt would end alike."""
+    """The job got no response. `final`: another attempt would end the same way."""
 
     def __init__(self, message: str, *, final: bool = False) -> None:
         super().__init__(message)
@@ -30,8 +30,10 @@ class NoAnswer(Exception):
 
 
 class Runner:
-    """`handler`: the steps behind `Authenticate`; who a job's client is was found out when it came. `max_result`:
-    bytes of an answer."""
+    """`Runner` runs jobs through `handler`, the steps after `Authenticate`: the client was authenticated on submission.
+
+    `max_result` is the maximum response size in bytes.
+    """
 
     def __init__(self, handler: Handler, sealer: Sealer | None, clock: Clock, *, max_result: int) -> None:
         self._handler = handler
@@ -41,7 +43,7 @@ class Runner:
         self._own_headers = ResponseHeaders()
 
     async def run(self, job: Job) -> JobResult:
-        """Raises `NoAnswer`. To cancel it cancels the call upstream."""
+        """Run the job. Raise `NoAnswer`. Cancelling this cancels the call upstream."""
         request = self._request(job)
         response = await resolve_response(self._handler(request))
         try:
@@ -58,12 +60,12 @@ class Runner:
         headers = CIMultiDict(job.headers)
         if job.sealed:
             if self._sealer is None:
-                raise NoAnswer("its credentials are sealed, and this gateway has no key (jobs.key_env)")
+                raise NoAnswer("the job's credentials are encrypted, and this gateway has no key (jobs.key_env)")
             try:
                 headers.extend(self._sealer.open(job.sealed, job.id))
             except Unsealable as error:
                 raise NoAnswer(str(error), final=True) from None
-        # An upstream that knows the header does the work of a second attempt only once.
+        # An upstream that supports the header does the work only once, even after a retry.
         headers.setdefault("Idempotency-Key", job.id)
         return RequestContext(
             request_id=job.id,
@@ -94,11 +96,11 @@ class Runner:
                 size += len(chunk)
                 self._check_size(chunks, size)
         else:
-            raise NoAnswer("the backend wants a WebSocket, which a job cannot have", final=True)
+            raise NoAnswer("the backend switched to a WebSocket, which a job cannot use", final=True)
         return b"".join(chunks)
 
     def _check_size(self, chunks: list[bytes], size: int) -> bytes:
-        """Raises `NoAnswer` where it is more than a job may keep."""
+        """Raise `NoAnswer` if the response is larger than a job may store."""
         if size > self._max_result:
-            raise NoAnswer(f"the answer is larger than {self._max_result} bytes (jobs.max_result)", final=True)
+            raise NoAnswer(f"the response is larger than {self._max_result} bytes (jobs.max_result)", final=True)
         return chunks[0] if len(chunks) == 1 else b""

@@ -1,4 +1,4 @@
-"""What clients may ask to be answered later. Pure."""
+"""Parse the requests that clients submit as jobs. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PATH = "/v1/jobs"
 WEBHOOK = "x-job-webhook"
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 FIELDS = frozenset({"path", "body", "method", "webhook", "priority", "idempotency_key"})
-# What the gateway answers itself, and what would be a job about jobs.
+# Paths that the gateway serves itself, including those of jobs.
 OWN = re.compile(r"/v1/(jobs|feedback|batches|files)(/.*)?|/(healthz|readyz)")
 TARGET = re.compile(r"/[!-~]{0,4095}")
 KEY = re.compile(r"[!-~]{1,255}")
-# Of the connection, or made anew when the job runs; the client's budgets mean an answer that somebody waits for.
+# Headers of the connection, or set again when the job runs. Clients' latency budgets are for a waiting client.
 DROPPED_HEADERS = frozenset(
     {
         "accept-encoding", "connection", "content-encoding", "content-length", "expect", "host", "idempotency-key",
@@ -36,7 +36,7 @@ DROPPED_HEADERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request, and how its answer is to be had."""
+    """A submitted request, and how its client wants the response."""
 
     method: str
     path: str
@@ -48,13 +48,13 @@ class JobRequest:
 
     @property
     def digest(self) -> str:
-        """Of all that an idempotency key stands for."""
+        """The digest of everything that an idempotency key identifies."""
         parts = (self.method, self.path, self.query, self.webhook)
         return hashlib.sha256("\n".join(parts).encode() + b"\n" + self.body).hexdigest()
 
 
 def wants_async(headers: Mapping[str, str]) -> bool:
-    """`Prefer: respond-async` (RFC 7240 section 4.1)."""
+    """Return whether the headers have `Prefer: respond-async` (RFC 7240 section 4.1)."""
     prefer = headers.get("prefer")
     if prefer is None:
         return False
@@ -64,12 +64,16 @@ def wants_async(headers: Mapping[str, str]) -> bool:
 def parse_preferred(
     method: str, path: str, query: str, headers: Mapping[str, str], body: bytes, allowed: Iterable[str]
 ) -> JobRequest:
-    """A request of its own path with `Prefer: respond-async`. `allowed`: hosts that webhooks may name though they are
-    private. Raises `BadRequest`."""
+    """Parse a request with `Prefer: respond-async`, on its own path. Raise `BadRequest`.
+
+    `allowed` are private hosts that webhooks may name.
+    """
     if method not in METHODS or headers.get("upgrade"):
-        raise BadRequest(f"Prefer: respond-async: expected one of {', '.join(sorted(METHODS))}, and no upgrade")
+        raise BadRequest(
+            f"Prefer: respond-async is not possible here: expected {', '.join(sorted(METHODS))}, and no upgrade"
+        )
     if OWN.fullmatch(path):
-        raise BadRequest(f"Prefer: respond-async: {path[:128]} is the gateway's own, expected a model's path")
+        raise BadRequest(f"Prefer: respond-async is not possible for {path[:128]}: expected a model's path")
     priority = headers.get("x-priority", "normal")
     return JobRequest(
         method, path, query, body, _webhook(headers.get(WEBHOOK), allowed), _priority(priority, "x-priority"),
@@ -78,19 +82,19 @@ def parse_preferred(
 
 
 def parse_description(fields: Mapping[str, Any], headers: Mapping[str, str], allowed: Iterable[str]) -> JobRequest:
-    """What `POST /v1/jobs` says. Raises `BadRequest`."""
+    """Parse the body of `POST /v1/jobs`. Raise `BadRequest`."""
     unknown = sorted(set(fields) - FIELDS)
     if unknown:
         name = unknown[0][:64]
-        raise BadRequest(f"{name!r} is no field of a job, expected {', '.join(sorted(FIELDS))}", param=name)
+        raise BadRequest(f"{name!r} is not a field of a job: expected {', '.join(sorted(FIELDS))}", param=name)
     target, method = fields.get("path"), fields.get("method", "POST")
     if not isinstance(target, str) or not TARGET.fullmatch(target) or "#" in target:
-        raise BadRequest("'path' is missing or no path: expected one such as /v1/chat/completions", param="path")
+        raise BadRequest("'path' is missing or invalid: expected one such as /v1/chat/completions", param="path")
     path, _, query = target.partition("?")
     if OWN.fullmatch(path):
-        raise BadRequest(f"'path' {path[:128]} is the gateway's own, expected a model's path", param="path")
+        raise BadRequest(f"'path' {path[:128]} is served by the gateway itself: expected a model's path", param="path")
     if method not in METHODS:
-        raise BadRequest(f"'method': expected one of {', '.join(sorted(METHODS))}", param="method")
+        raise BadRequest(f"'method' is invalid: expected one of {', '.join(sorted(METHODS))}", param="method")
     body = b"" if fields.get("body") is None else orjson.dumps(fields["body"])
     key = fields.get("idempotency_key", headers.get("idempotency-key"))
     priority = fields.get("priority", headers.get("x-priority", "normal"))
@@ -101,8 +105,10 @@ def parse_description(fields: Mapping[str, Any], headers: Mapping[str, str], all
 
 
 def stored_headers(headers: Mapping[str, str], body: bytes, *, explicit: bool) -> tuple[Headers, Headers]:
-    """-> (what the job is run with, credentials). `explicit`: the request was described in a JSON object, so its own
-    Content-Type is that of the description."""
+    """Return (headers to run the job with, credentials).
+
+    `explicit`: a JSON object described the request, so its Content-Type is that of the description.
+    """
     pairs = [(name, value) for name, value in headers.items() if name.lower() not in DROPPED_HEADERS and name[0] != ":"]
     plain = [(name, value) for name, value in pairs if name.lower() not in SECRET]
     if explicit:
@@ -127,12 +133,12 @@ def _priority(value: object, where: str) -> Priority:
     try:
         return Priority[str(value).strip().upper()]
     except KeyError:
-        raise BadRequest(f"{where} is no priority: expected high, normal or low") from None
+        raise BadRequest(f"{where} is invalid: expected high, normal or low") from None
 
 
 def _key(value: object, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not KEY.fullmatch(value):
-        raise BadRequest(f"{where}: expected 1 to 255 printable ASCII characters without spaces")
+        raise BadRequest(f"{where} is invalid: expected 1 to 255 printable ASCII characters without spaces")
     return value

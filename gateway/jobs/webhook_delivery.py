@@ -1,4 +1,4 @@
-"""Webhooks: told what became of jobs, again and again until they have heard it, or too often."""
+"""Deliver webhooks about finished jobs, with retries."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.tasks import Background
 
-# What a webhook says, and how its receiver knows who says it: Standard Webhooks 1.0
+# The payload and signature of webhooks: Standard Webhooks 1.0
 # (https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md). Pure.
 PREFIX = "whsec_"
 
-MIN_SECRET, MAX_SECRET = 24, 64  # bytes, by the specification
+MIN_SECRET, MAX_SECRET = 24, 64  # bytes, from the specification
 
-MAX_RESPONSE = 256 * 1024  # of an answer that goes with the webhook; a larger one is fetched
+MAX_RESPONSE = 256 * 1024  # bytes of a response that is sent with the webhook; the receiver fetches a larger one
 
 
 class SecretInvalid(ValueError):
-    """One sentence; the secret itself is not in it."""
+    """The secret is invalid. The message does not contain it."""
 
 
 def secret_of(text: str) -> bytes:
-    """`whsec_` and the secret in base64. Raises `SecretInvalid`."""
+    """Decode `whsec_` and the secret in base64. Raise `SecretInvalid`."""
     try:
         secret = base64.b64decode(text.removeprefix(PREFIX), validate=True) if text.startswith(PREFIX) else b""
     except ValueError:
@@ -44,11 +44,12 @@ def secret_of(text: str) -> bytes:
 
 
 def message_id(job: str) -> str:
-    """The same for every attempt: by it a receiver knows what it has had."""
+    """Return the message id. It is the same for every attempt, so that the receiver can detect repetitions."""
     return f"msg_{job}"
 
 
 def payload_of(job_state: JobState) -> bytes:
+    """Return the JSON payload of a finished job's webhook, without a response larger than `MAX_RESPONSE`."""
     fits = job_state.result is not None and len(job_state.result.body) <= MAX_RESPONSE
     return orjson.dumps(
         {
@@ -60,7 +61,7 @@ def payload_of(job_state: JobState) -> bytes:
 
 
 def sign_headers(secret: bytes, message: str, now: float, payload: bytes) -> dict[str, str]:
-    """The headers. `now`: wall clock, seconds."""
+    """Return the signature headers. `now` is wall-clock seconds."""
     at = datetime.fromtimestamp(int(now), UTC)
     return {
         "webhook-id": message,
@@ -71,32 +72,37 @@ def sign_headers(secret: bytes, message: str, now: float, payload: bytes) -> dic
 
 POLL_EVERY_S = 1.0
 
-CLAIM_S = 60.0  # beyond what a client may take to answer: then another gateway may tell it
+CLAIM_S = 60.0  # longer than a receiver may take to respond; then another gateway may deliver
 
 MAX_INFLIGHT = 16
 
-BASE_S, CAP_S = 2.5, 3_600.0  # of full jitter: eight attempts take 5 minutes as a rule, and 11 at most
+BASE_S, CAP_S = 2.5, 3_600.0  # of full jitter: eight attempts usually take 5 minutes, at most 11 minutes
 
 GONE = 410
 
 
 class WebhookSender(Protocol):
+    """The port through which webhooks are sent."""
+
     async def send(self, url: str, headers: dict[str, str], payload: bytes) -> WebhookOutcome:
-        """Never raises but when it is cancelled; takes less than `CLAIM_S`."""
+        """Send a webhook in less than `CLAIM_S`. Raise nothing except on cancellation."""
 
     async def close(self) -> None: ...
 
 
 def retry_delay_s(outcome: WebhookOutcome, attempt: int, attempts: int, jitter: float) -> float | None:
-    """When to tell again, in seconds; None: never. 410 is a receiver that has gone for good, by the specification; an
-    address that was refused is not asked again either. `attempt`: the one just made, 1 is the first. Pure."""
+    """Return the seconds until the next attempt; None: give up. Pure.
+
+    A 410 means that the receiver is gone for good (from the specification). A refused address is not retried either.
+    `attempt` is the attempt just made, counted from 1.
+    """
     if outcome.is_delivered or outcome.status == GONE or outcome.word == "refused" or attempt >= attempts:
         return None
     return backoff_s(attempt, jitter, BASE_S, CAP_S)
 
 
 def outcome_of(outcome: WebhookOutcome, retry_s: float | None) -> str:
-    """The label `outcome` of `nearhit_jobs_webhooks_total`. Pure."""
+    """Return the label `outcome` of `nearhit_jobs_webhooks_total`. Pure."""
     if outcome.is_delivered:
         return "delivered"
     if retry_s is not None:
@@ -107,7 +113,7 @@ def outcome_of(outcome: WebhookOutcome, retry_s: float | None) -> str:
 
 
 class WebhookDelivery:
-    """`secret`: what they are signed with."""
+    """`WebhookDelivery` delivers the due webhooks, signed with `secret`."""
 
     def __init__(
         self,
@@ -131,11 +137,11 @@ class WebhookDelivery:
         self._deliveries = Background(MAX_INFLIGHT)
 
     def over(self, job: str) -> None:
-        """It has ended: there may be somebody to tell."""
+        """Look for due webhooks now: a job has ended."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Until it is cancelled. What is being told then is told again by another gateway, or after a restart."""
+        """Deliver webhooks until cancelled. Another gateway or a later start repeats interrupted ones."""
         try:
             while True:
                 with suppress(StoreUnavailable):
@@ -161,6 +167,6 @@ class WebhookDelivery:
         outcome = await self._sender.send(delivery.url, headers, payload)
         retry_s = retry_delay_s(outcome, delivery.attempt, self._attempts, self._jitter())
         self._telemetry.job_webhooks.add(outcome_of(outcome, retry_s))
-        with suppress(StoreUnavailable):  # then it is told once more: at least once
+        with suppress(StoreUnavailable):  # it is delivered again: at least once
             await self._store.record_delivery(delivery.job, outcome_of(outcome, retry_s), retry_s)
         self._wake.set()

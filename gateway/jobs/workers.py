@@ -1,4 +1,4 @@
-"""The jobs that this gateway has under way: taken, kept, given up, put back. `outcome` decides what becomes of them."""
+"""Claim, run, cancel and requeue the jobs of this gateway. `retry_policy` decides what follows an attempt."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gateway.ports import Clock
 from gateway.tasks import cancelled, start_task
 
 LOG = logging.getLogger("nearhit.jobs")
-BEAT_S = 1.0  # how soon what another gateway cancels is given up here, and what it accepts is looked for
+BEAT_S = 1.0  # seconds until jobs that other gateways cancel or accept are noticed here
 SWEEP_EVERY = 60  # beats
-MAX_CLAIMED = 16  # jobs in one claim: of 1 MiB each that is one answer of the store
+MAX_CLAIMED = 16  # jobs in one claim: with 1 MiB each they are one reply of the store
 SETTLE_EVERY_S = 1.0
 
 
@@ -27,12 +27,15 @@ SETTLE_EVERY_S = 1.0
 class _RunningJob:
     claimed: ClaimedJob
     task: asyncio.Task[None]
-    settling: bool = False  # it has its answer, and is telling the store: no beat may interrupt that
+    settling: bool = False  # it has a response and is reporting it to the store, which no heartbeat may interrupt
 
 
 class JobWorkers:
-    """`limit`: under way at once; 0: none are taken. `visibility_s`: for so long a worker that is not heard of keeps
-    its jobs. `over` is told the id of each job that has ended here."""
+    """`JobWorkers` runs up to `limit` jobs at once; 0: none.
+
+    A worker that sends no heartbeat keeps its jobs for `visibility_s` seconds. `over` is called with the id of each job
+    that ends here.
+    """
 
     def __init__(
         self,
@@ -68,18 +71,20 @@ class JobWorkers:
         return len(self._running)
 
     def wake(self) -> None:
-        """There may be a job: it is looked for at once."""
+        """Look for jobs now."""
         self._wake.set()
 
     def give_up(self, job: str) -> None:
-        """It was cancelled: its call ends now, and not with the next beat."""
+        """Cancel the call of a job that was cancelled, without waiting for the next heartbeat."""
         held = self._running.get(job)
         if held is not None and not held.settling:
             held.task.cancel()
 
     async def run(self) -> None:
-        """Until it is cancelled, or fails: then what is under way is given back, for others to begin at once. It may be
-        run again."""
+        """Run jobs until cancelled or failed, then requeue unfinished jobs, so that others can start them at once.
+
+        It may be called again.
+        """
         beats = start_task(self._heartbeat())
         try:
             while True:
@@ -89,13 +94,13 @@ class JobWorkers:
                         await self._wake.wait()
                 self._wake.clear()
                 if beats.done():
-                    beats.result()  # raises: without them others would take what is under way here
+                    beats.result()  # raises: without heartbeats, other gateways would claim the jobs of this one
         finally:
             await cancelled(beats)
             await self._requeue_all()
 
     async def _take(self) -> None:
-        """Claims until there is no room, or nothing to claim."""
+        """Claim jobs until there is no room, or no job left."""
         while (room := min(MAX_CLAIMED, self._pace.room(len(self._running), self._clock.monotonic()))) > 0:
             now = self._clock.monotonic()
             lost = now - self._lost_checked_at >= BEAT_S
@@ -115,7 +120,7 @@ class JobWorkers:
 
     def _start(self, claimed: ClaimedJob) -> None:
         previous = self._running.get(claimed.job.id)
-        if previous is not None:  # our own claim had run out, as the store was away
+        if previous is not None:  # our own claim had expired while the store was unavailable
             previous.task.cancel()
         task = asyncio.create_task(self._work(claimed))
         self._running[claimed.job.id] = _RunningJob(claimed, task)
@@ -160,7 +165,7 @@ class JobWorkers:
         return decision
 
     async def _settle(self, claimed: ClaimedJob, decision: Conclusion | RetryDecision, started: float) -> None:
-        """Said until the store has heard it: the claim is kept meanwhile, by whoever's beat gets through first."""
+        """Report the decision until the store accepts it. Heartbeats keep the claim meanwhile."""
         job, token = claimed.job.id, claimed.token
         held = self._running.get(job)
         if held is not None and held.claimed is claimed:
@@ -187,7 +192,7 @@ class JobWorkers:
         self._on_job_ended(job)
 
     async def _heartbeat(self) -> None:
-        """Heartbeats, and what is to be done now and then."""
+        """Send heartbeats, and do periodic maintenance."""
         interval_s = min(BEAT_S, self._visibility_s / 3)
         beats = 0
         while True:
@@ -205,7 +210,7 @@ class JobWorkers:
     def _cancel_lost(self, held: list[tuple[str, int]], holds: list[JobHold]) -> None:
         for (name, token), hold in zip(held, holds, strict=True):
             running_job = self._running.get(name)
-            # One that is just being concluded is lost, too: by what we have said of it ourselves.
+            # A job that is being concluded appears lost too, because we have just concluded it.
             if (
                 hold is JobHold.LOST
                 and running_job is not None
@@ -215,7 +220,7 @@ class JobWorkers:
                 running_job.task.cancel()
 
     async def sample(self) -> None:
-        """The gauges. Raises `StoreUnavailable`."""
+        """Update the gauges. Raise `StoreUnavailable`."""
         counts = await self._store.counts()
         for state in ("queued", "running", "dead", "webhooks"):
             self._telemetry.jobs_held.set(state, value=float(getattr(counts, state)))
@@ -225,7 +230,11 @@ class JobWorkers:
     async def _requeue_all(self) -> None:
         for held in list(self._running.values()):
             await cancelled(held.task)
-            with suppress(StoreUnavailable):  # then its claim runs out
+            with suppress(StoreUnavailable):  # its claim expires instead
                 await self._store.requeue(
-                    held.claimed.job.id, held.claimed.token, 0.0, counted=False, error="its gateway was stopped"
+                    held.claimed.job.id,
+                    held.claimed.token,
+                    0.0,
+                    counted=False,
+                    error="the gateway that ran the job was stopped",
                 )

@@ -1,23 +1,27 @@
-"""How many calls a backend bears at once, learnt from how long it takes to begin its answers. Pure.
+"""Adapt the concurrency limit of a backend to the time that its responses take to begin. Pure.
 
-A gradient controller as in Netflix's concurrency-limits (`Gradient2Limit`: tolerance, smoothing, only where the limit
-is made use of; https://github.com/Netflix/concurrency-limits) and Envoy's adaptive concurrency filter (headroom of the
-square root, a baseline measured under less load; https://www.envoyproxy.io/docs/envoy/latest/, HTTP filters). With `r`
-for how many times longer than at rest answers take to begin,
+The controller is a gradient controller. From Netflix's concurrency-limits (`Gradient2Limit`,
+https://github.com/Netflix/concurrency-limits) it takes the tolerance, the smoothing, and the rule that only windows
+which reach the limit count. From Envoy's adaptive concurrency filter (https://www.envoyproxy.io/docs/envoy/latest/,
+HTTP filters) it takes the headroom of the square root and the baseline that is measured under less load. Let `r` be the
+slowdown: the time to first byte as a multiple of its baseline. Then
 
     limit' = limit * clamp(TOLERANCE / r, 1/2, 1) + sqrt(limit)
 
-which comes to rest a little above what the backend works on at once. Four things differ, for the sake of models:
+This settles a little above the number of calls that the backend works on at once. Four things differ, because backends
+are models:
 
-- `r` is a geometric mean over a window of answers, each against the baseline of its own kind: answers of a model
-  differ by a factor of ten, streams begin long before wholes end, and one that takes a minute is no sign of load.
-- The baseline rises only while the limit is not reached. Where it follows latencies under load, as in Gradient2, a
-  lasting overload becomes the new normal, and the limit rises without end.
-- Under a lasting load the limit is lowered for one window in `PROBE_EVERY`. Where calls queue in the backend, fewer at
-  once take that much less long and no fewer are answered (Little's law): then the lower limit stays, its latency is
-  the baseline, and the next probe follows soon. So a baseline that was learnt of a loaded backend comes down.
-- A cut that did not help is taken back by the same law: slowness has another cause then (longer answers, a slower
-  machine), and is the new baseline. Half the calls without half the latency is as far as it goes.
+- `r` is a geometric mean over a window of responses. Each response is compared with the baseline of its own kind.
+  Response times of a model differ by a factor of ten. Streams begin long before complete responses are ready. One
+  response that takes a minute is no sign of load.
+- The baseline rises only while the limit is not reached. In Gradient2 the baseline follows the latency under load. A
+  lasting overload then becomes the new normal, and the limit rises without end.
+- Under lasting load, one window in `PROBE_EVERY` is a probe with a lower limit. If calls queue in the backend, fewer
+  concurrent calls take proportionally less time, at the same throughput (Little's law). In that case the lower limit
+  stays, its latency becomes the baseline, and the next probe follows soon. So a baseline that was learnt from a loaded
+  backend comes down.
+- A cut that did not help is undone, by the same law. The slowness then has another cause (longer responses, a slower
+  machine), and becomes the new baseline. Cuts stop at half the calls if that does not halve the latency.
 """
 
 from __future__ import annotations
@@ -25,19 +29,20 @@ from __future__ import annotations
 from collections.abc import Hashable
 from math import exp, inf, log, sqrt
 
-# How soon the places at a backend come free. Pure: the clock's reading comes in.
+# Estimate how soon permits of a backend are released. Pure: callers pass the time.
 #
-# Two measures, and the sooner one is believed, since nobody is refused on a guess: by Little's law a place among `n`
-# comes free every `hold / n` seconds; and while somebody waits the time from turn to turn is seen itself. Places that
-# are held for long, by streams, make the first too slow; before there was a queue the second is unknown.
+# There are two estimates, and the shorter one is used, so that no call is refused on a guess. By Little's law one of
+# `n` permits is released every `hold / n` seconds. While calls wait, the time from one grant to the next is measured
+# directly. The first estimate is too long if streams hold permits for long. The second one is unknown before there is a
+# queue.
 #
-# Both are means over what came in the last `MEMORY_S` seconds, and over `SAMPLES` values where that is more. A memory
-# of so many values alone is 3 ms at 5,000 answers a second: after one stall of the event loop all it knew was the
-# stall. With 32 clients before an endpoint that answers at once a gate was seen that took its places to be held for 152
-# ms, had room for 9 at a limit of 7, and refused.
+# Both are means over the last `MEMORY_S` seconds, or over `SAMPLES` values if that is more. A memory of `SAMPLES`
+# values alone spans 3 ms at 5,000 responses a second: one stall of the event loop would fill it. With 32 clients and an
+# endpoint that answers at once, a limiter then measured holds of 152 ms, allowed a queue of 9 at a limit of 7, and
+# refused calls.
 #
-# What a hold takes in the event loop itself is no sign of the backend: it is measured by how long those who are given
-# their turn take to wake, which is one turn of the loop, and a call is at most `LOOP_TURNS` of them.
+# The share of a hold that the event loop takes says nothing about the backend. It is estimated from the time that
+# granted waiters take to wake up, which is one iteration of the loop. A call takes at most `LOOP_TURNS` iterations.
 
 MEMORY_S = 1.0
 
@@ -45,11 +50,14 @@ SAMPLES = 16
 
 MIN_RETAINED = 1 - 1 / SAMPLES
 
-LOOP_TURNS = 5  # 1.2 to 3.2 on average before an endpoint that answers at once; 3 had 42 of 1,000 clients refused
+# iterations; 1.2 to 3.2 on average with an endpoint that answers at once; with 3, 42 of 1,000 clients were refused
+LOOP_TURNS = 5
 
 
 class RecentLatencies:
-    """A mean that forgets: at most 1/`SAMPLES` of what it knows for a new value, and e times less in `MEMORY_S`."""
+    """A mean that forgets. A new value weighs at least 1/`SAMPLES`, and the weight of the old ones falls by e in
+    `MEMORY_S`.
+    """
 
     __slots__ = ("_at", "_count", "_total")
 
@@ -71,38 +79,38 @@ class RecentLatencies:
 
 
 class SlotTurnover:
-    """All times in seconds, `now` by the monotonic clock."""
+    """`SlotTurnover` estimates how often a permit is released. All times are in seconds; `now` is monotonic."""
 
     def __init__(self) -> None:
         self._holds, self._gaps, self._wakeups = RecentLatencies(), RecentLatencies(), RecentLatencies()
         self._last_turn = -inf
-        self.record_hold = self._holds.add  # told of each place that comes free for how long it was held, and when
+        self.record_hold = self._holds.add  # called with the hold time and `now` for each released permit
 
     def given(self, waiting_since: float, now: float) -> None:
-        """Somebody has a turn; since then somebody has been waiting without a pause."""
+        """Record a grant. Calls have been waiting without a pause since `waiting_since`."""
         self._gaps.add(now - max(waiting_since, self._last_turn), now)
         self._last_turn = now
 
     def record_wakeup(self, seconds: float, now: float) -> None:
-        """So long after it was given a turn it runs."""
+        """Record the seconds from a grant until the waiting task runs."""
         self._wakeups.add(seconds, now)
 
     @property
     def hold_s(self) -> float | None:
-        """How long a place is usually held; None: not known yet."""
+        """The mean time that a permit is held; None: not known yet."""
         return self._holds.mean
 
     @property
     def loop_s(self) -> float:
-        """How much of a call is the event loop's own, as long as somebody waits."""
+        """The part of a call's time that the event loop takes while calls wait."""
         return LOOP_TURNS * (self._wakeups.mean or 0.0)
 
     def slot_interval_s(self, places: int) -> float:
-        """From one place that comes free to the next, as a rule; 0: not known yet."""
+        """Return the expected seconds from one released permit to the next; 0: not known yet."""
         return self._shorter_interval((self.hold_s or 0.0) / places)
 
     def backend_interval_s(self, places: int) -> float:
-        """Likewise, as far as it is the backend's doing: 0 where the event loop alone is what is short."""
+        """Return the part of `slot_interval_s` that the backend causes; 0: only the event loop is slow."""
         return self._shorter_interval(max(0.0, (self.hold_s or 0.0) - self.loop_s) / places)
 
     def _shorter_interval(self, by_holds: float) -> float:
@@ -110,43 +118,45 @@ class SlotTurnover:
         return by_holds if gap is None else min(gap, by_holds)
 
 
-MIN_LIMIT = 3  # Envoy's min_concurrency; Netflix' is 20, which for a model that writes two answers at once is a queue
+# Envoy's min_concurrency; Netflix uses 20, which is a queue for a model that generates two responses at once
+MIN_LIMIT = 3
 
-INITIAL_SHARE, INITIAL_LIMIT = 0.25, 8  # of the ceiling, and no fewer: doubled from there while answers get no slower
+# the share of the ceiling and the minimum to start from; doubles while responses get no slower
+INITIAL_SHARE, INITIAL_LIMIT = 0.25, 8
 
 TOLERANCE = 1.25  # Envoy's buffer of 25 %
 
 SMOOTHING = 0.5
 
-CERTAINTY_SIGMAS, SIGN_WINDOWS = (
-    2.0,
-    2,
-)  # standard errors beyond the tolerance, windows in a row, that end the growth from the start
+# standard errors beyond the tolerance, and consecutive windows, that end the initial growth
+CERTAINTY_SIGMAS, SIGN_WINDOWS = 2.0, 2
 
-MIN_SAMPLES = 48  # a geometric mean of so many is within 15 % two times of three at a lognormal spread (sigma) of 1
+MIN_SAMPLES = 48  # their geometric mean is within 15 % two times out of three, for a lognormal with sigma 1
 
-START_SAMPLES = 16  # of a window while it doubles: a wrong end of that costs a slower growth, and no answer
+START_SAMPLES = 16  # of a window during the initial growth: ending it by mistake costs slower growth, but no response
 
-PROBE_EVERY, PROBE_SHARE = 24, 0.7  # windows; costs 1 % of the throughput at worst
+# windows between probes, share of the limit in a probe; probes cost 1 % of the throughput at worst
+PROBE_EVERY, PROBE_SHARE = 24, 0.7
 
-BASELINE_FALL, BASELINE_RISE = (
-    0.3,
-    0.1,
-)  # how fast the baseline follows a window below it, and one above it while the limit is not reached
+# the rate at which the baseline follows a faster window, and a slower one while the limit is not reached
+BASELINE_FALL, BASELINE_RISE = 0.3, 0.1
 
-CUT_HELPED_RATIO = 0.7  # between 1/2, what half the calls take if they queued, and 1, if they did not
+CUT_HELPED_RATIO = 0.7  # between 1/2 (half the calls take half the time: they queued) and 1 (they did not)
 
-PROBE_HELPED_RATIO = 0.84  # likewise between `PROBE_SHARE` and 1
+PROBE_HELPED_RATIO = 0.84  # in the same way between `PROBE_SHARE` and 1
 
-BACKOFF_RATIO = 0.9  # of the limit is left when a backend says itself that it is overloaded: Netflix's backoffRatio
+BACKOFF_RATIO = 0.9  # factor on the limit when the backend reports overload: Netflix's backoffRatio
 
-MIN_SECONDS = 0.02  # what is faster is not told apart: nobody notices it, and a busy event loop takes as long
+MIN_SECONDS = 0.02  # shorter times count as this: clients do not notice them, and a busy event loop takes as long
 
 LOG_MIN_SECONDS = log(MIN_SECONDS)
 
 
 class AdaptiveLimit:
-    """Between `MIN_LIMIT` (or the ceiling, where that is less) and `ceiling`. Not adaptive: always `ceiling`."""
+    """`AdaptiveLimit` keeps a limit between `MIN_LIMIT` (or `ceiling`, if lower) and `ceiling`.
+
+    If it is not adaptive, the limit is always `ceiling`.
+    """
 
     def __init__(self, ceiling: int, *, adaptive: bool) -> None:
         self._adaptive = adaptive
@@ -155,34 +165,32 @@ class AdaptiveLimit:
         initial = max(INITIAL_LIMIT, ceiling * INITIAL_SHARE) if adaptive else ceiling
         self._limit = float(min(ceiling, initial))
         self.value = int(self._limit)
-        self._is_starting = True  # until there are signs of load
-        self._signs = 0  # windows in a row that have one
+        self._is_starting = True  # no window has shown load yet
+        self._signs = 0  # consecutive windows that show load
         self._baselines: dict[Hashable, float] = {}  # kind -> log of seconds
-        self._before_cuts: tuple[float, float] | None = None  # limit and log of r when cuts began
-        self._probing_from: tuple[float, float] | None = None  # likewise when a probe began
-        self._until_probe = 1  # windows in which the limit is reached
+        self._before_cuts: tuple[float, float] | None = None  # limit and log of r before the first cut
+        self._probing_from: tuple[float, float] | None = None  # limit and log of r before the probe
+        self._until_probe = 1  # windows that reach the limit
         self._open_window(0.0)
 
     @property
     def is_starting(self) -> bool:
-        """Whether it still grows from its start, with no sign of load so far: more may do as well."""
+        """Whether the limit is still in its initial growth: no load was seen, and a higher limit may work too."""
         return self._adaptive and self._is_starting and self._limit < self.ceiling
 
     def _open_window(self, now: float) -> None:
-        """A window of answers that are asked for from now on: earlier ones met another limit."""
+        """Start a window. Only calls that are sent from now on count, because earlier ones met another limit."""
         self._window_start = now
-        self._logs: dict[
-            Hashable, list[float]
-        ] = {}  # kind -> how many, sums of the logs of their seconds and of their squares
+        self._logs: dict[Hashable, list[float]] = {}  # kind -> count, sum of log seconds, sum of their squares
         self._count = 0
         self._peak = 0
         self._overloaded = False
 
     def on_response(self, kind: Hashable, sent_at: float, now: float, inflight: int) -> None:
-        """An answer begins at `now` whose call was sent at `sent_at`, both by the monotonic clock; `inflight`: this one
-        included.
+        """Record that a response begins at `now`, for a call that was sent at `sent_at` (both monotonic).
 
-        `kind`: what answers have in common that take alike; a small number of values."""
+        `inflight` counts this call too. `kind` groups responses of similar duration; it takes few values.
+        """
         if not self._adaptive or sent_at < self._window_start:
             return
         if inflight > self._peak:
@@ -197,13 +205,13 @@ class AdaptiveLimit:
         self._count += 1
         if self._count < START_SAMPLES:
             return
-        # Twice the limit: those that end first are the fast ones.
+        # Twice the limit, because fast responses complete first and would bias a shorter window.
         if self._count >= (max(START_SAMPLES, self._limit) if self.is_starting else max(MIN_SAMPLES, 2 * self._limit)):
             self._close_window()
             self._open_window(now)
 
     def on_overload(self, sent_at: float) -> None:
-        """The backend refused for load, or did not answer in time: once a window, whatever the latencies say."""
+        """Lower the limit because the backend refused for load or did not respond in time; at most once a window."""
         if not self._adaptive or self._overloaded or sent_at < self._window_start:
             return
         self._overloaded = True
@@ -224,13 +232,13 @@ class AdaptiveLimit:
             self._adjust(slowdown)
 
     def _slowdown(self) -> float | None:
-        """Log of how many times longer than their baselines this window's answers took; None: no kind has one yet."""
+        """Return the log of this window's slowdown against the baselines; None: no kind has a baseline yet."""
         known = [(n, total - n * self._baselines[k]) for k, (n, total, _) in self._logs.items() if k in self._baselines]
         count = sum(n for n, _ in known)
         return sum(total for _, total in known) / count if count else None
 
     def _standard_error(self) -> float:
-        """The standard error of `_slowdown`, as far as this window's own spread makes it."""
+        """Return the standard error of `_slowdown` that follows from the spread within this window."""
         spread = sum(squares - total * total / n for n, total, squares in self._logs.values())
         return sqrt(max(0.0, spread)) / self._count
 
@@ -244,7 +252,7 @@ class AdaptiveLimit:
                 self._baselines[kind] += BASELINE_RISE * (mean - known)
 
     def _recovered_from_cuts(self, slowdown: float) -> bool:
-        """Whether cuts were taken back because they did not help."""
+        """Undo the cuts if they did not help. Return whether they were undone."""
         if self._before_cuts is None or self._limit > self._before_cuts[0] / 2:
             return False
         limit, previous = self._before_cuts
@@ -279,7 +287,7 @@ class AdaptiveLimit:
             self._before_cuts = None
         elif self._before_cuts is None:
             self._before_cuts = self._limit, slowdown
-        else:  # the backend's queue may still have grown after the first cut
+        else:  # the backend's queue may have grown further after the first cut
             self._before_cuts = self._before_cuts[0], max(self._before_cuts[1], slowdown)
         self._set_limit(self._limit + SMOOTHING * (target - self._limit))
         self._until_probe -= 1
@@ -289,7 +297,7 @@ class AdaptiveLimit:
             self._set_limit(self._limit * PROBE_SHARE)
 
     def _signs_of_load(self, slowdown: float) -> bool:
-        """While it grows from its start: what chance explains is none, and one window alone may be a stall."""
+        """Return whether the initial growth must end. One window alone may be a stall; chance does not count."""
         if slowdown < log(TOLERANCE) + CERTAINTY_SIGMAS * self._standard_error():
             self._signs = 0
             self._set_limit(2 * self._limit)

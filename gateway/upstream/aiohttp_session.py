@@ -1,4 +1,4 @@
-"""The HTTP client of one upstream, and what is known of the connections it keeps."""
+"""The aiohttp session of one upstream, and a record of whether a connection was reused."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from aiohttp.client_proto import ResponseHandler
 
 @dataclass(slots=True)
 class PooledConnection:
-    """What is known of the connection that a request goes over."""
+    """`PooledConnection` records facts about the connection that a request uses."""
 
-    reused: bool = True  # it had served another request before
+    reused: bool = True  # it has served another request before
 
 
-# Of the request that this task is making. aiohttp's own tracing tells it too, at thirty calls a request.
+# For the request of the current task. aiohttp's tracing offers the same, at thirty function calls a request.
 CURRENT_CONNECTION: ContextVar[PooledConnection | None] = ContextVar("asked", default=None)
 
 
 class BoundedConnector(aiohttp.TCPConnector):
-    """Tells which requests had to open a connection."""
+    """`BoundedConnector` records which requests had to open a connection."""
 
     async def _create_connection(
         self,
@@ -36,20 +36,22 @@ class BoundedConnector(aiohttp.TCPConnector):
 
 
 def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.ClientSession:
-    """A session of one backend. Bodies are left as they are: no decompression, no cookies, no redirects."""
+    """Return a session for one backend that passes bodies through: no decompression, no cookies, no redirects."""
     return aiohttp.ClientSession(
         connector=BoundedConnector(limit=max_connections, keepalive_timeout=15.0, ttl_dns_cache=60),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-        # The client's headers are sent as they are, and none in its name.
+        # The gateway forwards the client's headers; aiohttp must not add its own.
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         trust_env=False,
     )
 
 
 class AiohttpSession:
-    """`open_session` when it is needed: what has a client of its own needs none, but for its WebSockets."""
+    """`AiohttpSession` opens its session on first use. Upstreams with the gateway's own client need it only for
+    WebSockets.
+    """
 
     def __init__(self, connect_timeout_s: float, max_connections: int) -> None:
         self._connect_timeout_s = connect_timeout_s
@@ -62,6 +64,6 @@ class AiohttpSession:
         return self._session
 
     async def close(self) -> None:
-        """Twice does no harm."""
+        """Close the session. A second call does nothing."""
         if self._session is not None:
             await self._session.close()

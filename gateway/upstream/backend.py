@@ -1,4 +1,4 @@
-"""A backend as the routes see it: by its name, whatever upstreams are behind it."""
+"""A backend as routes see it: one name for one or more upstreams."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ from gateway.upstream.retry import (
 )
 from gateway.upstream.upstream import Upstream, in_service
 
-# An upstream that fails so much more often than the others of its backend that it is left out for a while.
 LOG = logging.getLogger("nearhit.upstreams")
 
 
 def eject_if_outlier(backend: str, endpoint: Upstream, endpoints: Sequence[Upstream], now: float) -> None:
-    """After a failure of `endpoint`, one of the `endpoints` of `backend`."""
+    """Eject `endpoint` if it is an outlier. Call this after a failure; `endpoints` are all upstreams of `backend`."""
     states = {other: other.breaker.state(now) for other in endpoints}
     if states[endpoint] is not BreakerState.CLOSED:
         return
@@ -56,16 +55,19 @@ def eject_if_outlier(backend: str, endpoint: Upstream, endpoints: Sequence[Upstr
 
 @dataclass(frozen=True, slots=True)
 class BackendRules:
-    """What the configuration says of a backend's upstreams together."""
+    """`BackendRules` are the settings that hold for all upstreams of a backend together."""
 
     sticky: Sticky = "off"
-    retry_share: float = 0.2  # of the calls
-    attempts: int = 2  # of one call, the first one included
+    retry_share: float = 0.2  # retries as a share of the calls
+    attempts: int = 2  # attempts of one call, the first one included
     hedge: HedgeRules | None = None
 
 
 class UpstreamPool:
-    """`name` is the backend's in the configuration. `rng`: numbers in [0, 1)."""
+    """`UpstreamPool` is a backend with its upstreams. It chooses one for each call, retries and hedges.
+
+    `name` is the name in the configuration. `rng` returns numbers in [0, 1).
+    """
 
     def __init__(
         self,
@@ -83,9 +85,8 @@ class UpstreamPool:
         self._rules = rules
         self._rng = rng
         self.budget = RetryBudget(rules.retry_share)
-        self.single = (
-            self.endpoints[0] if len(self.endpoints) == 1 else None
-        )  # as a rule: then there is nothing to choose
+        # The common case is one upstream: there is nothing to choose.
+        self.single = self.endpoints[0] if len(self.endpoints) == 1 else None
         for endpoint in self.endpoints:
             endpoint.is_compared = self.single is None
         hedge = rules.hedge if len(self.endpoints) > 1 else None
@@ -93,12 +94,12 @@ class UpstreamPool:
 
     @property
     def http(self) -> bool:
-        """Whether paths that no dialect knows can be passed through to it."""
+        """Whether requests on paths that no dialect knows can be forwarded to this backend."""
         return self.endpoints[0].backend.http
 
     @property
     def speaks(self) -> str:
-        """The name of the dialect that it understands, or `text`."""
+        """The name of the dialect that the backend speaks, or `text`."""
         return self.endpoints[0].backend.speaks
 
     @property
@@ -107,42 +108,47 @@ class UpstreamPool:
 
     @property
     def crowd(self) -> Load:
-        """At all of its upstreams together."""
+        """The load of all upstreams together."""
         crowds = [endpoint.backend.crowd for endpoint in self.endpoints]
         return Load(sum(c.inflight for c in crowds), sum(c.limit for c in crowds), sum(c.queued for c in crowds))
 
     @property
     def load(self) -> int:
-        """Calls that are not over: on their way, or waiting for a place."""
+        """The number of unfinished calls: in flight, or waiting for a permit."""
         return sum(endpoint.load for endpoint in self.endpoints)
 
     def state(self, now: float) -> BreakerState:
-        """Of the upstream that fares best. `now`: monotonic clock."""
+        """Return the breaker state of the healthiest upstream. `now` is monotonic."""
         return min(endpoint.breaker.state(now) for endpoint in self.endpoints)
 
     def wait_s(self, request: RequestContext) -> float:
-        """How long it would wait for a place, as it looks now."""
+        """Return the seconds that this request would now wait for a permit."""
         endpoints = in_service(self.endpoints, self._clock.monotonic()) if self.single is None else self.endpoints
         return min([endpoint.backend.wait_s(request.priority) for endpoint in endpoints])
 
     def predict(self, asked: CallFeatures, now: float, confidence: float = CONFIDENCE) -> Prediction | None:
-        """What it would take to answer, kept with `confidence`, by the slowest upstream that may be chosen. None while
-        nothing recent is known, `upstream.PENDING_PREDICTION` while a call is on its way that will tell."""
+        """Return how long the slowest upstream that may be chosen would take, kept with probability `confidence`.
+
+        The result is None while nothing recent is known. It is `upstream.PENDING_PREDICTION` while a call is in flight
+        that will provide a measurement.
+        """
         predictions = [endpoint.predict(asked, now, confidence) for endpoint in in_service(self.endpoints, now)]
         known = sorted((p for p in predictions if p is not None), key=lambda p: p.total_s)
         finite = [prediction for prediction in known if not math.isinf(prediction.total_s)]
         if not finite:
             return known[0] if known else None
-        # Of two that are drawn the dearer one loses, so that the slowest of all is never chosen.
+        # The slower of two candidates always loses, so the slowest of all upstreams is never chosen.
         return finite[-1] if len(finite) == 1 or self._rules.sticky != "off" else finite[-2]
 
     def allow(self, now: float) -> bool:
-        """Whether there is an upstream that may be asked now, whoever asks."""
+        """Return whether some upstream accepts calls now, for any tenant."""
         return any(endpoint.breaker.ready(now) and not endpoint.retry_after_s(None, now) for endpoint in self.endpoints)
 
     async def call(self, request: RequestContext) -> Response:
-        """Calls an upstream, and another one where that is no use and the rules allow it. Raises `BackendError` where
-        there is no answer before its first byte; what came as an answer is returned, whatever its status."""
+        """Call an upstream, and retry on another one if the first fails and the rules allow it.
+
+        Raise `BackendError` if no upstream begins a response. A response is returned whatever its status.
+        """
         now = self._clock.monotonic()
         self.budget.asked(now)
         endpoint = self._pick_first(request, now)
@@ -150,24 +156,23 @@ class UpstreamPool:
             return await self._retry_until_final(
                 request, endpoint, await self._attempt(endpoint, request, [endpoint], 0)
             )
-        try:  # as `_attempt` does where nothing has to be weighed
+        try:  # a shortcut for `_attempt`: one upstream, and no failures to take into account
             with endpoint.attempt(request) as attempt:
                 response = attempt.answered(await endpoint.backend.send(request))
         except BackendError as error:
             return await self._retry_until_final(request, endpoint, [AttemptResult(endpoint, error)])
         if response.status < 400:
-            return response  # as a rule: nothing to tell, nobody else to call
+            return response  # the common case: nothing to record, no retry
         return await self._retry_until_final(request, endpoint, [AttemptResult(endpoint, response)])
 
     async def _retry_until_final(
         self, request: RequestContext, endpoint: Upstream, attempts: list[AttemptResult]
     ) -> Response:
-        """What a call comes to, of which this came when `endpoint` was asked; as `call`."""
+        """Retry until the outcome is final. `attempts` are the first attempts, at `endpoint`; see `call`."""
         tried, retries = [endpoint], 0
         while True:
-            self.budget.refund(
-                sum(isinstance(attempt.outcome, AttemptTimedOut) for attempt in attempts)
-            )  # one is, where any follows
+            # `_pause_s` spends one again if a retry follows.
+            self.budget.refund(sum(isinstance(attempt.outcome, AttemptTimedOut) for attempt in attempts))
             target = [self._retry_target(attempt.outcome, attempt.endpoint, request) for attempt in attempts][-1]
             endpoint, outcome = attempts[-1].endpoint, attempts[-1].outcome
             tried += [attempt.endpoint for attempt in attempts if attempt.endpoint not in tried]
@@ -189,7 +194,7 @@ class UpstreamPool:
             attempts = await self._attempt(next_endpoint, request, tried, retries)
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
-        """The models it offers, as OpenAI model objects. Raises `BackendError`."""
+        """Return the models that the backend offers, as OpenAI model objects. Raise `BackendError`."""
         now = self._clock.monotonic()
         first = self._pick_first(request, now)
         failure: BackendError | None = None
@@ -209,7 +214,7 @@ class UpstreamPool:
         self, endpoint: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
     ) -> Awaitable[Response]:
         now = self._clock.monotonic()
-        endpoint.breaker.allow(now)  # where it is half-open, this is its probe
+        endpoint.breaker.allow(now)  # if the breaker is half-open, this call is its probe
         attempt_timeout_s = (
             None if self.single is not None else self._attempt_timeout_s(request, {*tried, endpoint}, retries, now)
         )
@@ -222,7 +227,7 @@ class UpstreamPool:
     async def _call_with_timeout(
         self, endpoint: Upstream, request: RequestContext, attempt_timeout_s: float
     ) -> Response:
-        """A retry is set aside for it meanwhile: many who are given up at once would else exceed the budget."""
+        """Call with a timeout, and reserve a retry, because many timeouts at once would exceed the budget."""
         self.budget.reserved += 1
         try:
             return await endpoint.call(request, attempt_timeout_s)
@@ -243,7 +248,7 @@ class UpstreamPool:
     async def _attempt(
         self, endpoint: Upstream, request: RequestContext, tried: Sequence[Upstream], retries: int
     ) -> list[AttemptResult]:
-        """An upstream, and a second one meanwhile where the call is hedged: once, not for each retry."""
+        """Call an upstream, and a second one meanwhile if the call is hedged. Only the first attempt is hedged."""
         hedging = None if retries else self._hedging
         delay_s = None if hedging is None else hedging.delay_s(endpoint, request)
         if hedging is None or delay_s is None:
@@ -257,10 +262,10 @@ class UpstreamPool:
         )
 
     def _pick_first(self, request: RequestContext, now: float) -> Upstream:
-        """Raises `RateLimited`."""
+        """Choose the upstream of the first attempt. Raise `RateLimited` if none may be called."""
         single = self.single
         if single is not None and not (single.waits.until and single.retry_after_s(request.tenant, now)):
-            return single  # whatever its breaker says: somebody has to answer
+            return single  # even if its breaker is open: there is no other upstream
         available = [endpoint for endpoint in self.endpoints if not endpoint.retry_after_s(request.tenant, now)]
         if not available:
             soonest = min(endpoint.retry_after_s(request.tenant, now) for endpoint in self.endpoints)
@@ -269,7 +274,7 @@ class UpstreamPool:
         ready = [endpoint for endpoint in available if endpoint.breaker.ready(now)]
         probes = [endpoint for endpoint in ready if endpoint.breaker.state(now) is BreakerState.HALF_OPEN]
         if probes and (len(probes) == len(ready) or is_repeatable(request)):
-            return probes[0]  # else nothing might ever ask the one that is known to have been bad
+            return probes[0]  # otherwise a half-open upstream might never get a probe
         return self._pick(request, in_service(available, now), now)
 
     def _pick_next(
@@ -310,11 +315,11 @@ class UpstreamPool:
         return retry_target(outcome, request, waits=endpoint.retry_after_s(request.tenant, self._clock.monotonic()) > 0)
 
     def _pause_s(self, request: RequestContext, retries: int, outcome: Outcome) -> float | None:
-        """How long to wait before the next attempt; None: there is none."""
+        """Return the seconds to wait before the next attempt; None: no further attempt."""
         if retries + 1 >= self._rules.attempts:
             return None
         now, until = self._clock.monotonic(), request.due
-        given_up = isinstance(outcome, AttemptTimedOut)  # for this: the retry was set aside for it
+        given_up = isinstance(outcome, AttemptTimedOut)  # `_call_with_timeout` has reserved its retry
         pause_s = 0.0 if given_up else backoff_s(retries, self._rng())
         if now + pause_s >= until:
             self._telemetry.retries.add(self.name, "deadline")
@@ -328,7 +333,7 @@ class UpstreamPool:
     def _attempt_timeout_s(
         self, request: RequestContext, tried: Collection[Upstream], retries: int, now: float
     ) -> float | None:
-        """How long the last one of `tried` may take to its first byte; None: as long as its timeouts let it."""
+        """Return the time to first byte that the last one of `tried` is allowed; None: only its own timeouts apply."""
         until = request.due
         if math.isinf(until) or until <= now or retries + 1 >= self._rules.attempts:
             return None
@@ -349,4 +354,4 @@ class UpstreamPool:
     def _log_retry(self, request: RequestContext, endpoint: Upstream, outcome: Outcome) -> None:
         why = f"status {outcome.status}" if isinstance(outcome, Response) else str(outcome)
         fields = {**request.log_fields, "backend": self.name, "upstream": endpoint.upstream.address, "error": why}
-        LOG.warning("asking again", extra={"fields": fields})
+        LOG.warning("retrying the call", extra={"fields": fields})

@@ -1,8 +1,11 @@
-"""How long an upstream wants to be left alone, by what it says in the headers of its answers. Pure.
+"""Read from response headers how long an upstream wants no further calls. Pure.
 
-Read are `Retry-After` (RFC 9110 section 10.2.3) and its `retry-after-ms` (Azure), `x-ratelimit-remaining-*` with
-`-reset-*` (OpenAI: `6m0s`, `120ms`), `anthropic-ratelimit-*` (RFC 3339), and the IETF's `RateLimit` in its three forms
-(draft-ietf-httpapi-ratelimit-headers 03, 07 and 10). What cannot be read says nothing.
+It reads these headers and ignores values that it cannot parse:
+
+- `Retry-After` (RFC 9110 section 10.2.3) and `retry-after-ms` (Azure);
+- `x-ratelimit-remaining-*` with `x-ratelimit-reset-*` (OpenAI: `6m0s`, `120ms`);
+- `anthropic-ratelimit-*` (RFC 3339 times);
+- the IETF's `RateLimit` in its three forms (draft-ietf-httpapi-ratelimit-headers 03, 07 and 10).
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from email.utils import parsedate_to_datetime
 
 from gateway.bounded_cache import BoundedCache
 
-MAX_BACKOFF_S = 300.0  # nobody is shut out for longer by one header
+MAX_BACKOFF_S = 300.0  # the longest pause that one header can cause
 RETRY_HEADERS = frozenset({"retry-after", "retry-after-ms"})
-MAX_ACCOUNTS = 1024  # credentials that are told apart, each with its own limits; beyond it the oldest are forgotten
+MAX_ACCOUNTS = 1024  # accounts, each with its own limits; beyond this number the oldest are forgotten
 _DURATION = re.compile(r"(?:(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d))", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
@@ -24,21 +27,21 @@ _PARAMETER = re.compile(r"(?:^|[;,\s])(remaining|reset|r|t)\s*=\s*(\d{1,12})", r
 
 
 class UpstreamBackoff:
-    """Until when an upstream wants to be left alone, by whose credentials were shown to it: limits are an account's.
-    Times are of the monotonic clock."""
+    """`UpstreamBackoff` keeps the time until which an upstream wants no calls, for each account.
+
+    Limits belong to an account, which is identified by its credentials. Times are monotonic.
+    """
 
     __slots__ = ("until",)
 
     def __init__(self) -> None:
-        self.until: BoundedCache[str, float] = BoundedCache(
-            MAX_ACCOUNTS
-        )  # by account; "": for all. As a rule it is empty
+        self.until: BoundedCache[str, float] = BoundedCache(MAX_ACCOUNTS)  # by account; "": for all; usually empty
 
     def add(self, account: str, until: float) -> None:
         self.until.put(account, max(until, self.until.peek(account) or 0.0))
 
     def remaining_s(self, account: str, now: float) -> float:
-        """Seconds that are left, for this account or for all (""); 0: it may be asked."""
+        """Return the remaining seconds for this account or for all (""); 0: calls are allowed."""
         if not self.until:
             return 0.0
         until = max(self.until.peek(account) or 0.0, self.until.peek("") or 0.0)
@@ -46,7 +49,7 @@ class UpstreamBackoff:
 
 
 def rate_limit_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Those of an answer's headers that `retry_delay_s` looks at, with names in lower case: most answers have none."""
+    """Return the response headers that `retry_delay_s` reads, with lower-case names. Most responses have none."""
     fields: dict[str, str] = {}
     for name, value in headers:
         low = name.lower()
@@ -56,10 +59,11 @@ def rate_limit_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def retry_delay_s(status: int, headers: Mapping[str, str], wall: float) -> float:
-    """Seconds in [0, `MAX_BACKOFF_S`]. `headers`: as `rate_limit_headers` gives them; `wall`: seconds since the epoch.
+    """Return the seconds to wait, in [0, `MAX_BACKOFF_S`].
 
-    `Retry-After` counts with 429 and 503. A limit with nothing left counts with every answer: the next one would be
-    refused."""
+    `headers` come from `rate_limit_headers`; `wall` is in seconds since the epoch. `Retry-After` counts only with
+    status 429 and 503. An exhausted limit counts with every status, because the next call would be refused.
+    """
     waits = [0.0, *_resets(headers, wall)]
     if status in (429, 503):
         after = _retry_after(headers, wall)
@@ -81,7 +85,7 @@ def _retry_after(headers: Mapping[str, str], wall: float) -> float | None:
 
 
 def _resets(headers: Mapping[str, str], wall: float) -> Iterator[float]:
-    """The seconds to the reset of every limit of which nothing is left."""
+    """Yield the seconds until the reset of each exhausted limit."""
     for name, value in headers.items():
         if name.startswith("x-ratelimit-remaining") and _number(value) == 0:
             reset = headers.get(name.replace("remaining", "reset"), "")
@@ -96,7 +100,7 @@ def _resets(headers: Mapping[str, str], wall: float) -> Iterator[float]:
 
 
 def _ietf(value: str) -> Iterator[float]:
-    """`"default";r=0;t=30` of each policy, or `limit=100, remaining=0, reset=30`."""
+    """Yield the resets of `"default";r=0;t=30` (one for each policy) or of `limit=100, remaining=0, reset=30`."""
     policies = value.split(",") if ";" in value else [value]
     for policy in policies:
         fields = {name[0] if name in ("r", "t") else {"remaining": "r", "reset": "t"}[name]: int(number)
@@ -116,7 +120,7 @@ def _number(value: str) -> float | None:
 
 
 def _duration(value: str) -> float | None:
-    """`6m0s`, `1.5s`, `120ms`; a bare number is seconds."""
+    """Parse `6m0s`, `1.5s` or `120ms` into seconds. A bare number is in seconds."""
     value = value.strip()
     parts = _DURATION.findall(value)
     if parts and "".join(number + unit for number, unit in parts) == value:

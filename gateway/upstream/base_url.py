@@ -1,4 +1,4 @@
-"""Base URLs of HTTP endpoints: which path lies where below them, and hints where one is likely wrong."""
+"""Base URLs of HTTP endpoints: how paths map below them, and hints when one is probably wrong."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from gateway.errors import BadRequest
 from gateway.messages import FullBody, Response
 from gateway.upstream.http_client import UpstreamRequest
 
-# Base URLs as OpenAI's clients are given them: what speaks for a wrong one. Pure.
+# Hints for base URLs in the form that OpenAI clients expect. Pure.
 EXPECTED = "the base URL that an OpenAI client is given, such as http://host:8000/v1"
 
 _VERSION = re.compile(r".*/v\d+[a-z0-9.]*", re.ASCII | re.DOTALL)  # /v1, /openai/v1, /v1beta
 
-_MODEL = re.compile(r"\b(?:models?|deployment)\b", re.IGNORECASE)  # the latter is Azure's word
+_MODEL = re.compile(r"\b(?:models?|deployment)\b", re.IGNORECASE)  # "deployment" is Azure's word
 
 _CODES = ("model_not_found", "DeploymentNotFound")
 
 
 def ends_in_version(path: str) -> bool:
-    """Of a URL, without the slash at its end."""
+    """Return whether a URL path, without its final slash, ends in a version."""
     return _VERSION.fullmatch(path) is not None
 
 
 def is_model_not_found(body: bytes) -> bool:
-    """Whether a 404 says that there is no such model, in one of the shapes in which OpenAI-compatible servers say it:
-    then its path was right."""
+    """Return whether the body of a 404 says that the model does not exist; then the path was right.
+
+    It knows the error shapes of several OpenAI-compatible servers.
+    """
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
-    if isinstance(payload, list) and payload:  # Gemini's
+    if isinstance(payload, list) and payload:  # Gemini sends a list
         payload = payload[0]
     error = payload.get("error", payload) if isinstance(payload, dict) else None
     if isinstance(error, dict):
@@ -49,31 +51,39 @@ LOG = logging.getLogger("nearhit")
 
 
 class BaseUrl:
-    """`backend`: whose it is. `speaks`: the name of the dialect that the endpoint understands."""
+    """`BaseUrl` maps request paths to an upstream's URL.
+
+    `backend` is the backend's name; `speaks` is the dialect of the endpoint.
+    """
 
     def __init__(self, backend: str, url: str, speaks: str) -> None:
         base = URL(url.rstrip("/"))
         self.origin = str(base.origin())
         path = base.raw_path.rstrip("/")
-        self._root = path.removesuffix("/v1")  # what stands for /
-        # What stands for /v1: OpenAI's is part of the URL that people configure, and may be another path there.
+        self._root = path.removesuffix("/v1")  # replaces /
+        # Replaces /v1. The configured URL of an OpenAI endpoint contains its version, which may be another path there.
         self._base = path if speaks == "openai" else f"{self._root}/v1"
         self._backend = backend
-        self._is_suspect = speaks == "openai" and not ends_in_version(path)  # and nothing was said of it yet
+        self._is_suspect = speaks == "openai" and not ends_in_version(path)  # and no warning was logged yet
 
     def target(self, path: str, query: str) -> str:
-        """`/v1/...` goes below the configured URL, everything else below its root; path and query as sent."""
-        if not path.startswith("/") or "#" in path or "#" in query:  # the endpoint would drop what follows the #
-            raise BadRequest(f"the request target {path[:100]!r} is not a path with a query")
+        """Return the target: `/v1/...` goes below the configured URL, everything else below its root.
+
+        Path and query stay as the client sent them. Raise `BadRequest` if they are malformed.
+        """
+        if not path.startswith("/") or "#" in path or "#" in query:  # the endpoint would drop everything after the #
+            raise BadRequest(
+                f"the request target {path[:100]!r} is invalid: expected a path that begins with / and has no #"
+            )
         below = self._base + path[3:] if path == "/v1" or path.startswith("/v1/") else self._root + path
         return f"{below or '/'}?{query}" if query else below or "/"
 
     def on_not_found(self, request: RequestContext, sent: UpstreamRequest, answer: Response) -> None:
-        """A call was answered by 404. Said once: it is wrong, or right, for all of them."""
+        """Log a warning if a 404 suggests a wrong base URL. It is logged once, because it concerns every call."""
         body = answer.body
         if not self._is_suspect or not isinstance(body, FullBody) or is_model_not_found(body.data):
             return
         self._is_suspect = False
-        requested_url = self.origin + sent.target.partition("?")[0]  # clients may have keys in their queries
+        requested_url = self.origin + sent.target.partition("?")[0]  # without the query, which may contain a key
         fields = {**request.log_fields, "backend": self._backend, "asked": requested_url, "expected": EXPECTED}
         LOG.warning("the backend has no such path: is its base URL wrong?", extra={"fields": fields})

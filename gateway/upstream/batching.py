@@ -1,5 +1,4 @@
-"""Calls of one form that come within a moment of each other go upstream as one: for models that do not batch by
-themselves."""
+"""Combine similar calls that arrive within a short time into one upstream call, for models that do not batch."""
 
 from __future__ import annotations
 
@@ -23,9 +22,10 @@ from gateway.tasks import spawn
 from gateway.upstream.input_batch import copy_error
 
 LOG = logging.getLogger("nearhit.batching")
-MAX_FORMS = 1024  # that are remembered
-MAX_FAILED_BATCHES = 3  # batches in a row: after that it is not one faulty member, and the form is not batched any more
-# A batch leaves at once for a member who has less time left than so many waits.
+MAX_FORMS = 1024  # forms whose failures are remembered
+# consecutive failed batches after which a form is not batched: the cause is not one faulty member
+MAX_FAILED_BATCHES = 3
+# A batch is sent at once if a member has less time left than this many times `max_wait`.
 DEADLINE_WAITS = 4
 
 
@@ -38,7 +38,7 @@ class _QueuedCall:
 
 
 class _Forming:
-    """A batch that still takes members."""
+    """A batch that still accepts members."""
 
     def __init__(self) -> None:
         self.members: list[_QueuedCall] = []
@@ -50,8 +50,11 @@ class _Forming:
 
 
 class Batching:
-    """A `Backend` before another one. `shared`: the upstream cannot tell clients apart, so that calls of several may be
-    one; else only those of one tenant are."""
+    """`Batching` is a `Backend` that batches calls before it passes them to another backend.
+
+    `shared`: the upstream cannot tell clients apart, so one batch may have calls of several tenants. Otherwise a batch
+    has calls of one tenant only.
+    """
 
     def __init__(self, inner: Backend, rule: BatchRule, clock: Clock, *, shared: bool) -> None:
         self._inner = inner
@@ -60,7 +63,7 @@ class Batching:
         self._shared = shared
         self._open_batches: dict[bytes, _Forming] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failures: BoundedCache[bytes, int] = BoundedCache(MAX_FORMS)  # form -> batches in a row that were no use
+        self._failures: BoundedCache[bytes, int] = BoundedCache(MAX_FORMS)  # form -> consecutive failed batches
 
     @property
     def name(self) -> str:
@@ -93,7 +96,7 @@ class Batching:
         await self._inner.close()
 
     async def send(self, request: RequestContext) -> Response:
-        """Raises `BackendError`, as the backend does."""
+        """Send the call alone or in a batch. Raise `BackendError`, as the inner backend does."""
         call = request.call
         rows = None if call is None else batch_rows(call)
         if call is None or rows is None or rows >= self._rule.max_size:
@@ -125,7 +128,8 @@ class Batching:
         batch = self._open_batches.pop(form)
         if batch.timer is not None:
             batch.timer.cancel()
-        members = [member for member in batch.members if not member.answer.done()]  # who has left wants nothing more
+        # without those whose client has left
+        members = [member for member in batch.members if not member.answer.done()]
         if not members:
             return
         task = spawn(self._tasks, self._run_batch(form, members))
@@ -143,7 +147,7 @@ class Batching:
     async def _run_batch(self, form: bytes, members: Sequence[_QueuedCall]) -> None:
         try:
             answers = await self._send_batch(form, members) if len(members) > 1 else None
-        except asyncio.CancelledError:  # nobody wants it, or the gateway ends
+        except asyncio.CancelledError:  # all clients have left, or the gateway shuts down
             for member in members:
                 member.answer.cancel()
             raise
@@ -152,7 +156,7 @@ class Batching:
                 if not member.answer.done():
                     member.answer.set_exception(copy_error(error))
             return
-        if answers is None:  # what one of them asks for may be at fault: the others are not to suffer for it
+        if answers is None:  # one member's input may be at fault, and must not fail the others
             await asyncio.gather(*map(self._send_single, members))
             return
         for member, answer in zip(members, answers, strict=True):
@@ -160,11 +164,11 @@ class Batching:
                 member.answer.set_result(answer)
 
     async def _send_batch(self, form: bytes, members: Sequence[_QueuedCall]) -> list[Response] | None:
-        """None where they are to be asked one by one."""
+        """Send one call for all members. Return None if they must be sent one by one."""
         response = await self._inner.send(_request(members))
         if not isinstance(response.body, FullBody):
             await close_body(response.body)
-            raise BackendError("the answer to a batch is too large to be read", retryable=False)
+            raise BackendError("the response to a batch is too large to be split", retryable=False)
         if response.status != 200:
             self._record_failure(form, 1, f"the backend answers {response.status}")
             return None
@@ -180,10 +184,10 @@ class Batching:
         count = (self._failures.peek(form) or 0) + weight
         self._failures.put(form, count)
         if count >= MAX_FAILED_BATCHES:
-            LOG.warning("batched no more", extra={"fields": {"backend": self.name, "reason": reason}})
+            LOG.warning("these calls are no longer batched", extra={"fields": {"backend": self.name, "reason": reason}})
 
     async def _send_single(self, member: _QueuedCall) -> None:
-        """Until its client leaves."""
+        """Send the call of one member, and cancel it if the client leaves."""
         task = asyncio.ensure_future(self._inner.send(member.request))
         member.answer.add_done_callback(lambda answer: task.cancel() if answer.cancelled() else None)
         try:
@@ -201,7 +205,7 @@ class Batching:
 
 
 def _request(members: Sequence[_QueuedCall]) -> RequestContext:
-    """The first one's, until the last one is due."""
+    """Return the request of the first member, with the merged call and the latest deadline of all members."""
     request = members[0].request.with_call(merge_calls([member.call for member in members]))
     request.deadline = _latest(member.request.deadline for member in members)
     request.ttft_deadline = _latest(member.request.ttft_deadline for member in members)
@@ -209,6 +213,6 @@ def _request(members: Sequence[_QueuedCall]) -> RequestContext:
 
 
 def _latest(deadlines: Iterable[float | None]) -> float | None:
-    """None, which is later than any time, where one of them is."""
+    """Return the latest deadline; None, which means no deadline, if any is None."""
     latest = max(math.inf if at is None else at for at in deadlines)
     return None if latest == math.inf else latest

@@ -1,5 +1,7 @@
-"""The places at one backend: how many may be in flight to it, and who waits for one. I/O around
-`upstream.adaptive_concurrency`, `upstream.adaptive_concurrency` and `upstream.wait_queue`."""
+"""Limit the calls in flight to one backend, and queue the calls that wait.
+
+It is the I/O around `upstream.adaptive_concurrency` and `upstream.wait_queue`.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +21,31 @@ MAX_RETRY_AFTER_S = 60
 
 
 class ConcurrencyPermit:
-    """A place at a gate. `release` it as often as you like: only the first time counts."""
+    """`ConcurrencyPermit` is the right to have one call in flight. Only the first `release` has an effect."""
 
     __slots__ = ("_limiter", "acquired_at", "lasting")
 
     def __init__(self, limiter: ConcurrencyLimiter, acquired_at: float) -> None:
         self._limiter: ConcurrencyLimiter | None = limiter
-        self.acquired_at = acquired_at  # monotonic clock
-        self.lasting = False  # held for as long as a connection, which says nothing of how long others hold one
+        self.acquired_at = acquired_at  # monotonic
+        self.lasting = False  # held as long as a connection, so its hold time says nothing about other calls
 
     def on_response(self, request: RequestContext, status: int) -> None:
-        """The answer begins. A backend that refuses for load (503; 429 is for an account's limit) says more than its
-        latency does, and other errors come sooner than answers: neither counts as one."""
+        """Record that the response begins.
+
+        A 503 means overload, which says more than the latency does. (A 429 is about an account's limit.) Other errors
+        come faster than normal responses, so their latency does not count.
+        """
         call, limiter = request.call, self._limiter
         if limiter is None:
             return
         if status == 503:
             limiter.on_overload(self.acquired_at)
-        elif status < 400 and call is not None and limiter.adaptive:  # paths that no dialect knows cannot be compared
+        elif status < 400 and call is not None and limiter.adaptive:  # calls of unknown paths cannot be compared
             limiter.on_response((call.operation, call.stream), self.acquired_at)
 
     def on_timeout(self) -> None:
-        """The answer did not begin in time."""
+        """Record that the response did not begin in time."""
         if self._limiter is not None:
             self._limiter.on_overload(self.acquired_at)
 
@@ -51,8 +56,11 @@ class ConcurrencyPermit:
 
 
 class ConcurrencyLimiter:
-    """`ceiling`: places at most; `adaptive`: as few of them as keep the backend's latency down. Nobody waits longer
-    than `max_wait_s`, nor beyond its own deadline."""
+    """`ConcurrencyLimiter` grants at most `ceiling` permits at once.
+
+    `adaptive`: fewer permits, as many as keep the backend's latency low. A call waits at most `max_wait_s`, and not
+    beyond its own deadline.
+    """
 
     def __init__(self, backend: str, ceiling: int, max_wait_s: float, clock: Clock, *, adaptive: bool) -> None:
         self._backend = backend
@@ -63,7 +71,7 @@ class ConcurrencyLimiter:
         self._queue = WaitQueue()
         self._turnover = SlotTurnover()
         self._record_hold = self._turnover.record_hold
-        self._admissions: dict[Ticket, asyncio.Future[float]] = {}  # of all who wait -> when it was given
+        self._admissions: dict[Ticket, asyncio.Future[float]] = {}  # each waiting call -> the time of its grant
         self._numbers = count()
         self.inflight = 0
 
@@ -72,7 +80,7 @@ class ConcurrencyLimiter:
         return Load(self.inflight, self._limit.value, len(self._queue))
 
     def wait_s(self, priority: Priority) -> float:
-        """How long a newcomer would wait for a place, as it looks now."""
+        """Return the seconds that a new call would now wait for a permit."""
         if self._has_room:
             return 0.0
         return self._expected_wait_s(self._queue.ahead(priority))
@@ -82,14 +90,17 @@ class ConcurrencyLimiter:
         return not self._admissions and self.inflight < self._limit.value
 
     def acquire_nowait(self) -> ConcurrencyPermit | None:
-        """A place at once; None where none is free, or others wait."""
+        """Return a permit at once; None if no permit is free or other calls wait."""
         if self._admissions or self.inflight >= self._limit.value:
             return None
         self.inflight += 1
         return ConcurrencyPermit(self, self._clock.monotonic())
 
     async def acquire(self, request: RequestContext) -> ConcurrencyPermit:
-        """Raises `BackendOverloaded` (another backend may be asked) when there is no place in time."""
+        """Return a permit, after a wait if needed. Raise `BackendOverloaded` if there is none in time.
+
+        After that error, another backend may be tried.
+        """
         permit = self.acquire_nowait()
         if permit is None:
             with request.timer("queue"):
@@ -98,7 +109,7 @@ class ConcurrencyLimiter:
         return permit
 
     def on_release(self, acquired_at: float | None) -> None:
-        """`acquired_at`: None where the time says nothing of others."""
+        """Take back a permit. `acquired_at` is None if the hold time says nothing about other calls."""
         if acquired_at is not None:
             now = self._clock.monotonic()
             self._record_hold(now - acquired_at, now)
@@ -126,7 +137,7 @@ class ConcurrencyLimiter:
             now = self._clock.monotonic()
             self._turnover.record_wakeup(now - given, now)
         except TimeoutError:
-            if not _is_granted(admission):  # or both happened at once
+            if not _is_granted(admission):  # the grant and the timeout can coincide
                 raise self._overload_error(
                     ShedReason.DEADLINE if deadline <= wait_until else ShedReason.WAITED
                 ) from None
@@ -140,7 +151,7 @@ class ConcurrencyLimiter:
             self._queue.remove(ticket, self._clock.monotonic())
 
     def _enqueue(self, ticket: Ticket, deadline: float, now: float) -> None:
-        """Raises `BackendOverloaded` where it may not wait."""
+        """Put the ticket into the queue. Raise `BackendOverloaded` if it may not wait."""
         limit, turnover = self._limit, self._turnover
         slot_interval_s, backend_interval_s = (
             turnover.slot_interval_s(limit.value),
@@ -176,25 +187,25 @@ class ConcurrencyLimiter:
             admission.set_exception(self._overload_error(reason))
 
     def _expected_wait_s(self, ahead: int) -> float:
-        """Seconds until so many have had their turn and the next place is free."""
+        """Return the seconds until `ahead` calls have had their turn and the next permit is free."""
         return (ahead + 1) * self._turnover.slot_interval_s(self._limit.value)
 
     def _overload_error(self, reason: ShedReason) -> BackendOverloaded:
         retry_after_s = min(MAX_RETRY_AFTER_S, max(1, ceil(self._expected_wait_s(len(self._queue)))))
         return BackendOverloaded(
-            f"backend '{self._backend}' is at its limit of concurrent requests ({_REASONS[reason]})",
+            f"backend '{self._backend}' is at its concurrency limit ({_REASONS[reason]})",
             reason,
             retry_after_s,
         )
 
 
 _REASONS: dict[ShedReason, str] = {
-    ShedReason.QUEUE_FULL: "nobody else may wait for a place",
-    ShedReason.TENANT_SHARE: "most of those who wait for a place are yours",
-    ShedReason.DISPLACED: "others go first",
-    ShedReason.STANDING: "too many wait for a place",
-    ShedReason.DEADLINE: "there is no place before the answer is due",
-    ShedReason.WAITED: "no place became free in time",
+    ShedReason.QUEUE_FULL: "the wait queue is full",
+    ShedReason.TENANT_SHARE: "most of the waiting requests are yours",
+    ShedReason.DISPLACED: "another request took its place in the wait queue",
+    ShedReason.STANDING: "the wait queue is too long for the backend's current speed",
+    ShedReason.DEADLINE: "no permit would be free before the request's deadline",
+    ShedReason.WAITED: "no permit became free within the maximum wait",
 }
 
 
@@ -202,9 +213,8 @@ def _is_granted(admission: asyncio.Future[float]) -> bool:
     return admission.done() and not admission.cancelled() and admission.exception() is None
 
 
-# A backend that is asked through a gate, and tells who waits there.
 class LimitedBackend:
-    """The part of a `Backend` that its gate knows."""
+    """`LimitedBackend` is the part of a `Backend` that reports the load of its concurrency limiter."""
 
     def __init__(self, limiter: ConcurrencyLimiter) -> None:
         self._limiter = limiter

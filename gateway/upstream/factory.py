@@ -1,4 +1,4 @@
-"""Builds the pools of the backends that a configuration names: an adapter for each of their upstreams."""
+"""Build the upstream pools of the configured backends, with an adapter for each upstream."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ from gateway.upstream.upstream import Upstream, UpstreamConfig
 def build_pools(
     config: Config, environ: Mapping[str, str], clock: Clock, telemetry: Telemetry
 ) -> dict[str, UpstreamPool]:
-    """To be called in the running event loop. Raises `StartupError` where a named secret is not in the environment,
-    `ModelMissing` or `ModelCorrupt` where a model that is to run in this process cannot."""
+    """Build the pool of each backend. Call it in the running event loop.
+
+    Raise `StartupError` if the environment lacks a named secret. Raise `ModelMissing` or `ModelCorrupt` if a local
+    model cannot be loaded.
+    """
     return {
         name: UpstreamPool(
             name,
@@ -44,13 +47,13 @@ def build_pools(
 
 
 def reloads(section: BackendSection) -> bool:
-    """Whether a dead model of it is loaded anew."""
+    """Return whether a dead model of this backend is reloaded."""
     return isinstance(section, TritonBackendConfig) and section.reload
 
 
 def _rules(section: BackendSection) -> BackendRules:
     if isinstance(section, OnnxBackendConfig):
-        return BackendRules(attempts=1)  # what failed on this machine fails again
+        return BackendRules(attempts=1)  # a retry on the same machine would fail again
     hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
     return BackendRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
 
@@ -65,7 +68,7 @@ def _upstreams(
     if isinstance(section, OnnxBackendConfig):
         return [onnx_factory.upstream(name, section, clock)]
     if isinstance(section, TritonBackendConfig):
-        triton = import_module("gateway.upstream.triton_factory")  # gRPC, which is large
+        triton = import_module("gateway.upstream.triton_factory")  # imports gRPC, which is large
         return [triton.upstream(name, section, address, clock) for address in section.addresses]
     shared = read_secret(environ, section.api_key_env, f"backends.{name}.api_key_env")
     upstreams = []
@@ -111,7 +114,7 @@ def _http(
 
 
 def client_of(section: OpenAIBackendConfig, url: str, session: AiohttpSession) -> HttpClient:
-    """`session`: for what the gateway's own client leaves to aiohttp's, or is not asked to do."""
+    """Return the HTTP client of an upstream. Only the `aiohttp` client uses `session`."""
     origin = str(URL(url).origin())
     if section.client == "aiohttp":
         return AiohttpClient(origin, session)
@@ -121,8 +124,10 @@ def client_of(section: OpenAIBackendConfig, url: str, session: AiohttpSession) -
 def batching(
     backend: Backend, section: OpenAIBackendConfig | TritonBackendConfig, clock: Clock, *, shared: bool
 ) -> Backend:
+    """Return the backend, with batching if it is configured. `shared` as in `Batching`."""
     return backend if section.batch is None else Batching(backend, section.batch, clock, shared=shared)
 
 
 def model_names(section: OpenAIBackendConfig | TritonBackendConfig) -> ModelNames:
+    """Return the mapping of model names that is configured for a backend."""
     return ModelNames(section.model, tuple(section.models.items()))

@@ -1,4 +1,4 @@
-"""Which headers pass through the gateway, and those of answers that adapters make. Pure."""
+"""Decide which headers pass through the gateway, and define those of responses that adapters make. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from gateway.dialects.anthropic import VERSION
 from gateway.principal import HEADER
 
-# Of answers that an adapter makes by itself.
+# For responses that an adapter makes itself.
 JSON = (("Content-Type", "application/json"),)
 SSE = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 OCTETS = (("Content-Type", "application/octet-stream"),)
 
-# RFC 9110 section 7.6.1, and what names the connection rather than the message.
+# RFC 9110 section 7.6.1, and headers that concern the connection rather than the message.
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -26,27 +26,29 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# Framing is made anew on each side; Host names the upstream.
+# Framing differs on each side of the gateway, and Host names the upstream.
 FRAMING = frozenset({"content-length", "host", "expect"})
-# For the gateway alone. Cache-Control goes on: a chain of caches wants it.
+# Only the gateway reads these. Cache-Control is forwarded, because further caches in the chain need it.
 GATEWAY_REQUEST_HEADERS = frozenset(
     {"x-latency-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms", "cache-tag", ":stream", HEADER}
 )
-# Names that only this gateway sets; an upstream's own (another nearhit behind this one) must not pose as ours.
+# Only the gateway itself sets these. An upstream's own (another nearhit, say) must not look like ours.
 GATEWAY_RESPONSE_HEADERS = frozenset({"cache-status", "age", "server-timing", "x-request-id", "date", "server"})
 
 
-GATEWAY_PREFIX = "x-nearhit-"  # likewise, by how they begin
+GATEWAY_PREFIX = "x-nearhit-"  # the same rule, by prefix
 REQUEST_EXCLUDED = HOP_BY_HOP | FRAMING | GATEWAY_REQUEST_HEADERS
 RESPONSE_EXCLUDED = HOP_BY_HOP | FRAMING | GATEWAY_RESPONSE_HEADERS
 
 
-MAX_NAMES = 1024  # that are remembered; a sender that invents more of them makes it begin anew
+MAX_NAMES = 1024  # remembered names; beyond this number they are forgotten
 
 
 class HeaderFilter(dict[str, bool]):
-    """Whether a header goes through, by its name as it is written. Remembered: senders say the same few every time.
-    `prefix`: what begins so does not."""
+    """`HeaderFilter` says whether a header passes, by its name as written; headers that begin with `prefix` do not.
+
+    It remembers its results, because senders use the same few names.
+    """
 
     def __init__(self, excluded: frozenset[str], prefix: str = "\0") -> None:
         super().__init__()
@@ -61,8 +63,10 @@ class HeaderFilter(dict[str, bool]):
         return passes
 
     def apply(self, headers: Iterable[tuple[str, str]], connection: str | None) -> list[tuple[str, str]]:
-        """The end-to-end headers, in order, repeated ones kept. `connection`: the header of that name, which may name
-        more that ends here (RFC 9110 section 7.6.1)."""
+        """Return the end-to-end headers in order, repeated ones included.
+
+        `connection` is the value of `Connection`, which may name more hop-by-hop headers (RFC 9110 section 7.6.1).
+        """
         passed = [header for header in headers if self[header[0]]]
         if connection is None or connection.lower() in ("keep-alive", "close"):
             return passed
@@ -71,20 +75,20 @@ class HeaderFilter(dict[str, bool]):
 
 
 def connection_header(headers: Mapping[str, str]) -> str | None:
-    """All lines of `Connection` in one. `headers`: case-insensitive, lines of one name apart."""
+    """Join all `Connection` lines. `headers` is case-insensitive and keeps lines of one name apart."""
     if "connection" not in headers:
         return None
     return ",".join([value for name, value in headers.items() if name.lower() == "connection"])
 
 
-ANTHROPIC_VERSION = (VERSION, "2023-06-01")  # the only one that they support beside an older one
-# What says something in one dialect only; credentials are put in the other's words.
+ANTHROPIC_VERSION = (VERSION, "2023-06-01")  # the only supported version besides an older one
+# Headers that have a meaning in one dialect only. Credentials are translated instead.
 ANTHROPIC_HEADERS = frozenset({"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"})
 OPENAI_HEADERS = frozenset({"openai-organization", "openai-project", "openai-beta"})
 
 
 def translated_headers(headers: list[tuple[str, str]], speaks: str) -> list[tuple[str, str]]:
-    """Of a client of one of the two dialects, for a backend that `speaks` the other: its key goes where that looks."""
+    """Translate a client's headers for a backend that `speaks` the other dialect. The key moves to its header there."""
     dialect_specific = OPENAI_HEADERS if speaks == "anthropic" else ANTHROPIC_HEADERS
     header_map = {name.lower(): value for name, value in headers}
     passed = [(name, value) for name, value in headers if name.lower() not in dialect_specific]
@@ -98,7 +102,7 @@ def translated_headers(headers: list[tuple[str, str]], speaks: str) -> list[tupl
 
 
 def own_headers(headers: list[tuple[str, str]], speaks: str, api_key: str | None) -> list[tuple[str, str]]:
-    """What the gateway adds to `headers`: its own key for the backend, and what each request to it has to have."""
+    """Return the headers that the gateway adds: its own key for the backend, and required headers."""
     if speaks != "anthropic":
         return [] if api_key is None else [("Authorization", f"Bearer {api_key}")]
     key = [] if api_key is None else [("x-api-key", api_key)]

@@ -1,5 +1,4 @@
-"""A second upstream is asked while the first one has not answered: the race of two calls. I/O around
-`upstream.hedging`."""
+"""Hedge calls: call a second upstream while the first one has not responded, and use the first good response."""
 
 from __future__ import annotations
 
@@ -19,45 +18,49 @@ from gateway.tasks import spawn
 from gateway.upstream.retry import Outcome, RetryTarget, discard_response, retry_target
 from gateway.upstream.upstream import Upstream, call_features
 
-# Whether, when and within what a call is sent to a second upstream while the first one has not answered. Pure.
+# Decide whether and when to send a hedge. The rules are pure.
 #
-# Dean and Barroso, "The Tail at Scale" (CACM 56(2), 2013): a second request that waits for the 95th percentile of what
-# the first one is expected to take adds some 5 % of load and cuts most of the tail, as long as a slow answer is the
-# fault of the one upstream and not of the request. The bound is Finagle's (`BackupRequestFilter`) and gRPC's (proposal
-# A6): tokens that calls bring in, so that upstreams which are slow all together are not asked twice for everything.
+# Dean and Barroso, "The Tail at Scale" (CACM 56(2), 2013): send a second request once the first one has taken longer
+# than the 95th percentile of its expected time. That adds some 5 % of load and cuts most of the tail, if a slow
+# response is the fault of the upstream and not of the request. The bound follows Finagle (`BackupRequestFilter`) and
+# gRPC (proposal A6): each call earns a fraction of a token, and each hedge spends one. So if all upstreams are slow,
+# only a small share of the calls is sent twice.
 
-BURST = 5.0  # hedges that a quiet time may save up
+BURST = 5.0  # hedges that can be saved up
 
-MIN_DELAY_S = 0.001  # Finagle's minimum: below it a timer tells more of this process than of an upstream
+MIN_DELAY_S = 0.001  # Finagle's minimum: a shorter timer measures this process rather than an upstream
 
-STORED_BY_DEFAULT = frozenset({"responses"})  # operations whose answers OpenAI keeps unless `store` is false
+STORED_BY_DEFAULT = frozenset({"responses"})  # OpenAI stores responses to these operations unless `store` is false
 
-CLIENT_TOOLS = frozenset({"function", "custom"})  # others (web search, MCP, code) run at the host
+CLIENT_TOOLS = frozenset({"function", "custom"})  # other tools (web search, MCP, code) run at the provider
 
 
 class Hedged(StrEnum):
-    """What came of a call that had outlasted its delay; the label `outcome` of `nearhit_hedges_total`."""
+    """The outcome of a call that outlasted its hedge delay: the label `outcome` of `nearhit_hedges_total`."""
 
-    WON = "won"  # the second upstream's answer was served
-    LOST = "lost"  # the first one's was, after all
-    FAILED = "failed"  # neither of the two had one
+    WON = "won"  # the second upstream's response was served
+    LOST = "lost"  # the first upstream's response was served
+    FAILED = "failed"  # neither upstream had a good response
     CANCELLED = "cancelled"  # the client left meanwhile
-    BUDGET = "budget"  # not sent: too many were, for the calls that there are
-    OVERLOADED = "overloaded"  # not sent: there is not room for all calls as it is
+    BUDGET = "budget"  # not sent: the hedge budget is spent
+    OVERLOADED = "overloaded"  # not sent: calls already wait for a permit, or no other upstream has room
     ALONE = "alone"  # not sent: no other upstream is in service
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeRules:
-    """When a second upstream is asked, and how often at most."""
+    """`HedgeRules` set when a second upstream is called, and how often at most."""
 
     quantile: float = 0.95  # quantile of the time to the first byte, in (0, 1)
-    budget: float = 0.05  # of the calls, in (0, 1]
+    budget: float = 0.05  # hedges as a share of the calls, in (0, 1]
 
 
 class HedgeBudget:
-    """Of any `n` calls in a row at most `share * n + BURST` are hedged, of the first `n` at most `share * n`. No clock:
-    a share of the calls is one whatever time they take."""
+    """`HedgeBudget` allows at most `share * n + BURST` hedges in any `n` consecutive calls.
+
+    It hedges at most `share * n` of the first `n` calls. It needs no clock, because a share of the calls does not
+    depend on their duration.
+    """
 
     __slots__ = ("_share", "_tokens")
 
@@ -66,11 +69,11 @@ class HedgeBudget:
         self._tokens = 0.0
 
     def asked(self) -> None:
-        """A call came that could be hedged."""
+        """Record a call that could be hedged."""
         self._tokens = min(BURST, self._tokens + self._share)
 
     def spend(self) -> bool:
-        """Takes a hedge's token. False: there is none."""
+        """Spend one token. Return False if there is none."""
         if self._tokens < 1.0 - 1e-9:  # twenty times 0.05 is not quite 1
             return False
         self._tokens = max(0.0, self._tokens - 1.0)
@@ -78,9 +81,13 @@ class HedgeBudget:
 
 
 def is_hedgeable(call: Call | None, *, is_internal: bool) -> bool:
-    """Calls that may run twice at once. What passes through unread may change something, and a WebSocket is no call;
-    what is kept at its host would be kept twice; tools that its host runs may change something there; and nobody waits
-    for the gateway's own checks (`is_internal`)."""
+    """Return whether a call may run twice at once. It may not in these cases:
+
+    - No dialect parsed it, or it is stateful, so it may change something. WebSockets are never hedged.
+    - Its provider would store the response twice.
+    - It has tools that run at the provider, where they may change something.
+    - It is one of the gateway's own checks (`is_internal`), for which no client waits.
+    """
     if call is None or is_internal or call.stateful:
         return False
     body = call.body
@@ -95,16 +102,17 @@ def _as_list(tools: object) -> Sequence[object]:
 
 
 def _runs_on_client(tool: object) -> bool:
-    """Whether the client runs it, once it has one answer."""
+    """Return whether the client runs the tool, after it has received one response."""
     return isinstance(tool, Mapping) and tool.get("type", "custom") in CLIENT_TOOLS
 
 
 def delay_s(predicted_s: float | None, remaining_s: float, other_s: float | None) -> float | None:
-    """How long the first upstream is waited for before a second one is asked. None: none is, however long it takes.
+    """Return the seconds to wait for the first upstream before the hedge is sent; None: send no hedge.
 
-    `predicted_s`: the quantile of its time to the first byte; None or infinite where nothing is known. `remaining_s`:
-    until the answer is due. `other_s`: what another upstream is expected to take; None where nothing is known. A hedge
-    that could only answer when it is too late would be for nothing."""
+    `predicted_s` is the quantile of its time to first byte; None or infinite: not known. `remaining_s` is the time
+    until the deadline. `other_s` is the expected time of another upstream; None: not known. A hedge that could only
+    respond after the deadline is not sent.
+    """
     if predicted_s is None or math.isinf(predicted_s):
         return None
     delay = max(MIN_DELAY_S, predicted_s)
@@ -112,14 +120,16 @@ def delay_s(predicted_s: float | None, remaining_s: float, other_s: float | None
 
 
 def has_room(crowd: Load) -> bool:
-    """Whether one more call would find a place there at once."""
+    """Return whether one more call would get a permit at once."""
     return crowd.queued == 0 and crowd.inflight < crowd.limit
 
 
 def skip_reason(budget: HedgeBudget, all_loads: Sequence[Load], others: Sequence[Load]) -> Hedged | None:
-    """Why the hedge that is due is not sent; None where it is, and its token taken. `all_loads`: all upstreams of the
-    backend; `others`: those in service but the one that is waited for. Where anybody waits for a place, calls are more
-    than the upstreams bear, and more of them would make everybody's slower."""
+    """Return why a due hedge is not sent; None if it is sent, and then its token is spent.
+
+    `all_loads` are the loads of all upstreams of the backend; `others` are those of the other upstreams in service. If
+    any call waits for a permit, the upstreams are at capacity, and a hedge would slow every call down.
+    """
     if not others:
         return Hedged.ALONE
     if any(crowd.queued for crowd in all_loads) or not any(map(has_room, others)):
@@ -127,7 +137,7 @@ def skip_reason(budget: HedgeBudget, all_loads: Sequence[Load], others: Sequence
     return None if budget.spend() else Hedged.BUDGET
 
 
-CANCEL_RETRY_S = 0.05  # a library in the middle of a connection's end can lose a cancellation: it is said again
+CANCEL_RETRY_S = 0.05  # a library that is closing a connection can swallow a cancellation, so it is repeated
 
 Send = Callable[[Upstream, RequestContext], Coroutine[Any, Any, Outcome]]
 
@@ -136,14 +146,14 @@ Select = Callable[[Sequence[Upstream]], Upstream]
 
 @dataclass(slots=True)
 class HedgeAttempt:
-    """An upstream, and what came of it."""
+    """An upstream and the outcome of the call to it."""
 
     endpoint: Upstream
     outcome: Outcome
 
 
 class Hedging:
-    """Of one backend with several upstreams."""
+    """`Hedging` hedges the calls of one backend with several upstreams."""
 
     def __init__(self, rules: HedgeRules, endpoints: Sequence[Upstream], clock: Clock, telemetry: Telemetry) -> None:
         self._rules = rules
@@ -151,11 +161,13 @@ class Hedging:
         self._clock = clock
         self._telemetry = telemetry
         self._budget = HedgeBudget(rules.budget)
-        self._cleanup_tasks: set[asyncio.Task[None]] = set()  # races whose request is over, and whose calls are not yet
+        self._cleanup_tasks: set[asyncio.Task[None]] = set()  # end the races of finished requests
 
     def delay_s(self, endpoint: Upstream, request: RequestContext) -> float | None:
-        """How long `endpoint` is waited for before another one is asked; None: however long it takes. To be asked once
-        for each call, before it is sent: the budget grows by it."""
+        """Return the seconds to wait for `endpoint` before the hedge is sent; None: send no hedge.
+
+        Call it once for each call, before it is sent, because it feeds the budget.
+        """
         asked = call_features(request.call, request.route)
         if asked is None or not is_hedgeable(request.call, is_internal=request.internal):
             return None
@@ -173,9 +185,12 @@ class Hedging:
     async def asked(
         self, send: Send, endpoint: Upstream, request: RequestContext, delay: float, choose: Select
     ) -> list[HedgeAttempt]:
-        """Asks `endpoint`, and after `delay` seconds without an answer another one that `choose` names. -> what came of
-        it: the last one decides, one before it has failed and is let go. Raises what `send` raises. Who was not heard
-        to the end has then been cancelled, and its place is free; where this is cancelled twice, soon after."""
+        """Call `endpoint`; after `delay` seconds without a response, also call the upstream that `choose` returns.
+
+        Return the attempts. The last one decides; earlier ones failed, and their responses are discarded. Raise
+        whatever `send` raises. On return, calls that lost are cancelled and their permits are released. If this task is
+        cancelled twice, that happens shortly afterwards.
+        """
         started, previous_s = self._clock.monotonic(), request.timings.get("upstream", 0.0)
         race, attempts = _Race(send, request), list[HedgeAttempt]()
         try:
@@ -186,9 +201,9 @@ class Hedging:
             await race.end()
         except BaseException:
             cleanup = spawn(self._cleanup_tasks, _finish(race, attempts))
-            await asyncio.shield(cleanup)  # who is cancelled once more does not wait for it, and it goes on
+            await asyncio.shield(cleanup)  # a second cancellation does not wait for the cleanup, which continues
             raise
-        # The second call's time is in a request of its own: here it would count twice what both took at once.
+        # The second call records its time in its own request; added here, overlapping time would count twice.
         extra_s = self._clock.monotonic() - started - (request.timings.get("upstream", 0.0) - previous_s)
         if attempts[-1].endpoint is not endpoint and extra_s > 0:
             request.add_time("upstream", extra_s)
@@ -226,7 +241,7 @@ class Hedging:
 
 
 async def _finish(race: _Race, attempts: Sequence[HedgeAttempt]) -> None:
-    """`attempts`: where its client has left while who had lost was ended."""
+    """End the race. `attempts` are left over if the client left while the losing call was being cancelled."""
     try:
         for each in attempts:
             await discard_response(each.outcome)
@@ -235,33 +250,33 @@ async def _finish(race: _Race, attempts: Sequence[HedgeAttempt]) -> None:
 
 
 class _Race:
-    """Calls on their way at once, each in a task of its own."""
+    """Concurrent calls, each in its own task."""
 
     def __init__(self, send: Send, request: RequestContext) -> None:
         self._send = send
         self._request = request
-        self._endpoints: dict[asyncio.Task[Outcome], Upstream] = {}  # in the order in which they were asked
+        self._endpoints: dict[asyncio.Task[Outcome], Upstream] = {}  # in the order in which they were sent
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has answered or failed yet."""
+        """Whether no call has responded or failed yet."""
         return not any(task.done() for task in self._endpoints)
 
     def start(self, endpoint: Upstream, *, own_timings: bool = False) -> None:
-        """`own_timings`: with timings of its own."""
+        """Send the call. `own_timings`: to a child request with separate timings."""
         request = self._request.child("hedge") if own_timings else self._request
         self._endpoints[asyncio.create_task(self._send(endpoint, request))] = endpoint
 
     async def pause(self, seconds: float) -> None:
-        """Until then, or until somebody has answered or failed."""
+        """Wait for so many seconds, or until a call has responded or failed."""
         await asyncio.wait(self._endpoints, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def is_decisive(self, outcome: Outcome) -> bool:
-        """Whether there is no use in waiting for another one."""
+        """Return whether waiting for another call is pointless."""
         return retry_target(outcome, self._request, waits=False) is RetryTarget.NOBODY
 
     async def first_decisive(self) -> list[HedgeAttempt]:
-        """What came, until one of them decides or nobody is left."""
+        """Collect attempts until one decides or none is left."""
         attempts: list[HedgeAttempt] = []
         while True:
             done, _ = await asyncio.wait(self._endpoints, return_when=asyncio.FIRST_COMPLETED)
@@ -273,13 +288,13 @@ class _Race:
             await discard_response(outcome)
 
     async def end(self) -> None:
-        """Cancels who is still on its way, and returns when it has ended."""
+        """Cancel the remaining calls and wait until they have ended."""
         for task in self._endpoints:
             task.cancel()
         while pending := [task for task in self._endpoints if not task.done()]:
             await asyncio.wait(pending, timeout=CANCEL_RETRY_S)
             for task in pending:
                 task.cancel()
-        for task in self._endpoints:  # it may have answered in the same moment
+        for task in self._endpoints:  # it may have responded just before the cancellation
             if not task.cancelled() and task.exception() is None:
                 await discard_response(task.result())

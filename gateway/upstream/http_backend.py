@@ -1,4 +1,4 @@
-"""An HTTP endpoint that speaks one of the dialects, and the pass-through of every path that no dialect knows."""
+"""Call an HTTP endpoint that speaks one of the dialects, and pass requests on unknown paths through."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ from gateway.upstream.retry import IDEMPOTENT
 from gateway.upstream.websocket import HttpWebSocket, open_websocket
 
 
-# What an HTTP backend does for dialects whose answers are kept in another form than they come in, and whose paths name
-# models beside those of inference.
+# For dialects whose stored form differs from the wire form, or whose paths name models.
 def to_stored_form(backend: str, call: Call, answer: Response) -> Response:
-    """Raises `BackendError` where the answer cannot be read."""
+    """Return the response in its stored form. Raise `BackendError` if it cannot be parsed."""
     if answer.status != 200 or not isinstance(answer.body, FullBody):
         return answer
     try:
@@ -58,14 +57,14 @@ def to_stored_form(backend: str, call: Call, answer: Response) -> Response:
 
 
 def rename_model_in_path(path: str, models: ModelNames) -> str:
-    """What is asked about a model is answered of the one that stands behind its name."""
+    """Replace the model name in a path by the name that the upstream knows."""
     model = model_of_path(path)
     return path if model is None else with_model_name(path, models.upstream_name(model))
 
 
-# An answer in the backend's dialect, put into the client's.
+# Responses in the backend's dialect are translated into the client's.
 async def translate_response(name: str, response: Response, translated: Translated) -> Response:
-    """Raises `BackendError` where the answer cannot be read. `name`: the backend's."""
+    """Return the translated response. Raise `BackendError` if it cannot be parsed. `name` is the backend's."""
     body = response.body
     try:
         if isinstance(body, EventStream):
@@ -78,7 +77,7 @@ async def translate_response(name: str, response: Response, translated: Translat
     except MalformedResponse as error:
         raise BackendError(f"backend '{name}': {error}", retryable=False) from None
     await close_body(body)
-    raise BackendError(f"backend '{name}' sent an answer that is too large to be translated", retryable=False)
+    raise BackendError(f"backend '{name}' sent a response that is too large to be translated", retryable=False)
 
 
 def _json(response: Response, data: bytes) -> Response:
@@ -98,14 +97,16 @@ async def _events(events: AsyncIterator[Event], translated: Translated) -> Async
 
 NOT_FOUND = 404
 
-ALL_MODELS = {"anthropic": "limit=1000"}  # theirs come in pages, of this many at most
+ALL_MODELS = {"anthropic": "limit=1000"}  # Anthropic pages its list, at most this many a page
 
 ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 
 
 class HttpBackend(LimitedBackend):
-    """`speaks`: the name of the dialect that the endpoint understands. `forward_credentials`: the client's own
-    credentials go upstream unless `api_key` replaces them."""
+    """`HttpBackend` calls one HTTP endpoint that speaks the dialect `speaks`.
+
+    `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them.
+    """
 
     http = True
 
@@ -142,18 +143,17 @@ class HttpBackend(LimitedBackend):
         super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
 
     async def send(self, request: RequestContext) -> Response:
-        """Raises `BadRequest` where it cannot be said to this endpoint."""
+        """Send the request and return the response. Raise `BadRequest` if the endpoint's dialect cannot express it."""
         call, translated = request.call, None
         if call is not None:
             translated = None if can_translate(self.speaks, call.dialect.name) else self._translate(call)
         elif request.headers.get("upgrade", "").lower() == "websocket":
-            # Without the upgrade where the endpoint does not take it up: the client gets what it says to that.
+            # If the endpoint refuses the upgrade, repeat the request without it, so that the client gets the endpoint's
+            # reason.
             socket = await self._websocket(request)
             if socket is not None:
                 return socket
-        elif (
-            request.body_source.buffered_body is None
-        ):  # no place is taken before its body is here, or past what is buffered
+        elif request.body_source.buffered_body is None:  # wait for the body, or a full buffer, before a permit is taken
             await request.body_source.buffer()
         permit = self._limiter.acquire_nowait() or await self._limiter.acquire(request)
         try:
@@ -176,7 +176,7 @@ class HttpBackend(LimitedBackend):
         return response if call is None or not call.dialect.reforms else to_stored_form(self.name, call, response)
 
     async def _read(self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit) -> Response:
-        """From its first byte, or whole."""
+        """Return the response once its first byte, or all of it, has arrived."""
         parse, memo = request.call is not None, answer.memo
         if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.header_map)):
             headers = memo.get(parse) if memo is not None else None
@@ -194,8 +194,10 @@ class HttpBackend(LimitedBackend):
             raise
 
     def _headers_of(self, answer: UpstreamResponse, *, parse: bool) -> tuple[tuple[str, str], ...]:
-        """Those that go on. What passes through undecoded keeps its length; of an answer to HEAD it is all there is of
-        the body."""
+        """Return the headers to forward. A body that is not decoded keeps its Content-Length.
+
+        In a response to HEAD, the length is the only information about the body.
+        """
         headers = tuple(self._response_filter.apply(answer.headers, answer.header_map.get("connection")))
         length = None if parse else answer.header_map.get("content-length")
         if length is not None:
@@ -205,17 +207,17 @@ class HttpBackend(LimitedBackend):
         return headers
 
     def _response_deadline(self, request: RequestContext, sent: UpstreamRequest) -> float:
-        """When its answer is to begin, by the event loop's time. `timeouts.total` is that of all attempts together."""
+        """Return the event-loop time by which the response must begin. `timeouts.total` covers all attempts."""
         uploads = request.call is None and sent.body != b""
         now = asyncio.get_running_loop().time()
         if now >= request.upstream_deadline:
-            said = f"backend '{self.name}' was not called: the request has used up its time (timeouts.total)"
+            said = f"backend '{self.name}' was not called: earlier attempts have used up timeouts.total"
             raise BackendError(said, status=504, retryable=False, sent=False)
         request.upstream_deadline = min(request.upstream_deadline, now + self._timeouts.total)
         return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), request.upstream_deadline)
 
     def _to_gateway_error(self, error: BaseException) -> BaseException:
-        """What a call has failed with, as the pipeline knows it; `error` itself where it does."""
+        """Convert an error of the HTTP client to a gateway error; return any other error unchanged."""
         if isinstance(error, TimedOut | ConnectTimedOut):
             return BackendError(f"backend '{self.name}' sent no answer in time", status=504, sent=error.sent)
         if isinstance(error, ExchangeFailed):
@@ -223,14 +225,16 @@ class HttpBackend(LimitedBackend):
         return BadRequest(str(error)) if isinstance(error, ValueError) else error
 
     def _translate(self, call: Call) -> Translated:
-        """Raises `BadRequest`."""
+        """Translate the call into the endpoint's dialect. Raise `BadRequest`."""
         translation = TRANSLATIONS.get((call.dialect.name, self.speaks))
         if translation is None:
-            raise BadRequest(f"backend '{self.name}' speaks {self.speaks}, and cannot be asked by {call.dialect.name}")
+            raise BadRequest(
+                f"backend '{self.name}' speaks {self.speaks}, but {call.dialect.name} has no translation to it"
+            )
         return translation(call, model=self._models.upstream_name(call.model), created=int(self._clock.wall()))
 
     async def _websocket(self, request: RequestContext) -> Response | None:
-        """None where the endpoint does not take it up, as it may (RFC 9110 section 7.8)."""
+        """Open a WebSocket; None if the endpoint ignores the upgrade, as it may (RFC 9110 section 7.8)."""
         permit = await self._limiter.acquire(request)
         permit.lasting = True
         url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
@@ -269,16 +273,16 @@ class HttpBackend(LimitedBackend):
         raise BackendError(f"backend '{self.name}' does not list its models")
 
     async def _read_all(self, answer: UpstreamResponse) -> bytes:
-        """All of a body that is not large. Raises `ExchangeFailed`."""
+        """Read a whole body. Raise `ExchangeFailed`, also if it is too large."""
         deadline, data = self._deadline_in(self._timeouts.first_byte), bytearray()
         while chunk := await answer.read(deadline):
             data += chunk
             if len(data) > MAX_WHOLE_BYTES:
-                raise ExchangeFailed("the answer is too large")
+                raise ExchangeFailed(f"the response is larger than {MAX_WHOLE_BYTES} bytes")
         return bytes(data)
 
     async def ready(self) -> bool:
-        """Whether the endpoint accepts connections; what it answers says nothing without credentials."""
+        """Return whether the endpoint accepts connections. Without credentials any status below 500 counts."""
         try:
             answer = await self._client.send(self._models_request([]), self._deadline_in(self._timeouts.connect))
         except ExchangeFailed:
@@ -294,7 +298,7 @@ class HttpBackend(LimitedBackend):
         return UpstreamRequest("GET", self.target(MODELS, query), headers)
 
     def upstream_request(self, request: RequestContext, translated: Translated | None = None) -> UpstreamRequest:
-        """As `send` sends it. Raises `BadRequest`."""
+        """Return the request as `send` would send it. Raise `BadRequest`."""
         call = request.call
         if call is None:
             return self._passthrough_request(request)
@@ -313,13 +317,13 @@ class HttpBackend(LimitedBackend):
         return UpstreamRequest(request.method, target, headers, sent.body, None, True, extra_headers, opening)
 
     def _shared_head(self, request: RequestContext) -> tuple[str, list[tuple[str, str]], Opening]:
-        """What all requests with its head are sent with: the target, and the headers but for those that trace it."""
+        """Return the target, headers (without tracing) and opening that all requests with this head share."""
         headers = [header for header in self._headers(request) if header[0].lower() not in TRACING]
         shared_head = request.head.upstream[self] = self.target(request.path, request.query), headers, Opening()
         return shared_head
 
     def _passthrough_request(self, request: RequestContext) -> UpstreamRequest:
-        """What no dialect knows. A body that is on its way goes on as it comes."""
+        """Return a request that no dialect parses. A body that is still arriving is streamed."""
         source, method = request.body_source, request.method
         body = source.buffered_body
         if body is not None and self.speaks != "kserve":
@@ -342,12 +346,12 @@ class HttpBackend(LimitedBackend):
         return call.dialect.outgoing(request.path, call, model=model, kept=kept)
 
     def _is_foreign(self, request: RequestContext) -> bool:
-        """Whether a request that no dialect reads comes from a client of another one."""
+        """Return whether an unparsed request comes from a client of another dialect."""
         return speaks_anthropic(request.headers) != (self.speaks == "anthropic")
 
     def _headers(self, request: RequestContext, *, foreign: bool = False) -> list[tuple[str, str]]:
-        """`foreign`: they are another dialect's, and are put in words of this one."""
-        is_parsed = request.call is not None  # the answer will be, and the request's body was already decoded
+        """Return the headers to send. `foreign`: translate them from the client's dialect."""
+        is_parsed = request.call is not None  # the gateway parses the response, and has decoded the request body
         passing = self._parsed_request_filter if is_parsed else self._request_filter
         client_headers = request.upstream_headers()
         headers = passing.apply(client_headers.items(), connection_header(client_headers))
@@ -361,6 +365,6 @@ class HttpBackend(LimitedBackend):
 
 
 def _override_headers(headers: list[tuple[str, str]], others: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """`headers` with `others` in place of those of the same names."""
+    """Return `headers` with `others` in place of headers with the same names."""
     names = {name.lower() for name, _ in others}
     return [*(header for header in headers if header[0].lower() not in names), *others]

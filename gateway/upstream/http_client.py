@@ -1,4 +1,4 @@
-"""The client of an HTTP backend: the protocol that both clients implement, our own, and the one on aiohttp."""
+"""The HTTP client of a backend: the protocol, the gateway's own implementation, and one on aiohttp."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.upstream.http1.headers import MAPPED_HEADERS, Origin, framing_lines
 
 
 class Opening:
-    """The part of a request's head that many requests share, as a client has written it: `None` before the first."""
+    """`Opening` caches the encoded part of a head that many requests share; None before the first use."""
 
     __slots__ = ("encoded",)
 
@@ -29,71 +29,77 @@ class Opening:
 
 
 class UpstreamRequest(NamedTuple):
-    """A request as it is to go out. `body` streams where it is not at hand, with its `length` where that is known;
-    `repeatable`: it may be sent once more where the server closes a kept connection without a word. `opening`: shared
-    by all requests of this method, target and headers, which then differ in `extra_headers`, body and length
-    alone."""
+    """A request to send.
+
+    `body` may be a stream, with its `length` if known. `repeatable`: send the request once more if the server silently
+    closes a reused connection. `opening` is shared by all requests with this method, target and headers. They differ
+    only in `extra_headers`, body and length.
+    """
 
     method: str
-    target: str  # path and query, as they are to be sent
+    target: str  # path and query, encoded
     headers: Sequence[tuple[str, str]]  # without Host and framing
     body: bytes | AsyncIterator[bytes] = b""
     length: int | None = None
     repeatable: bool = True
-    extra_headers: Sequence[tuple[str, str]] = ()  # headers
+    extra_headers: Sequence[tuple[str, str]] = ()  # sent after `headers`
     opening: Opening | None = None
 
 
 class UpstreamResponse(Protocol):
-    """Whoever has it reads it to its end, or closes it."""
+    """A response whose owner reads it to the end or closes it."""
 
     @property
     def status(self) -> int: ...
 
     @property
     def headers(self) -> Sequence[tuple[str, str]]:
-        """In order, repeated ones kept, hop-by-hop ones included."""
+        """All headers in order, with repeated and hop-by-hop ones."""
 
     @property
     def header_map(self) -> Mapping[str, str]:
-        """Of the headers those in `gateway.upstream.http1.headers.NOTED`, by their names in small letters."""
+        """The headers in `gateway.upstream.http1.headers.MAPPED_HEADERS`, by lower-case name."""
 
     @property
     def memo(self) -> dict[bool, Any] | None:
-        """Shared by answers with the same headers, for what follows from these; None: nobody knows of others."""
+        """A store for results that follow from the headers, shared by responses with the same ones; or None."""
 
     @property
     def whole(self) -> bool:
-        """The last byte of the body has come."""
+        """Whether the last byte of the body has arrived."""
 
     @property
     def at_eof(self) -> bool:
-        """And was read."""
+        """Whether the whole body was read."""
 
     def take(self) -> bytes:
-        """What of the body is here."""
+        """Return the received part of the body."""
 
     async def read(self, deadline: float) -> bytes:
-        """What has come since the last time, as soon as there is anything; empty at the end. `deadline`: time of the
-        event loop. Raises `ExchangeFailed`."""
+        """Return the bytes that have arrived since the last call, once there are any; empty at the end.
+
+        `deadline` is event-loop time. Raise `ExchangeFailed`.
+        """
 
     def close(self) -> None:
-        """Gives the connection back where the body was read to its end, and cuts it otherwise. As often as you like."""
+        """Release the connection if the body was read, else close it. A second call does nothing."""
 
 
 class HttpClient(Protocol):
-    """Of one origin."""
+    """A client of one origin."""
 
     def send(self, request: UpstreamRequest, deadline: float) -> Awaitable[UpstreamResponse]:
-        """Status and headers of the answer. `deadline`: time of the event loop. Raises `ExchangeFailed`, `ValueError`
-        where the request cannot be said in HTTP/1.1, and what its body raises."""
+        """Send a request and return the response once its head has arrived.
+
+        `deadline` is event-loop time. Raise `ExchangeFailed`; `ValueError` if HTTP/1.1 cannot express the request; and
+        whatever the body raises.
+        """
 
     async def close(self) -> None: ...
 
 
-# `gateway.http1` as the client of an HTTP backend.
 class Http1Client:
-    """Implements `HttpClient`."""
+    """`Http1Client` implements `HttpClient` on `gateway.upstream.http1`."""
 
     def __init__(
         self, origin: str, *, connect_s: float, max_connections: int, tls: ssl.SSLContext | None = None
@@ -123,12 +129,11 @@ class Http1Client:
         await self.client.close()
 
 
-# aiohttp's client as that of an HTTP backend.
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
 class AiohttpClient:
-    """Implements `HttpClient`."""
+    """`AiohttpClient` implements `HttpClient` on aiohttp."""
 
     def __init__(self, origin: str, session: AiohttpSession) -> None:
         self._origin = origin
@@ -152,7 +157,7 @@ class AiohttpClient:
                         raise
                     return _Answer(await attempt())
         except aiohttp.ConnectionTimeoutError:
-            raise ConnectTimedOut("no connection in time") from None
+            raise ConnectTimedOut("no connection was established in time") from None
         except TimeoutError:
             raise TimedOut("nothing came in time") from None
         except aiohttp.ClientConnectorError as error:
@@ -165,7 +170,7 @@ class AiohttpClient:
 
 
 class _Answer:
-    """Implements `UpstreamResponse`."""
+    """`_Answer` implements `UpstreamResponse`."""
 
     memo = None
 

@@ -1,4 +1,4 @@
-"""Inputs of one request that no cache had, on their way to the backend in as few calls as can be."""
+"""Send the inputs of one request that missed the cache to the backend in as few calls as possible."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gateway.errors import BackendError, GatewayError, MalformedResponse
 from gateway.messages import FullBody, InputSplit, Response
 from gateway.streams import close_body
 
-# An input that waits for another request's call of the same input does not arrive here. Once nothing has been heard of
-# any input for so long, those that are here go.
+# An input that waits for another request's call of the same input does not join. If no input has joined or been
+# resolved for this long, the batch is sent.
 QUIET_S = 0.005
-# Of one call: 128 embeddings of 3,072 numbers are some 8 MB of JSON, within what is read whole.
+# Per call: 128 embeddings of 3,072 numbers are some 8 MB of JSON, which is less than the limit for whole bodies.
 MAX_INPUTS = 128
 
 
@@ -25,8 +25,10 @@ class _BatchMember:
 
 
 class MissBatch:
-    """`expected`: the fingerprints of the inputs that may come. They leave together as soon as all have come or have
-    been answered otherwise, or once all is quiet for `QUIET_S`; in the order of `expected`."""
+    """`MissBatch` collects the inputs with the `expected` fingerprints, and sends them in that order.
+
+    It sends once each input has joined or been resolved otherwise, or after `QUIET_S` seconds without either.
+    """
 
     def __init__(self, batch: InputSplit, expected: Iterable[str]) -> None:
         self._batch = batch
@@ -37,7 +39,7 @@ class MissBatch:
         self._timer: asyncio.TimerHandle | None = None
 
     async def join(self, request: RequestContext, forward: Handler) -> Response:
-        """The answer for this input. Raises what the call raised."""
+        """Return the response for this input. Raise whatever the call raised."""
         member = _BatchMember(request, asyncio.get_running_loop().create_future())
         self._forward = forward
         self._waiting.append(member)
@@ -45,7 +47,7 @@ class MissBatch:
         return await member.answer
 
     def mark_resolved(self, fingerprint: str) -> None:
-        """This input has come, or has been answered otherwise: nobody waits for it any more."""
+        """Record that this input has joined or was resolved otherwise, so that the batch no longer waits for it."""
         self._expected.discard(fingerprint)
         if self._timer is not None:
             self._timer.cancel()
@@ -57,7 +59,7 @@ class MissBatch:
 
     def _send_batches(self) -> None:
         self._timer = None
-        # Who has left meanwhile wants nothing any more.
+        # Leave out members whose client has left.
         waiting = [member for member in self._waiting if not member.answer.done()]
         waiting.sort(key=lambda member: self._order.get(member.request.fingerprint, 0))
         self._waiting = []
@@ -66,10 +68,10 @@ class MissBatch:
 
 
 class _Flight:
-    """One call for several inputs; cancelled when none of them is wanted any more."""
+    """One call for several inputs. It is cancelled when no client waits for it."""
 
     def __init__(self, batch: InputSplit, members: Sequence[_BatchMember], forward: Handler | None) -> None:
-        assert forward is not None  # whoever waits has brought it
+        assert forward is not None  # each member brought it
         self._batch = batch
         self._members = members
         self._pending = len(members)
@@ -101,7 +103,7 @@ class _Flight:
         response = await resolve_response(forward(self._members[0].request.with_call(self._batch.gathered(known))))
         if not isinstance(response.body, FullBody):
             await close_body(response.body)
-            raise BackendError("the answer to several inputs is too large to be read", retryable=False)
+            raise BackendError("the response to several inputs is too large to be split", retryable=False)
         if response.status != 200:
             return [response for _ in self._members]
         try:
@@ -112,7 +114,7 @@ class _Flight:
 
 
 def copy_error(error: Exception) -> Exception:
-    """The same for each of several who wait for it: an exception object carries one traceback."""
+    """Return a copy of the error for each waiter, because an exception object carries one traceback."""
     if isinstance(error, BackendError):
         copy = BackendError(error.message, retryable=error.retryable, status=error.status)
         copy.kind, copy.forwarded = error.kind, error.forwarded

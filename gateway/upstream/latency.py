@@ -1,9 +1,14 @@
-"""What an upstream's answer will take, predicted from what its answers took. Pure: the clock's reading comes in.
+"""Predict the response time of an upstream from its past responses. Pure: callers pass the time.
 
-Three steps. What is expected: parts that grow with the input, the output and the load (`Trend`). How much slower or
-faster answers of this kind are of late (`Levels`). How far answers lie from that (`RatioSketch`): its quantile makes
-the bound, so that whatever the first two steps miss is in it. The sum's quantile is learnt as one: the sum of the
-parts' quantiles would be far too much. docs/decisions/0012-latency.md has the reasons.
+The prediction has three steps:
+
+1. `Trend` gives the expected time, as a sum of parts that grow with the input, the output and the load.
+2. `Levels` tells by what factor recent responses of this kind were slower or faster.
+3. `RatioSketch` tells how far responses lie from that. Its quantile is the bound, so it covers whatever the first two
+   steps miss.
+
+The quantile of the total is learnt directly, because the sum of the parts' quantiles would be far too large. For the
+reasons see docs/decisions/0012-latency.md.
 """
 
 from __future__ import annotations
@@ -19,29 +24,28 @@ from typing import NamedTuple
 from gateway.bounded_cache import BoundedCache
 from gateway.latency_forecast import Prediction
 
-# How far latencies lie from what was expected of them, newest first in weight. Pure: the clock's reading comes in.
+# The distribution of actual over expected latency, in which newer observations weigh more. Pure.
 #
-# A histogram of ratios (actual over expected) with logarithmic buckets (the idea of DDSketch, Masson et al. 2019: a
-# bucket's width is a fixed ratio, so every quantile has a bounded relative error), in which the weight of an
-# observation halves with time.
+# It is a histogram of ratios with logarithmic buckets (the idea of DDSketch, Masson et al. 2019). A bucket's width is a
+# fixed ratio, so every quantile has a bounded relative error. The weight of an observation halves with time.
 
-RATIO = 1.05  # bucket bounds grow by 5 %: no quantile is off by more
+RATIO = 1.05  # bucket bounds grow by 5 %, which bounds the error of a quantile
 
 _LOG_RATIO = math.log(RATIO)
 
-REACH = 94  # buckets to either side of 1: ratios from 1/98 to 98, what lies beyond counts as the outermost
+REACH = 94  # buckets on either side of 1: ratios from 1/98 to 98; the outermost buckets take everything beyond
 
 _BUCKETS = 2 * REACH
 
-# What is believed before anything was seen: lognormal around 1 with this spread, worth two observations. Answers of one
-# model to one size of request spread by 0.2 to 0.6 (the standard deviation of the logarithm).
+# The prior is lognormal around 1 with this spread, and weighs as much as two observations. Responses of one model to
+# requests of one size spread by 0.2 to 0.6 (the standard deviation of the logarithm).
 PRIOR_SPREAD, PRIOR_WEIGHT = 0.5, 2.0
 
-_RESCALE_AT = 64.0  # half-lives after which weights are brought back: 2**64 is far from any float's end
+_RESCALE_AT = 64.0  # half-lives until weights are rescaled; 2**64 is far from the limit of a float
 
 
 def _prior() -> list[float]:
-    """Shares of the prior a bucket; they sum to `PRIOR_WEIGHT`."""
+    """Return the prior weight of each bucket; they sum to `PRIOR_WEIGHT`."""
 
     def below(k: int) -> float:
         return 0.5 * (1.0 + math.erf((k - REACH) * _LOG_RATIO / (PRIOR_SPREAD * math.sqrt(2.0))))
@@ -54,7 +58,7 @@ _PRIOR = _prior()
 
 
 class RatioSketch:
-    """188 buckets, whatever is observed and for however long."""
+    """`RatioSketch` estimates quantiles of actual over expected latency, in 188 buckets."""
 
     __slots__ = ("_cumulated", "_half_life_s", "_origin", "_total", "_weights")
 
@@ -62,27 +66,29 @@ class RatioSketch:
         self._half_life_s = half_life_s
         self._weights = list(_PRIOR)
         self._total = PRIOR_WEIGHT
-        self._origin: float | None = None  # time at which one observation weighs 1
-        self._cumulated: list[float] | None = None  # of the weights, until they change
+        self._origin: float | None = None  # the time at which an observation weighs 1
+        self._cumulated: list[float] | None = None  # cumulated weights; None after a change
 
     def add(self, ratio: float, now: float, weight: float = 1.0) -> None:
-        """An answer took `ratio` times what was expected."""
+        """Add a response that took `ratio` times the expected time."""
         scale = weight * self._scale(now)
         self._weights[_bucket(ratio)] += scale
         self._total += scale
         self._cumulated = None
 
     def add_censored(self, ratio: float, now: float) -> None:
-        """An answer that nobody waited for to its end had taken `ratio` times what was expected: it lies somewhere
-        beyond, and is spread there as the others are (redistribution to the right, Efron 1967). It weighs what it
-        tells: the share of answers that would have come by then."""
+        """Add a response that was abandoned after `ratio` times the expected time, so that its real ratio is larger.
+
+        Its weight is spread over the buckets beyond in proportion to theirs (redistribution to the right, Efron 1967).
+        The weight is its information: the share of responses that would have arrived by then.
+        """
         at = _bucket(ratio)
         scale = self._scale(now)
         beyond = sum(self._weights[at:])
         information = 1.0 - beyond / self._total
         if information <= 0.0:
             return
-        if beyond <= 1e-9 * self._total:  # farther than anything ever seen
+        if beyond <= 1e-9 * self._total:  # beyond everything seen so far
             self._weights[at] += information * scale
         else:
             factor = 1.0 + information * scale / beyond
@@ -91,7 +97,7 @@ class RatioSketch:
         self._cumulated = None
 
     def quantile(self, q: float) -> float:
-        """The ratio below which the share `q` in [0, 1] of the weight lies, interpolated within its bucket."""
+        """Return the ratio below which the share `q` in [0, 1] of the weight lies, interpolated within its bucket."""
         cumulated = self._cumulated
         if cumulated is None:
             cumulated = self._cumulated = list(accumulate(self._weights))
@@ -102,7 +108,7 @@ class RatioSketch:
         return math.exp((at - REACH + min(1.0, max(0.0, inside))) * _LOG_RATIO)
 
     def beyond(self, ratio: float) -> float:
-        """The mean of the ratios that lie beyond this one; `ratio` itself where none does."""
+        """Return the mean of the ratios beyond this one; `ratio` itself if there are none."""
         at = _bucket(ratio)
         tail = self._weights[at:]
         weight = sum(tail)
@@ -112,9 +118,12 @@ class RatioSketch:
         return max(ratio, sum(w * middle for w, middle in zip(tail, middles, strict=True)) / weight)
 
     def _scale(self, now: float) -> float:
-        """What one observation made now weighs, in units of the origin's. Newer ones weigh more, so old ones need no
-        touching; the weights are brought back before the numbers grow large. What has faded is made up for by the
-        prior, so that the first answer after a long silence is not all that is known."""
+        """Return the weight of an observation made now, relative to one at the origin.
+
+        Newer observations get larger weights, so that old ones need no update. All weights are rescaled before they
+        grow too large. The prior replaces faded weight, so that the first response after a long silence does not count
+        alone.
+        """
         if self._origin is None:
             self._origin = now
         exponent = max(0.0, (now - self._origin) / self._half_life_s)
@@ -139,23 +148,22 @@ def _bucket(ratio: float) -> int:
     return min(_BUCKETS - 1, max(0, math.floor(math.log(min(ratio, 1e9)) / _LOG_RATIO) + REACH))
 
 
-# What answers take on average, as a sum of parts that grow with the request and with the load: learnt while they come,
-# forgotten with time. Pure.
+# The mean response time as a sum of parts that grow with the request and the load. It adapts over time. Pure.
 #
-# Least squares of the relative error over decayed sufficient statistics, with coefficients that may not be negative,
-# found by coordinate descent (one sweep an observation, from where the last one ended). Decayed sums cannot blow up, as
-# recursive least squares with forgetting does where nothing varies for hours; and no part can ever make an answer
-# sooner.
+# It is a least-squares fit of the relative error over decayed sums, with non-negative coefficients. Coordinate descent
+# finds them, with one sweep for each observation from the previous solution. Recursive least squares with forgetting
+# blows up if inputs do not vary for hours; decayed sums cannot. Non-negative coefficients mean that no part can make a
+# response faster.
 
-RIDGE = 1e-3  # of each coefficient's own weight: decides between parts that always come together
+RIDGE = 1e-3  # relative to each coefficient's own weight; separates parts that always occur together
 
-HUBER = 4.0  # an answer that took more than so many times the expected counts as if it had taken that
+HUBER = 4.0  # a response that took more than this many times the expected time counts as this many times
 
 _RESCALE_REGRESSION_AT = 64.0  # half-lives
 
 
 class Trend:
-    """`size` coefficients, all at least 0."""
+    """`Trend` fits `size` coefficients, each at least 0."""
 
     __slots__ = ("_half_life_s", "_matrix", "_origin", "_target", "coefficients")
 
@@ -167,15 +175,15 @@ class Trend:
         self.coefficients = [0.0] * size
 
     def of(self, parts: Sequence[float]) -> float:
-        """What is expected of these parts; 0 while nothing is known."""
+        """Return the expected seconds for these parts; 0 while nothing is known."""
         return float(sum(map(mul, self.coefficients, parts)))
 
     def observe(self, parts: Sequence[float], seconds: float, now: float, weight: float = 1.0) -> None:
-        """An answer of these parts, all at least 0, took `seconds`."""
+        """Learn that a response with these parts (each at least 0) took `seconds`."""
         expected = self.of(parts)
         if expected > 0.0:
             seconds = min(seconds, HUBER * expected)
-        unit = max(expected, seconds / HUBER, 1e-6)  # errors count in proportion
+        unit = max(expected, seconds / HUBER, 1e-6)  # weights errors in proportion to the time
         scale = weight * self._scale(now) / (unit * unit)
         for i, part in enumerate(parts):
             if part:
@@ -204,12 +212,12 @@ class Trend:
         return float(2.0**exponent)
 
 
-HALF_LIFE_S = 60.0  # of knowing an upstream at all, and of how slow it is of late
+HALF_LIFE_S = 60.0  # of the knowledge of an upstream, and of its recent speed
 
-SHAPE_HALF_LIFE_S = 600.0  # of what answers depend on, and of how they spread: that changes slowly
+SHAPE_HALF_LIFE_S = 600.0  # of the dependence on the parts and of the spread, which change slowly
 
-# Below this weight the past says too little. An upstream that is shunned for its latency therefore becomes unknown
-# again after some half-lives, is tried once more, and so can be found to have recovered.
+# Below this weight the upstream counts as unknown. A slow upstream that gets no calls becomes unknown after some
+# half-lives, is tried once more, and can so be found to have recovered.
 MIN_WEIGHT = 0.5
 
 CONFIDENCE = 0.95
@@ -218,15 +226,15 @@ ASSUMED_OUTPUT_TOKENS = 256.0
 
 OUTPUT_SIZES = (64, 256, 1024)  # max_tokens up to which answers count as of one size
 
-LOADS = (2, 4, 8, 16, 32, 64, 128)  # beyond each of them another call may wait longer than before
+LOADS = (2, 4, 8, 16, 32, 64, 128)  # above each of them another call may wait longer
 
-KINDS = 256  # of route and size that are told apart; beyond it the longest unused one is forgotten
+KINDS = 256  # pairs of route and size; the least recently used ones are forgotten
 
 MIN_EXPECTED_S = 1e-6
 
 
 class CallFeatures(NamedTuple):
-    """What is known of a call before it is sent."""
+    """`CallFeatures` are the facts about a call that are known before it is sent."""
 
     stream: bool = False
     input_tokens: float = 0.0
@@ -239,14 +247,16 @@ class CallFeatures(NamedTuple):
 
 
 class Levels:
-    """By what factor the answers of each kind are slower than expected of late: a mean of logarithms over some ten
-    answers and a minute, drawn towards 1 while there are few."""
+    """`Levels` keeps, for each kind, the factor by which recent responses are slower than expected.
+
+    It is a mean of logarithms over some ten responses and a minute. With few responses it is drawn towards 1.
+    """
 
     __slots__ = ("_kinds",)
-    MAX_WEIGHT, SHRINKAGE = 10.0, 1.0  # answers
+    MAX_WEIGHT, SHRINKAGE = 10.0, 1.0  # responses
 
     def __init__(self) -> None:
-        # Sum, weight, when.
+        # Sum, weight, time.
         self._kinds: BoundedCache[tuple[str, int], tuple[float, float, float]] = BoundedCache(KINDS)
 
     def of(self, kind: tuple[str, int], now: float) -> float:
@@ -270,7 +280,7 @@ class Levels:
 
 
 class LatencyTrack:
-    """How one quantity (the whole answer, its first token, each further one) lies to what is expected of it."""
+    """`LatencyTrack` compares one quantity (total time, TTFT or TPOT) with its expectation."""
 
     __slots__ = ("levels", "ratios")
 
@@ -287,32 +297,40 @@ class LatencyTrack:
         self.levels.add(kind, seconds / expected, now)
 
     def observe_censored(self, expected: float, seconds: float, kind: tuple[str, int], now: float) -> float:
-        """It had taken so long when nobody waited any more. -> what it would have taken, as far as can be said (the
-        mean of what lies beyond, Buckley and James 1979)."""
+        """Learn that a response had taken `seconds` when it was abandoned.
+
+        Return an estimate of its full time: the mean of the times beyond (Buckley and James 1979).
+        """
         level = self.levels.of(kind, now)
         centre = max(expected * level, MIN_EXPECTED_S)
         ratio = seconds / centre
         beyond = self.ratios.beyond(ratio)
         self.ratios.add_censored(ratio, now)
-        if ratio > 1.0:  # below that it says next to nothing
+        if ratio > 1.0:  # a smaller ratio says almost nothing
             self.levels.add(kind, beyond * level, now, weight=0.5)
         return beyond * centre
 
 
 class LatencyBook:
-    """One upstream's latencies. Streams and answers in one piece share all that they have in common: a stream tells its
-    first token and its further ones apart, an answer in one piece tells their sum."""
+    """`LatencyBook` learns the latencies of one upstream.
+
+    Streams and complete responses share their common parts. A stream measures TTFT and TPOT separately, a complete
+    response measures their sum.
+    """
 
     def __init__(self) -> None:
         self._trend = Trend(_SIZE, SHAPE_HALF_LIFE_S)
         self._total, self._ttft, self._tpot = LatencyTrack(), LatencyTrack(), LatencyTrack()
         self._output: dict[int, tuple[float, float]] = {}  # size -> sum of tokens, weight
-        self._weight, self._last_seen = 0.0, 0.0  # answers, and when the last one came
+        self._weight, self._last_seen = 0.0, 0.0  # responses, and the time of the last one
 
     def predict(
         self, features: CallFeatures, *, load: int, now: float, confidence: float = CONFIDENCE
     ) -> Prediction | None:
-        """None while nothing recent is known. `load`: calls that it has not finished yet. `confidence` in (0, 1)."""
+        """Predict the latency of a call; None while nothing recent is known.
+
+        `load` is the number of unfinished calls. `confidence` is in (0, 1).
+        """
         if self.weight(now) < MIN_WEIGHT:
             return None
         kind, first, output = features.kind, _ttft_parts(features, load), self._expected_output(features)
@@ -327,8 +345,10 @@ class LatencyBook:
     def observe(
         self, features: CallFeatures, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
     ) -> None:
-        """A complete answer. `load`: calls that were unfinished when it was sent. For an answer that came in one piece
-        `ttft_s` is `total_s`, and `output_tokens` 0 where it does not tell them."""
+        """Learn from a complete response. `load` is the number of unfinished calls when it was sent.
+
+        For a response in one piece `ttft_s` equals `total_s`, and `output_tokens` is 0 if it does not report them.
+        """
         self._count_answer(now)
         if output_tokens > 0:
             self._record_output(features, output_tokens)
@@ -346,8 +366,11 @@ class LatencyBook:
     def observe_censored(
         self, features: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
     ) -> None:
-        """A call that was given up after `seconds`: its answer would have taken longer. `ttft_s`: its first token, if
-        that had come. A call that is given up on an unknown upstream tells that it is slow."""
+        """Learn from a call that was abandoned after `seconds`: the full response would have taken longer.
+
+        `ttft_s` is the time to its first token, if that had arrived. For an unknown upstream, the call counts as
+        complete.
+        """
         kind, first, output = features.kind, _ttft_parts(features, load), self._expected_output(features)
         if self.weight(now) < MIN_WEIGHT:
             self.observe(features, load=load, ttft_s=ttft_s or seconds, total_s=seconds, output_tokens=0, now=now)
@@ -366,7 +389,7 @@ class LatencyBook:
             self._trend.observe(whole, estimate, now, weight=0.5)
 
     def weight(self, now: float) -> float:
-        """How many answers are known, older ones counted by what is left of their weight."""
+        """Return the number of known responses, weighted by age."""
         return self._weight * float(2.0 ** (-max(0.0, now - self._last_seen) / HALF_LIFE_S))
 
     def _count_answer(self, now: float) -> None:
@@ -382,7 +405,7 @@ class LatencyBook:
             track.observe(expected or self._trend.of(of), seconds, features.kind, now)
 
     def _split_first(self, first: list[float], output: float, total_s: float, now: float) -> None:
-        """Of the very first answer nobody knows what part of it was writing: half of it, until others tell."""
+        """Split the first response in half between first token and generation, until others tell the real shares."""
         self._trend.observe([*first, 0.0, 0.0], 0.5 * total_s, now, weight=0.5)
         self._trend.observe([*_NO_TTFT_PARTS, output, 0.0], 0.5 * total_s, now, weight=0.5)
 
@@ -391,9 +414,9 @@ class LatencyBook:
         self._output[_size(features.max_tokens)] = 0.99 * total + tokens, 0.99 * weight + 1.0
 
     def _expected_output(self, features: CallFeatures) -> float:
-        """Output tokens to expect."""
+        """Return the expected output tokens."""
         total, weight = self._output.get(_size(features.max_tokens), (0.0, 0.0))
-        if weight == 0.0:  # none of this size yet: as those of all sizes
+        if weight == 0.0:  # none of this size yet: use all sizes
             total = sum(tokens for tokens, _ in self._output.values())
             weight = sum(seen for _, seen in self._output.values())
         tokens = total / weight if weight else ASSUMED_OUTPUT_TOKENS
@@ -401,7 +424,7 @@ class LatencyBook:
 
 
 def _ttft_parts(features: CallFeatures, load: int) -> list[float]:
-    """What the time to the first token is made of: something, the input, and each call ahead."""
+    """Return the parts of the time to first token: a constant, the input, and each call ahead."""
     ahead = [float(load - knot) if load > knot else 0.0 for knot in LOADS]
     return [1.0, features.input_tokens / 1000.0, float(load), *ahead]
 
@@ -410,45 +433,45 @@ _FIRST = 3 + len(LOADS)
 
 _NO_TTFT_PARTS = [0.0] * _FIRST
 
-_SIZE = _FIRST + 2  # and each output token, and what each call ahead adds to it
+_SIZE = _FIRST + 2  # plus each output token, and the delay that each call ahead adds to it
 
 
 def _size(max_tokens: int | None) -> int:
     return len(OUTPUT_SIZES) if max_tokens is None else bisect_left(OUTPUT_SIZES, max_tokens)
 
 
-# Learning from answers when somebody asks what they will take, and not before. Pure: the clock's reading comes in.
+# Learn from responses only when a prediction is requested. Pure: callers pass the time.
 #
-# To learn from an answer takes a `LatencyBook` 16 to 24 us on a quiet machine, and it is asked only where there are
-# latency budgets, hedges or somebody who looks. So answers lie unread until it is asked, the last `MAX_PENDING` of
-# them; from then on each is read as it comes, for as long as somebody has asked of late. While nobody asks, one answer
-# in `SAMPLE_EVERY` is noted, once there are `MAX_PENDING`: to note one has its price, too.
+# A `LatencyBook` takes 16 to 24 us on a quiet machine to learn from a response. Predictions are needed only for latency
+# budgets, hedges and displays. So responses are queued, up to `MAX_PENDING`, until a prediction is requested. For
+# `HALF_LIFE_S` after a prediction each response is processed at once. Without predictions, a full queue takes one
+# response in `SAMPLE_EVERY`, because queueing costs time too.
 
-# What is known of a kind of answers comes from some ten, how far they spread from some fifty; to read these takes 2 ms.
+# Some ten responses are enough to know a kind, some fifty to know the spread. Processing all of these takes 2 ms.
 MAX_PENDING = 128
 
 SAMPLE_EVERY = 8
 
 
 class LazyLatencyBook:
-    """A `LatencyBook`, read late."""
+    """`LazyLatencyBook` is a `LatencyBook` that processes observations late."""
 
     def __init__(self) -> None:
         self._book = LatencyBook()
         self._pending: deque[tuple[CallFeatures, int, float, float, int, float]] = deque(maxlen=MAX_PENDING)
-        self._last_predicted_at = float("-inf")  # when it was asked last
-        self._skipped = 0  # answers that were not noted since the last one that was
+        self._last_predicted_at = float("-inf")  # time of the last `predict`
+        self._skipped = 0  # responses since the last one that was queued
 
     def predict(
         self, features: CallFeatures, *, load: int, now: float, confidence: float = CONFIDENCE
     ) -> Prediction | None:
-        """As `LatencyBook.predict`."""
+        """Predict as `LatencyBook.predict` does, after processing the queue."""
         self._last_predicted_at = now
         self._flush()
         return self._book.predict(features, load=load, now=now, confidence=confidence)
 
     def should_observe(self, now: float) -> bool:
-        """Whether the answer that has just come is to be observed."""
+        """Return whether to observe the response that has just arrived."""
         if now - self._last_predicted_at <= HALF_LIFE_S or len(self._pending) < MAX_PENDING:
             return True
         self._skipped = (self._skipped + 1) % SAMPLE_EVERY
@@ -457,7 +480,7 @@ class LazyLatencyBook:
     def observe(
         self, features: CallFeatures, *, load: int, ttft_s: float, total_s: float, output_tokens: int, now: float
     ) -> None:
-        """As `LatencyBook.observe`."""
+        """Queue the observation, or process it as `LatencyBook.observe` does."""
         self._pending.append((features, load, ttft_s, total_s, output_tokens, now))
         if now - self._last_predicted_at <= HALF_LIFE_S:
             self._flush()
@@ -465,7 +488,9 @@ class LazyLatencyBook:
     def observe_censored(
         self, features: CallFeatures, *, load: int, seconds: float, now: float, ttft_s: float | None = None
     ) -> None:
-        """As `LatencyBook.outlasted`: rare, and made of what is known, so it is read at once."""
+        """Process the observation at once, as `LatencyBook.observe_censored` does. It is rare and depends on the
+        earlier ones.
+        """
         self._flush()
         self._book.observe_censored(features, load=load, seconds=seconds, now=now, ttft_s=ttft_s)
 

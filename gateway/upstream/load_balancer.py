@@ -1,10 +1,11 @@
-"""Chooses an upstream: power of two choices by peak EWMA, with a conversation's own upstream first. Pure.
+"""Choose an upstream by power of two choices with peak EWMA, or by a sticky key. Pure.
 
-Two rules. *The cheaper of two drawn at random*, by what a call is expected to take times the calls that are on their
-way (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001, with the load metric of Finagle's and
-linkerd's balancer, peak EWMA). *Sticky*: the same key goes to the same upstream, by weighted rendezvous hashing
-(Thaler and Ravishankar 1998; weights: Schindelhauer and Schomaker 2005), unless that one already has more than its part
-of the calls (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018).
+- *Power of two choices*: draw two upstreams at random and take the cheaper one (Mitzenmacher, "The Power of Two Choices
+  in Randomized Load Balancing", 2001). The cost is the expected time of a call times the calls in flight: peak EWMA,
+  the metric of Finagle's and linkerd's balancers.
+- *Sticky*: the same key goes to the same upstream, by weighted rendezvous hashing (Thaler and Ravishankar 1998;
+  weights: Schindelhauer and Schomaker 2005). An upstream that has more than its share of the calls is skipped
+  (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018).
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ import orjson
 
 from gateway.messages import Call
 
-# What says that two calls belong together, so that the second finds the first one's KV cache. Pure.
+# The sticky key says which calls belong together, so that the second one finds the first one's KV cache. Pure.
 Sticky = Literal["off", "conversation", "user"]
 
-OPENING_CHARACTERS = 1024  # of a prompt that is no conversation: what comes later varies
+OPENING_CHARACTERS = 1024  # of a prompt that is not a conversation; later text varies
 
-SYSTEM_KEYS = ("system", "instructions")  # where dialects have the system prompt beside the messages
+SYSTEM_KEYS = ("system", "instructions")  # keys under which dialects send the system prompt outside the messages
 
 TURN_KEYS = ("messages", "input")
 
 
 def sticky_key(call: Call, tenant: str, sticky: Sticky) -> bytes | None:
-    """None: any upstream will do.
+    """Return the sticky key of a call; None: any upstream will do.
 
-    `user`: who asks: the tenant and the end user that the body names. `conversation`: beside them the model, the system
-    prompt and all up to the first turn of the user, which every later turn repeats."""
+    `user`: the tenant and the end user that the body names. `conversation`: also the model, the system prompt and the
+    messages up to the first user message, which every later request of the conversation repeats.
+    """
     if sticky == "off" or call.operation == "embeddings":
         return None
     parts: list[Any] = [tenant, call.user]
@@ -52,20 +54,22 @@ def _opening(call: Call) -> Any:
 
 TIME_CONSTANT_S = 10.0  # Finagle's and linkerd's default
 
-UNKNOWN_S = 1.0  # where nothing is known of any upstream: all are the same, whatever it says
+UNKNOWN_S = 1.0  # for unknown upstreams when none is known: any equal value will do
 
-UNKNOWN_DISCOUNT = 0.9  # of what the best takes: so an unknown one is tried before a known one that has as many calls
+UNKNOWN_DISCOUNT = 0.9  # times the best known latency: an unknown upstream is tried before a known one with equal load
 
-MIN_COST_S = 0.001  # what is shorter counts as that: the load decides then, not chance
+MIN_COST_S = 0.001  # shorter times count as this, so that the load decides and not chance
 
-BOUNDED_LOAD_FACTOR = (
-    1.25  # of the mean load: what Google's and Vimeo's balancers use; 1 moves too much, 2 hardly bounds
-)
+# times the mean load, as in Google's and Vimeo's balancers; 1 moves too many keys, 2 hardly bounds
+BOUNDED_LOAD_FACTOR = 1.25
 
 
 class PeakEwma:
-    """Seconds that an upstream takes. A slower answer than expected counts in full at once; faster ones bring it down
-    by a time constant, so that one lucky answer does not draw a crowd (Finagle's `PeakEwma`)."""
+    """`PeakEwma` tracks the seconds that an upstream takes (after Finagle's `PeakEwma`).
+
+    A slower response than expected counts in full at once. Faster ones lower the value with a time constant, so that
+    one fast response does not attract a crowd.
+    """
 
     __slots__ = ("_at", "_seconds")
 
@@ -83,19 +87,22 @@ class PeakEwma:
         self._at = now
 
     def observe_censored(self, seconds: float, now: float) -> None:
-        """It failed, or was given up, after so long: that makes nothing faster."""
+        """Record a call that failed or was abandoned after so long. It never lowers the value."""
         if self._seconds is not None and seconds > self._seconds:
             self.observe(seconds, now)
 
     @property
     def seconds(self) -> float | None:
-        """What was observed, as it was then. None: nothing yet."""
+        """The last value, without decay. None: nothing was observed."""
         return self._seconds
 
     def expected(self, best_s: float, now: float) -> float:
-        """What a call is expected to take. What nobody has observed for a while is forgotten: it drifts to `best_s`,
-        what the best upstream takes, so that one which was slow is tried again, at par. (Finagle lets it drift to 0,
-        and one that was idle longest would draw a whole burst of calls that take longer than the time constant.)"""
+        """Return the expected seconds of a call.
+
+        Without new observations the value drifts to `best_s`, the time of the best upstream, so that a slow upstream is
+        tried again. (In Finagle it drifts to 0. Then the upstream that was idle longest would attract a whole burst, if
+        calls take longer than the time constant.)
+        """
         if self._seconds is None:
             return UNKNOWN_DISCOUNT * best_s
         weight = math.exp(-max(0.0, now - self._at) / TIME_CONSTANT_S)
@@ -104,11 +111,11 @@ class PeakEwma:
 
 @dataclass(frozen=True, slots=True)
 class LoadCandidate:
-    """An upstream that may be asked."""
+    """An upstream that may be called."""
 
-    name: str  # tells it from the others, over restarts too
-    load: int  # calls that are not over
-    weight: float  # more than 0: its part of the calls, against the others'
+    name: str  # identifies it, also after a restart
+    load: int  # unfinished calls
+    weight: float  # above 0: its share of the calls relative to the others
     expected_s: float = UNKNOWN_S
 
     @property
@@ -117,8 +124,10 @@ class LoadCandidate:
 
 
 def power_of_two_choices(candidates: Sequence[LoadCandidate], rng: Callable[[], float]) -> int:
-    """The index of the cheaper one of two different candidates that `rng`, in [0, 1), chooses; of equal ones either.
-    There is at least one candidate."""
+    """Return the index of the cheaper one of two different candidates that `rng`, in [0, 1), draws.
+
+    There must be at least one candidate. Ties go to the first one drawn.
+    """
     count = len(candidates)
     if count == 1:
         return 0
@@ -128,8 +137,11 @@ def power_of_two_choices(candidates: Sequence[LoadCandidate], rng: Callable[[], 
 
 
 def sticky(key: bytes, candidates: Sequence[LoadCandidate]) -> int:
-    """The index of the candidate that `key` belongs to; the next one in the key's own order where that one's load has
-    reached `BOUNDED_LOAD_FACTOR` times its part of all calls, this one included. One of them is always below that."""
+    """Return the index of the candidate that `key` belongs to.
+
+    If its load has reached `BOUNDED_LOAD_FACTOR` times its share of all calls (this one included), the next one in the
+    key's order is taken. One candidate is always below that bound.
+    """
     total = sum(candidate.load for candidate in candidates) + 1
     weights = sum(candidate.weight for candidate in candidates)
     order = sorted(range(len(candidates)), key=lambda i: _rank(key, candidates[i]), reverse=True)
@@ -141,7 +153,9 @@ def sticky(key: bytes, candidates: Sequence[LoadCandidate]) -> int:
 
 
 def _rank(key: bytes, candidate: LoadCandidate) -> float:
-    """The highest of `-weight / ln(hash)`, with hashes in (0, 1), falls to each by its weight, and a candidate that
-    comes or goes changes nothing between the others."""
+    """Return `-weight / ln(hash)`, with a hash in (0, 1). Each candidate ranks highest in proportion to its weight.
+
+    Adding or removing a candidate does not change the order of the others.
+    """
     digest = blake2b(candidate.name.encode(), key=key[:64], digest_size=8).digest()
     return -candidate.weight / math.log((int.from_bytes(digest) + 0.5) / 2.0**64)

@@ -1,5 +1,7 @@
-"""Models that do not answer are looked at until they do, and loaded anew where the configuration allows it. One job an
-upstream; it sleeps while all is well: real calls tell more than any probe."""
+"""Probe models that do not respond until they do, and reload them if the configuration allows it.
+
+There is one task for each upstream. It sleeps while all models respond, because real calls tell more than a probe.
+"""
 
 from __future__ import annotations
 
@@ -18,35 +20,36 @@ from gateway.tasks import run_in
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.upstream import Upstream
 
-# When a model that does not answer is looked at, and when it is loaded anew. Pure: the clock's reading and chance come
-# in.
-CHECK_EVERY_S = 4.0  # less than the shortest cooldown of a breaker: no client's request has to find out
+# When to probe and when to reload a model. Pure: callers pass the time and the random number.
+CHECK_EVERY_S = 4.0  # less than the shortest breaker cooldown, so that no client's request serves as a probe
 
-JITTER = 0.25  # of it, to either side: gateways do not ask in step
+JITTER = 0.25  # fraction of the interval, either way, so that gateways do not probe in step
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 5.0, 300.0  # between two reloads
 
-RELAPSE_S = 60.0  # who fails again within it after it answered, did not get well by itself
+RELAPSE_S = 60.0  # a model that fails within this time after a recovery is not trusted to recover by itself
 
-STABLE_S = 600.0  # after which the pauses begin anew
+STABLE_S = 600.0  # after this time the pauses start again from the shortest
 
 
 class Reload(StrEnum):
-    """What came of a reload; the label `outcome` of `nearhit_model_reloads_total`."""
+    """The outcome of a reload: the label `outcome` of `nearhit_model_reloads_total`."""
 
-    RECOVERED = "recovered"  # it answers again
-    FAILED = "failed"  # it could not be loaded, or does not answer
-    REFUSED = "refused"  # the server does not let models be loaded
+    RECOVERED = "recovered"  # the model responds again
+    FAILED = "failed"  # it could not be loaded, or does not respond
+    REFUSED = "refused"  # the server does not allow models to be loaded
 
 
 def check_interval_s(chance: float) -> float:
-    """How long to wait until the next look. `chance`: in [0, 1)."""
+    """Return the seconds until the next check. `chance` is in [0, 1)."""
     return CHECK_EVERY_S * (1.0 - JITTER + 2.0 * JITTER * chance)
 
 
 class Repairs:
-    """Of one model at one upstream. Each pause between two reloads is twice the one before; where the server refuses,
-    it is the longest at once."""
+    """`Repairs` schedules the reloads of one model at one upstream.
+
+    Each pause between two reloads is twice the previous one. If the server refuses, the pause is the longest one.
+    """
 
     __slots__ = ("_answered_at", "_next_at", "_pause_s")
 
@@ -56,16 +59,19 @@ class Repairs:
         self._answered_at: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Whether it may be reloaded now."""
+        """Return whether the model may be reloaded now."""
         return now >= self._next_at
 
     def trusts_probe(self, now: float) -> bool:
-        """Whether an answer to a probe means that it is well. Of several processes of a model one may be dead: then a
-        probe may well be answered, and soon a call is not."""
+        """Return whether a successful probe means that the model is healthy.
+
+        Shortly after a recovery it does not: one of several processes of the model may be dead. A probe can then
+        succeed, and a call soon fail.
+        """
         return self._answered_at is None or now - self._answered_at > RELAPSE_S
 
     def on_recovery(self, now: float) -> None:
-        """It is in service again, by itself or by a reload."""
+        """Record that the model is back in service, by itself or after a reload."""
         self._answered_at = now
 
     def record_reload(self, outcome: Reload, now: float) -> None:
@@ -80,11 +86,11 @@ class Repairs:
 LOG = logging.getLogger("nearhit.models")
 
 Locks = dict[tuple[str, str], asyncio.Lock]
-"""By server and model: of several backends that use it one reloads it at a time."""
+"""Locks by server and model: only one of the backends that share a model reloads it."""
 
 
 class ModelCare:
-    """Of one upstream. `reload`: whether a dead model is unloaded and loaded again."""
+    """`ModelCare` probes and reloads the models of one upstream. `reload`: unload and load a dead model."""
 
     def __init__(
         self,
@@ -105,7 +111,7 @@ class ModelCare:
         self._locks = locks
         self._rng = rng
         self._repairs = {name: Repairs() for name in hosted.conditions}
-        self._unloaded: set[str] = set()  # absent because this gateway unloaded them
+        self._unloaded: set[str] = set()  # missing because this gateway unloaded them
 
     async def run(self) -> None:
         while True:
@@ -115,12 +121,13 @@ class ModelCare:
                     try:
                         await self.check(name, condition)
                     except Exception:
-                        LOG.exception("looking at a model failed", extra={"fields": self._fields(name)})
+                        LOG.exception("the check of a model failed", extra={"fields": self._fields(name)})
             await asyncio.sleep(check_interval_s(self._rng()))
 
     async def check(self, name: str, condition: ModelCondition) -> None:
-        """Finds out whether it answers, and reloads it where that is due. Then the upstream is asked again, or left out
-        for another while."""
+        """Probe the model, and reload it if that is due. Then return the upstream to service, or keep it out for
+        longer.
+        """
         repairs = self._repairs[name]
         async with self._locks.setdefault((self._hosted.server, name), asyncio.Lock()):
             now = self._clock.monotonic()
@@ -132,7 +139,7 @@ class ModelCare:
         now, breaker = self._clock.monotonic(), self._endpoint.breaker
         if not is_healthy:
             if breaker.state(now) is not BreakerState.CLOSED:
-                breaker.failed(now)  # no client's request need find out until the next look
+                breaker.failed(now)  # keeps clients' requests away until the next check
             return
         repairs.on_recovery(now)
         self._unloaded.discard(name)
@@ -142,7 +149,7 @@ class ModelCare:
         LOG.info("model answers again", extra={"fields": self._fields(name)})
 
     async def _is_answering(self, name: str, condition: ModelCondition) -> bool:
-        """A server that does not have it need not be asked for more than that."""
+        """Return whether the model responds. If the server does not list it as loaded, it is not called."""
         if condition is ModelCondition.ABSENT and not await self._hosted.loaded(name):
             return False
         return await self._hosted.answers(name)
@@ -154,7 +161,7 @@ class ModelCare:
         try:
             await self._hosted.reload(name)
             if not await self._hosted.answers(name):
-                outcome, why = Reload.FAILED, "it was loaded, and does not answer"
+                outcome, why = Reload.FAILED, "it was loaded but does not respond"
         except ModelControlDisabled as error:
             self._unloaded.discard(name)
             outcome, why = Reload.REFUSED, str(error)
@@ -164,8 +171,8 @@ class ModelCare:
         repairs.record_reload(outcome, self._clock.monotonic())
         if outcome is Reload.REFUSED:
             LOG.error(
-                "the server does not let models be reloaded, expected it to be started with "
-                "--model-control-mode=explicit, or 'reload: off' of the backend",
+                "the server does not let models be reloaded: start it with "
+                "--model-control-mode=explicit, or set 'reload: off' for the backend",
                 extra={"fields": {**self._fields(name), "error": why}},
             )
         elif outcome is Reload.FAILED:
@@ -183,8 +190,10 @@ def start_model_care(
     clock: Clock,
     telemetry: Telemetry,
 ) -> None:
-    """Begins a job for each upstream that hosts models; they end with `stack`. `reloads`: whether those of the backend
-    of that name are reloaded."""
+    """Start a task for each upstream that hosts models; `stack` ends them.
+
+    `reloads` tells whether the models of a backend, given its name, are reloaded.
+    """
     locks: Locks = {}
     for pool, endpoint, hosted in _hosted_models(pools):
         care = ModelCare(endpoint, hosted, clock, telemetry, reload=reloads(pool.name), locks=locks)

@@ -1,4 +1,4 @@
-"""A model that runs in this process with onnxruntime, a pass a text: embeddings, classification, or plain tensors."""
+"""Run a model in this process with onnxruntime: embeddings, classification, or plain tensors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from gateway.upstream.header_filter import JSON, OCTETS, SSE
 
 T = TypeVar("T")
 Model = TextClassifier | SentenceEmbedder | TensorGraph
-NICENESS = 10  # the event loop and the embedder go first
+NICENESS = 10  # lower priority than the event loop and the embedder
 
 
 class OnnxBackend(LimitedBackend):
-    """`model` belongs to the backend's own thread from now on; `model_name` is the name that lists of models have for
-    it. Calls that it cannot do raise `UnsupportedByBackend`, so that the next backend of a route is asked."""
+    """`OnnxBackend` runs `model` in a thread, which owns the model from now on.
+
+    `model_name` appears in model lists. Unsupported calls raise `UnsupportedByBackend`, so that the next backend of a
+    route is tried.
+    """
 
     http = False
     speaks = "text"
@@ -63,8 +66,8 @@ class OnnxBackend(LimitedBackend):
             if metadata is not None:
                 return Response(200, JSON, FullBody(b"" if metadata is True else orjson.dumps(metadata)))
         if call is None:
-            raise NotFound(f"the path {request.path} is not known, and backend '{self.name}' is no HTTP endpoint")
-        handler = self._handler_for(request, call)  # refuses before a place is taken
+            raise NotFound(f"the path {request.path} is unknown, and backend '{self.name}' is not an HTTP endpoint")
+        handler = self._handler_for(request, call)  # refuses before a permit is taken
         permit = await self._limiter.acquire(request)
         try:
             response = await handler(permit)
@@ -87,10 +90,12 @@ class OnnxBackend(LimitedBackend):
         self._thread.shutdown(wait=False)
 
     def _handler_for(self, request: RequestContext, call: Call) -> Callable[[ConcurrencyPermit], Awaitable[Response]]:
-        """What is to be done once there is a place. Raises `UnsupportedByBackend`."""
+        """Return the function that serves the call, given a permit. Raise `UnsupportedByBackend`."""
         if isinstance(self._model, SentenceEmbedder):
             if call.operation != "embeddings":
-                raise UnsupportedByBackend(f"backend '{self.name}' embeds texts and writes none")
+                raise UnsupportedByBackend(
+                    f"backend '{self.name}' serves embeddings only, not {call.operation} requests"
+                )
             if not call.questions:
                 raise UnsupportedByBackend(
                     "'input' has no text: expected a string or an array of strings", param="input"
@@ -98,21 +103,23 @@ class OnnxBackend(LimitedBackend):
             return partial(self._embed, request, call, self._model)
         if isinstance(self._model, TensorGraph):
             if call.operation != "infer":
-                raise UnsupportedByBackend(f"backend '{self.name}' is asked with tensors")
+                raise UnsupportedByBackend(
+                    f"backend '{self.name}' serves tensor inference only, not {call.operation} requests"
+                )
             return partial(self._infer, request, call, self._model)
         if call.operation == "embeddings":
             raise UnsupportedByBackend(f"backend '{self.name}' has no embedding model")
         question, created = parse_classifier_input(call, self.name), int(self._clock.wall())
         try:
             answer = call.dialect.text_answer(call, answer_id=request.id, created=created, model=call.model)
-        except BadRequest as refused:  # a dialect may say more than text can
+        except BadRequest as refused:  # a dialect can express requests that text cannot
             raise UnsupportedByBackend(refused.message, param=refused.param) from None
         return partial(self._classify, request, call, self._model, question, answer)
 
     async def _embed(
         self, request: RequestContext, call: Call, model: SentenceEmbedder, permit: ConcurrencyPermit
     ) -> Response:
-        """A turn of the thread for each text, so that a long list holds up nobody else's."""
+        """Embed each text in a separate job of the thread, so that a long list does not block other calls."""
         async with self._timeout(self._timeouts.total):
             result = [await self._run(partial(model.embed, text)) for text in call.questions]
         permit.on_response(request, 200)
@@ -125,7 +132,7 @@ class OnnxBackend(LimitedBackend):
         async with self._timeout(self._timeouts.first_byte):
             answer = await self._run(partial(model.infer, call.body["inference"], call.model))
         permit.on_response(request, 200)
-        if call.stream:  # of a client that would take several
+        if call.stream:  # the client accepts several responses
             return Response(200, OCTETS, EventStream(BufferedStream((Event(answer),), permit.release)))
         return Response(200, OCTETS, FullBody(answer))
 
@@ -151,15 +158,17 @@ class OnnxBackend(LimitedBackend):
         return Response(200, JSON, FullBody(call.dialect.whole(call, [event.data for event in events])))
 
     async def _run(self, run: Callable[[onnxruntime.RunOptions], T]) -> T:
-        """In the model's own thread. A caller that leaves breaks it off. Raises `GatewayError` as `run` does, and
-        `BackendError` where it fails in any other way."""
+        """Run in the model's thread. If the caller leaves, the run is terminated.
+
+        Raise the `GatewayError` that `run` raises, and `BackendError` for any other error.
+        """
         options = onnxruntime.RunOptions()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, run, options)
         except GatewayError:
             raise
         except Exception as error:
-            # The type alone: a message may quote the prompt.
+            # Only the type: a message may quote the prompt.
             raise BackendError(f"the model of backend '{self.name}' failed ({type(error).__name__})") from None
         finally:
             options.terminate = True
@@ -174,5 +183,5 @@ class OnnxBackend(LimitedBackend):
 
 
 def _lower_priority() -> None:
-    with suppress(AttributeError, OSError):  # of this thread alone, on Linux; elsewhere it does without
+    with suppress(AttributeError, OSError):  # only this thread, and only on Linux
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,4 +1,4 @@
-"""A model in this process as an upstream."""
+"""Build an upstream from a model that runs in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READERS: Mapping[str, Callable[[ModelDir, int], Model]] = {
 
 
 def upstream(name: str, section: OnnxBackendConfig, clock: Clock) -> UpstreamConfig:
-    """Loads the model. Raises `ModelMissing` or `ModelCorrupt`."""
+    """Load the model and return its upstream. Raise `ModelMissing` or `ModelCorrupt`."""
     folder = ModelDir(section.path)
     backend = OnnxBackend(
         name,

@@ -1,7 +1,8 @@
-"""Which upstream fails so much more often than the others of its backend that it is left out for a while. Pure.
+"""Decide whether an upstream fails so much more often than its peers that it is ejected for a while. Pure.
 
-Envoy's outlier detection compares success rates too, but asks for five hosts of a hundred calls each in ten seconds.
-Backends here have two to ten upstreams and calls that take seconds, so each is held against all others together.
+Envoy's outlier detection compares success rates too, but needs five hosts with a hundred calls each in ten seconds.
+Backends here have two to ten upstreams and calls that take seconds. So each upstream is compared with all others
+together.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-HALF_LIFE_S = 10.0  # Envoy looks at intervals of 10 s
-MIN_CALLS = 20.0  # of the upstream, and of the others together: below it a share says too little
-# With 20 calls a share of failures of 20 % looks like 50 % in 0.3 % of the cases (binomial).
-MARGIN = 0.3  # of the calls: by how much more often it has to fail
+HALF_LIFE_S = 10.0  # Envoy's interval is 10 s
+MIN_CALLS = 20.0  # of the upstream, and of the others together; below this a rate says too little
+# With 20 calls, a failure rate of 20 % looks like 50 % in 0.3 % of the cases (binomial).
+MARGIN = 0.3  # by which the failure rate must exceed that of the others
 
 
 class Record:
-    """Calls that succeeded and failed of late, each counting half as much after `HALF_LIFE_S`."""
+    """`Record` counts recent successes and failures. Each counts half as much after `HALF_LIFE_S`."""
 
     __slots__ = ("_failed", "_ok", "_updated_at")
 
@@ -24,13 +25,14 @@ class Record:
         self._ok = self._failed = self._updated_at = 0.0
 
     def add(self, *, ok: bool, now: float) -> None:
-        weight = math.exp2((self._updated_at - now) / HALF_LIFE_S) if now > self._updated_at else 1.0  # as in `counts`
+        # the same as in `counts`
+        weight = math.exp2((self._updated_at - now) / HALF_LIFE_S) if now > self._updated_at else 1.0
         self._ok = self._ok * weight + ok
         self._failed = self._failed * weight + (not ok)
         self._updated_at = now
 
     def counts(self, now: float) -> tuple[float, float]:
-        """-> (succeeded, failed)"""
+        """Return (succeeded, failed), weighted by age."""
         weight = math.exp2(-max(0.0, now - self._updated_at) / HALF_LIFE_S)
         return self._ok * weight, self._failed * weight
 
@@ -39,7 +41,7 @@ class Record:
 
 
 def is_outlier(candidate: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
-    """Each as (succeeded, failed)."""
+    """Return whether the candidate fails more often. Counts are (succeeded, failed)."""
     calls = sum(candidate)
     calls_of_others = sum(map(sum, others))
     if calls < MIN_CALLS or calls_of_others < MIN_CALLS:
@@ -48,6 +50,8 @@ def is_outlier(candidate: tuple[float, float], others: Sequence[tuple[float, flo
 
 
 def may_eject(out: int, upstreams: int) -> bool:
-    """Whether one more may be left out besides the `out` that are: never more than half of them, as the rest has to
-    bear the load, and what fails on most of them is hardly an upstream's own fault."""
+    """Return whether another upstream may be ejected when `out` of them already are.
+
+    At most half may be: the rest must carry the load, and a failure of most upstreams is hardly their own fault.
+    """
     return 2 * (out + 1) <= upstreams

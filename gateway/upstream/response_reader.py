@@ -1,4 +1,4 @@
-"""One HTTP answer on its way: its first byte, its events or bytes, its end."""
+"""Read one HTTP response: its first byte, its events or bytes, its end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gateway.upstream.http1.response import HttpResponse
 from gateway.upstream.http_client import UpstreamResponse
 
 T = TypeVar("T")
-MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger answers are relayed as they come, and not cached
+MAX_WHOLE_BYTES = 16 * 1024 * 1024  # larger responses are relayed as they arrive, and not cached
 
 
 class ResponseReader:
-    """One answer on its way: holds the connection and the place at the gate until the body is done or given up."""
+    """`ResponseReader` holds the connection and the permit until the body is complete or abandoned."""
 
     def __init__(
         self, name: str, answer: UpstreamResponse, permit: ConcurrencyPermit, timeouts: Timeouts, deadline: float
     ) -> None:
-        """`deadline`: event loop time, for the end of the body: that of all attempts together."""
+        """`deadline` is the event-loop time for the end of the body; it covers all attempts together."""
         self._name = name
         self._answer = answer
         self._permit = permit
@@ -35,7 +35,7 @@ class ResponseReader:
         self._deadline = deadline
 
     async def answer(self, headers: tuple[tuple[str, str], ...], *, parse: bool) -> Response:
-        """`headers`: those of it that go on; `parse`: it answers a call that a dialect has read."""
+        """Return the response. `headers` are the ones to forward; `parse`: it responds to a parsed call."""
         answer = self._answer
         first = answer.take() if answer.whole else await self._read_first()
         if not parse:
@@ -50,13 +50,13 @@ class ResponseReader:
         return Response(answer.status, headers, FullBody(data))
 
     async def _read_first(self) -> bytes:
-        """The first piece of the body; empty where there is none."""
+        """Return the first part of the body; empty if there is no body."""
         try:
             return await self._answer.read(min(self._loop.time() + self._timeouts.first_byte, self._deadline))
         except TimedOut:
             raise BackendError(f"backend '{self._name}' sent no body in time", status=504) from None
         except ExchangeFailed as error:
-            raise BackendError(f"backend '{self._name}' broke off ({error})") from None
+            raise BackendError(f"backend '{self._name}' broke off the response ({error})") from None
 
     def _opaque(self, first: bytes) -> FullBody | ByteStream:
         if self._answer.at_eof:
@@ -65,7 +65,7 @@ class ResponseReader:
         return self._bytes(first)
 
     async def _collect(self, first: bytes) -> tuple[bytes, bool]:
-        """-> (what came, whether it is all): up to `MAX_WHOLE_BYTES`. Nothing has gone to the client yet."""
+        """Return (the bytes read, whether they are all), up to `MAX_WHOLE_BYTES`. The client has received nothing."""
         chunks, size = [first], len(first)
         try:
             while size <= MAX_WHOLE_BYTES:
@@ -90,7 +90,7 @@ class ResponseReader:
         return ObservedStream(_Body(self, first, feed, close), StreamObserver(on_close=self.close))
 
     async def read(self) -> bytes:
-        """The next piece; empty at the end. Raises `UpstreamStreamError`."""
+        """Return the next part of the body; empty at the end. Raise `UpstreamStreamError`."""
         if self._answer.at_eof:
             return b""
         try:
@@ -100,23 +100,23 @@ class ResponseReader:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """For how many seconds it may be silent, and when it has to be over, by the event loop's time."""
+        """The idle timeout in seconds, and the event-loop time by which the body must be complete."""
         return self._timeouts.idle, self._deadline
 
     def stream_error(self, error: BaseException) -> UpstreamStreamError:
         if not isinstance(error, TimedOut):
-            return UpstreamStreamError(f"backend '{self._name}' broke off ({error})")
-        what = "exceeded its total time" if self._loop.time() >= self._deadline else "fell silent"
+            return UpstreamStreamError(f"backend '{self._name}' broke off the response ({error})")
+        what = "exceeded timeouts.total" if self._loop.time() >= self._deadline else "sent no data within timeouts.idle"
         return UpstreamStreamError(f"backend '{self._name}' {what}")
 
     def close(self) -> None:
-        """Gives the connection back if the body is done, and cuts it otherwise, which cancels the call upstream."""
+        """Release the connection if the body is complete. Otherwise close it, which cancels the call upstream."""
         self._answer.close()
         self._permit.release()
 
 
 class _Body(Generic[T]):
-    """The rest of a body as a source: what `feed` makes of each piece, and `close` of the end. Implements `Source`."""
+    """The rest of a body as a `Source`: `feed` converts each chunk, and `close` the end."""
 
     tells, drained = False, True
 
@@ -128,7 +128,7 @@ class _Body(Generic[T]):
         close: Callable[[], Sequence[T]],
     ) -> None:
         self._exchange = exchange
-        self._chunk: bytes | None = first or None  # that has come
+        self._chunk: bytes | None = first or None  # received, but not converted yet
         self._feed = feed
         self._close: Callable[[], Sequence[T]] | None = close
 
@@ -146,11 +146,11 @@ class _Body(Generic[T]):
         self._chunk = await self._exchange.read()
 
     def tell(self, wake: Callable[[], None] | None) -> None:
-        raise NotImplementedError  # `tells` says so: nobody asks
+        raise NotImplementedError  # `tells` is False, so this is never called
 
 
 class _Telling(_Body[T]):
-    """Of an answer that tells when something has come."""
+    """The rest of a body that calls back when data arrives."""
 
     tells = True
 
@@ -187,6 +187,6 @@ class _Telling(_Body[T]):
 
 
 def is_event_stream(header_map: Mapping[str, str]) -> bool:
-    """Whether the body is server-sent events that can be read here: compressed ones go through."""
+    """Return whether the body is a stream of uncompressed events; compressed ones pass through."""
     kind = header_map.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "text/event-stream" and header_map.get("content-encoding", "identity") == "identity"

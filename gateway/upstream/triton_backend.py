@@ -1,5 +1,7 @@
-"""A Triton Inference Server over gRPC: text in, text out, streamed where the model is decoupled; tensors in, tensors
-out for clients of its own protocol."""
+"""Call a Triton Inference Server over gRPC: text in and out, streamed if the model is decoupled, and tensors.
+
+Tensors are for clients of Triton's own protocol.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from gateway.upstream.header_filter import JSON, SSE
 from gateway.upstream.triton_tensors import TensorClient
 
 FINISH_REASON, INPUT_TOKENS, OUTPUT_TOKENS = "finish_reason", "prompt_tokens", "completion_tokens"
-CHARACTERS_PER_TOKEN = 4  # where a model does not count its tokens: the usual rule of thumb for English
+CHARACTERS_PER_TOKEN = 4  # for models that do not count tokens: the usual rule of thumb for English
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class _TextPiece:
 
 
 class TritonBackend(LimitedBackend):
-    """Credentials are not forwarded: Triton has none to check."""
+    """`TritonBackend` calls one Triton server. It forwards no credentials, because Triton checks none."""
 
     http = False
     speaks = "text"
@@ -112,7 +114,7 @@ class TritonBackend(LimitedBackend):
         await self._tensor_calls.close()
 
     async def _generate(self, request: RequestContext, call: Call, permit: ConcurrencyPermit) -> Response:
-        """Fails before the first piece, or returns with it; a stream holds the place at the gate until its end."""
+        """Generate text. Errors before the first piece are raised here; a stream holds its permit until its end."""
         name = self._model_of(call)
         model = await self.hosted.describe(name)
         inputs = self.hosted.inputs(model, call.prompt, call.max_tokens)
@@ -126,7 +128,7 @@ class TritonBackend(LimitedBackend):
         try:
             payload = [event.data async for event in events]
         except UpstreamStreamError as error:
-            # Nothing of a whole answer has gone to the client: another backend may still be asked.
+            # The client has received nothing of a complete response yet, so another backend may still be tried.
             raise BackendError(str(error)) from None
         return Response(200, JSON, FullBody(call.dialect.whole(call, payload)))
 
@@ -155,8 +157,10 @@ class TritonBackend(LimitedBackend):
     async def _pieces(
         self, name: str, model: ModelConfig, inputs: list[triton.InferInput], request: RequestContext
     ) -> AsyncGenerator[_TextPiece, None]:
-        """The answer's pieces. Raises `InferenceServerException` or `BackendError` before the first one, and
-        `UpstreamStreamError` after it. Closing it cancels the inference."""
+        """Yield the pieces of the response. Closing the generator cancels the inference.
+
+        Raise `InferenceServerException` or `BackendError` before the first piece, and `UpstreamStreamError` after it.
+        """
         headers = metadata_of(request.upstream_headers())
         if not model.decoupled:
             async with self.hosted.call_timeout(self._timeouts.first_byte):
@@ -177,7 +181,9 @@ class TritonBackend(LimitedBackend):
                     return
                 except (InferenceServerException, BackendError) as error:
                     if started:
-                        raise UpstreamStreamError(f"backend '{self.name}' broke off: {str(error)[:200]}") from None
+                        raise UpstreamStreamError(
+                            f"backend '{self.name}' broke off the response: {str(error)[:200]}"
+                        ) from None
                     raise
                 response = result.get_response()
                 if response.outputs:
@@ -227,20 +233,22 @@ class TritonBackend(LimitedBackend):
         return self._models.upstream_name(call.model) or call.model
 
     def _to_backend_error(self, error: InferenceServerException, model: str) -> BackendError:
-        """Only what Triton says of the request itself goes to the client; another model may still do better."""
+        """Convert an error. Only Triton's words about the request itself go to the client; another model may still do
+        better.
+        """
         if "INVALID_ARGUMENT" in str(error.status()):
             return BackendError(f"backend '{self.name}' refused the request: {error.message()}"[:300], status=400)
         condition = condition_from_error(error)
         if condition is not None:
             self.hosted.told(model, condition)
-            if model != self._embedding_model:  # without that one texts are answered all the same
+            if model != self._embedding_model:  # text requests are served even without it
                 return ModelNotReady(f"model '{model}' of backend '{self.name}' is {condition}")
         return BackendError(f"backend '{self.name}' failed ({error.status() or 'no status'})")
 
 
 def _scalar(result: triton.InferResult, name: str) -> Any:
     value = result.as_numpy(name)
-    return None if value is None or value.size == 0 else value.flatten()[0:1].tolist()[0]  # Python's own type
+    return None if value is None or value.size == 0 else value.flatten()[0:1].tolist()[0]  # a plain Python value
 
 
 def _estimated_tokens(text: str) -> int:

@@ -1,4 +1,4 @@
-"""An address of a Triton server as an upstream. Imported where one is configured: gRPC and its messages are large."""
+"""Build an upstream from the address of a Triton server. Import it only if needed: gRPC and its messages are large."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gateway.upstream.upstream import UpstreamConfig
 
 
 def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clock: Clock) -> UpstreamConfig:
+    """Return the upstream for one address of a Triton backend."""
     scheme, _, server = address.url.partition("://")
     backend = TritonBackend(
         name,
@@ -24,7 +25,7 @@ def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clo
         clock=clock,
         adaptive=section.adaptive,
     )
-    batched = batching(backend, section, clock, shared=True)  # Triton is shown no credentials
+    batched = batching(backend, section, clock, shared=True)  # Triton gets no credentials
     return UpstreamConfig(
         batched, address.url, address.weight, backend.hosted, provider=section.adapter, models=model_names(section)
     )

@@ -1,4 +1,4 @@
-"""A Triton server over gRPC for clients that speak its own protocol: tensors in and out, and what is asked about it."""
+"""Tensor inference and metadata over gRPC, for clients that speak Triton's own protocol."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gateway.tracing import metadata_of
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.header_filter import JSON, OCTETS
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024  # of one message: it is in memory as a whole
+MAX_ANSWER_BYTES = 64 * 1024 * 1024  # of one message, which is in memory as a whole
 MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(ready|config|stats))?")
-# What says something of the request is the answer to it; the rest is a failure of the backend, 502.
+# These statuses are about the request and go to the client. Any other one is a failure of the backend, 502.
 RESPONSE_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
@@ -48,7 +48,7 @@ FAILURE_STATUS = {
 
 
 class TensorClient:
-    """The channel connects on first use."""
+    """`TensorClient` calls a Triton server. Its channel connects on first use."""
 
     def __init__(self, name: str, address: str, *, tls: bool, models: ModelNames, timeouts: Timeouts) -> None:
         self._name = name
@@ -67,14 +67,17 @@ class TensorClient:
         await self._channel.close()
 
     async def infer(self, request: RequestContext, call: Call, permit: ConcurrencyPermit) -> Response:
-        """Of a client that takes several answers a stream, which holds the place at the gate until its end.
+        """Run an inference. A stream holds its permit until its end.
 
-        Raises `BackendError` before the first answer."""
+        Raise `BackendError` before the first response.
+        """
         inference: InferenceRequest = call.body["inference"]
         if inference.raw is not None:
-            raise BadRequest(f"backend '{self._name}' is asked by gRPC, which has no body without a tensor's name")
+            raise BadRequest(
+                f"backend '{self._name}' is called over gRPC, which has no raw bodies: expected JSON with inputs"
+            )
         match = PATH.fullmatch(request.path)
-        assert match is not None  # it was claimed
+        assert match is not None  # the dialect has claimed the path
         model = self._models.upstream_name(call.model) or unquote(call.model)
         message = request_of(inference, model, unquote(match[2] or ""))
         try:
@@ -85,7 +88,7 @@ class TensorClient:
             raise BackendError(f"backend '{self._name}' sent no answer in time", status=504) from None
 
     async def describe(self, request: RequestContext) -> Response:
-        """What the server, or a model, says of itself, in the JSON of its HTTP port. Raises `NotFound`."""
+        """Return the metadata of the server or a model, in the JSON of its HTTP port. Raise `NotFound`."""
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
                 value = await self._query(request)
@@ -94,7 +97,7 @@ class TensorClient:
         except TimeoutError:
             raise BackendError(f"backend '{self._name}' sent no answer in time", status=504) from None
         if value is None:
-            raise NotFound(f"the path {request.path} is not known, and backend '{self._name}' is no HTTP endpoint")
+            raise NotFound(f"the path {request.path} is unknown, and backend '{self._name}' is not an HTTP endpoint")
         if isinstance(value, bool):
             return Response(200 if value else 400, JSON, FullBody(b""))
         return Response(200, JSON, FullBody(orjson.dumps(value)))
@@ -105,7 +108,7 @@ class TensorClient:
         return Response(200, OCTETS, FullBody(self._pack(answer)))
 
     async def _stream(self, message: Any, request: RequestContext, permit: ConcurrencyPermit) -> Response:
-        message.parameters[EMPTY_FINAL].bool_param = True  # so that its end is known
+        message.parameters[EMPTY_FINAL].bool_param = True  # requests a final response that marks the end
         rpc = self._stub.ModelStreamInfer(_once(message), metadata=_metadata(request))
         answers = self._answers(rpc)
         try:
@@ -149,9 +152,13 @@ class TensorClient:
                     async with asyncio.timeout_at(until):
                         message = await anext(answers, None)
                 except TimeoutError:
-                    raise UpstreamStreamError(f"backend '{self._name}' fell silent") from None
+                    raise UpstreamStreamError(
+                        f"backend '{self._name}' sent no data within timeouts.idle, or exceeded timeouts.total"
+                    ) from None
                 except grpc.aio.AioRpcError as error:
-                    raise UpstreamStreamError(f"backend '{self._name}' broke off ({error.code().name})") from None
+                    raise UpstreamStreamError(
+                        f"backend '{self._name}' broke off the response ({error.code().name})"
+                    ) from None
 
     def _pack(self, answer: Any) -> bytes:
         try:
@@ -160,7 +167,7 @@ class TensorClient:
             raise BackendError(f"backend '{self._name}': {error}", retryable=False) from None
 
     async def _query(self, request: RequestContext) -> Any:
-        """None where nothing stands behind the path; a bool for what is good or not."""
+        """Return the metadata for a path; None: the path is unknown; a bool: a health status."""
         path, method = request.path, request.method
         if method == "POST" and path == "/v2/repository/index":
             index = await self._stub.RepositoryIndex(pb.RepositoryIndexRequest())
@@ -193,8 +200,10 @@ class TensorClient:
         return _json(await self._stub.ModelMetadata(pb.ModelMetadataRequest(**arguments)))
 
     def _error_response(self, code: grpc.StatusCode, details: str) -> Response:
-        """What Triton says of the request itself goes to the client. Raises `BackendError` for the rest, and
-        `InferenceServerException` where it says that the model is dead."""
+        """Return Triton's words about the request as a response.
+
+        Raise `InferenceServerException` if the model is dead, and `BackendError` for any other status.
+        """
         error = InferenceServerException(details, status=str(code))
         if condition_from_error(error) is ModelCondition.DEAD:
             raise error

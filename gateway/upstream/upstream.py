@@ -1,4 +1,4 @@
-"""One upstream with what is known of how it fares: what it takes, and whether it fails."""
+"""One upstream of a backend, with its latency, health and load."""
 
 from __future__ import annotations
 
@@ -35,42 +35,42 @@ from gateway.upstream.outlier_detection import Record
 from gateway.upstream.retry import failed
 
 FAILURES, COOLDOWN_S, MAX_COOLDOWN_S = 5, 5.0, 60.0
-CHARACTERS_PER_TOKEN = 4  # of English, by the usual rule of thumb
-# Nothing recent is known, and a call is on its way that will tell: more of them would be asked in the dark.
+CHARACTERS_PER_TOKEN = 4  # for English, the usual rule of thumb
+# Nothing recent is known, but a call is in flight that will provide a measurement. More calls would be blind.
 PENDING_PREDICTION = Prediction(math.inf, math.inf, math.inf)
 
 
 def call_features(call: Call | None, route: str) -> CallFeatures | None:
-    """What is known of a call before it is sent; None where its latency says nothing of others'."""
+    """Return what is known of a call before it is sent; None if its latency says nothing about other calls."""
     if call is None or call.operation == "embeddings":
         return None
     return CallFeatures(call.stream, len(call.prompt) / CHARACTERS_PER_TOKEN, call.max_tokens, route)
 
 
 class UpstreamState(IntEnum):
-    """The value is that of the metric `nearhit_upstream_state`; the first three are those of its breaker."""
+    """The state of an upstream, as in the metric `nearhit_upstream_state`. The first three are those of its breaker."""
 
     CLOSED = 0
     HALF_OPEN = 1
     OPEN = 2
-    WAITS = 3  # it said when it wants to be asked again
+    WAITS = 3  # it said when it accepts calls again
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamConfig:
-    """One address of a backend."""
+    """`UpstreamConfig` describes one address of a backend."""
 
     backend: Backend
     address: str
-    weight: float = 1.0  # its part of the calls, against the others'
-    hosted: HostedModels | None = None  # where it says how its models are
+    weight: float = 1.0  # its share of the calls, relative to the others
+    hosted: HostedModels | None = None  # reports the state of its models, if the server does
     provider: str = ""  # the backend's `adapter`
-    models: ModelNames | None = None  # under which names it is asked; None: as the client said them
-    own_account: bool = True  # it is shown the gateway's credentials, or none: its limits are for all clients together
+    models: ModelNames | None = None  # maps model names; None: the clients' names are sent
+    own_account: bool = True  # it gets the gateway's credentials or none, so its limits cover all clients together
 
 
 class Upstream:
-    """All routes share it: what one of them learns of an upstream holds for the others."""
+    """`Upstream` is the state of one upstream. All routes share it, so what one route learns serves the others."""
 
     def __init__(self, upstream: UpstreamConfig, clock: Clock, telemetry: Telemetry) -> None:
         self.upstream = upstream
@@ -78,21 +78,22 @@ class Upstream:
         self.latency = LazyLatencyBook()
         self.breaker = CircuitBreaker(FAILURES, COOLDOWN_S, MAX_COOLDOWN_S)
         self.record = Record()
-        self.load = 0  # calls that are not over: on their way, or waiting for a place at the gate
-        self.observed_load = 0  # those of them from which latencies are learnt
+        self.load = 0  # unfinished calls: in flight, or waiting for a permit
+        self.observed_load = 0  # those of them whose latency is observed
         self.waits = UpstreamBackoff()
-        self.on_breaker_open: Callable[[], None] = lambda: None  # told when the breaker opens
-        self._paces: dict[tuple[str, bool], PeakEwma] = {}  # by what calls have in common: embeddings are no chats
+        self.on_breaker_open: Callable[[], None] = lambda: None  # called when the breaker opens
+        # by operation and stream, because embeddings are unlike chats
+        self._paces: dict[tuple[str, bool], PeakEwma] = {}
         self.clock = clock
         self.telemetry = telemetry
-        self.is_compared = False  # its failures are, with those of its backend's other upstreams
-        # Books a call from here on: to be used as a context manager around the call.
+        self.is_compared = False  # its failures are compared with those of the backend's other upstreams
+        # Records a call; use it as a context manager around the call.
         self.attempt: Callable[[RequestContext], Attempt] = partial(Attempt, self)
-        self._answers: dict[tuple[int, bool], MetricBundle] = {}  # by status, and whether the answer came at once
-        self.unlimited_headers: Sequence[tuple[str, str]] | None = None  # the last headers that said nothing of limits
+        self._answers: dict[tuple[int, bool], MetricBundle] = {}  # by status, and whether the response came complete
+        self.unlimited_headers: Sequence[tuple[str, str]] | None = None  # the last headers without rate limits
 
     def pace_of(self, call: Call | None) -> PeakEwma | None:
-        """Of calls like this one; None where they cannot be compared. Dialects have a handful of operations."""
+        """Return the peak EWMA of similar calls; None if they cannot be compared. There are few kinds of calls."""
         return None if call is None else self.pace_of_kind((call.operation, call.stream))
 
     def pace_of_kind(self, kind: tuple[str, bool]) -> PeakEwma:
@@ -102,28 +103,35 @@ class Upstream:
         return pace
 
     def slowest_s(self) -> float | None:
-        """What the slowest kind of call takes. None: nothing is known yet."""
+        """Return the seconds that the slowest kind of call takes. None: nothing is known yet."""
         return max((s for pace in self._paces.values() if (s := pace.seconds) is not None), default=None)
 
     def retry_after_s(self, tenant: str | None, now: float) -> float:
-        """For how long the upstream wants to be left alone, with this tenant's credentials; 0: it may be asked. None:
-        whoever asks."""
+        """Return the seconds that the upstream wants no calls with this tenant's credentials; 0: calls are allowed.
+
+        With None, only limits for all tenants count.
+        """
         return self.waits.remaining_s("" if tenant is None else tenant, now)
 
     def state(self, now: float) -> UpstreamState:
-        """As far as it is the same for all who ask."""
+        """Return the state, as far as it is the same for all tenants."""
         waits = self.retry_after_s(None, now) > 0
         return UpstreamState.WAITS if waits else UpstreamState(self.breaker.state(now))
 
     def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None:
-        """What it would take now. None while nothing recent is known, `PENDING_PREDICTION` while somebody is finding
-        out."""
+        """Predict the latency of a call now.
+
+        The result is None while nothing recent is known, and `PENDING_PREDICTION` while a call in flight is measuring
+        it.
+        """
         known = self.latency.predict(features, load=self.load, now=now, confidence=confidence)
         return PENDING_PREDICTION if known is None and self.observed_load > 0 else known
 
     def record_rate_limits(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
-        """What an answer says of the limits of an account: they are of that account. What an upstream cannot do at all
-        (503) is the same for all."""
+        """Record the rate limits in a response's headers, for the account that they belong to.
+
+        A 503 concerns all accounts.
+        """
         limits = rate_limit_headers(headers)
         seconds = retry_delay_s(status, limits, self.clock.wall()) if limits else 0.0
         self.unlimited_headers = None if limits else headers
@@ -132,7 +140,7 @@ class Upstream:
             self.waits.add(account, now + seconds)
 
     def count(self, status: int, seconds: float, *, whole: bool) -> None:
-        """An answer has begun, `seconds` after the call; `whole`: it was over with that."""
+        """Count a response that began `seconds` after the call. `whole`: it was complete by then."""
         tally = self._answers.get((status, whole))
         if tally is None:
             name, telemetry = self.backend.name, self.telemetry
@@ -145,8 +153,10 @@ class Upstream:
         tally.add(seconds)
 
     async def call(self, request: RequestContext, timeout_s: float | None = None) -> Response:
-        """Sends the call. Raises `BackendError` where it fails before its first byte, `AttemptTimedOut` where that
-        takes longer than `timeout_s`."""
+        """Send the call. Raise `BackendError` if it fails before the first byte.
+
+        Raise `AttemptTimedOut` if the first byte takes longer than `timeout_s`.
+        """
         with self.attempt(request) as attempt:
             answer = self.backend.send(request)
             return attempt.answered(await (answer if timeout_s is None else self._within(answer, timeout_s)))
@@ -160,8 +170,10 @@ class Upstream:
 
 
 class Attempt:
-    """One call to an upstream, from before it is sent to its last byte: what it tells of latencies, of the upstream's
-    health and of the load on it. It ends with `answered`, whose body then tells its end, or with `failed`."""
+    """`Attempt` follows one call to an upstream from before it is sent to its last byte.
+
+    It records latency, health and load. It ends with `answered`, whose body then reports its end, or with `failed`.
+    """
 
     __slots__ = (
         "_endpoint",
@@ -179,12 +191,12 @@ class Attempt:
         call = request.call
         self._endpoint = endpoint
         self._request = request
-        self._is_observed = call is not None and call.operation != "embeddings"  # latencies are learnt from it
+        self._is_observed = call is not None and call.operation != "embeddings"  # its latency is observed
         self._pace = None if call is None else endpoint.pace_of_kind((call.operation, call.stream))
         self._load = endpoint.load  # calls ahead of it
-        self._latency_recorded = False  # whether latencies have been learnt from it, or cannot be
+        self._latency_recorded = False  # its latency was recorded, or cannot be
         self.started_at = endpoint.clock.monotonic()
-        self.first: float | None = None  # when its first byte came
+        self.first: float | None = None  # time of the first byte
         self.span: UpstreamCall | None = (
             None if request.traced is None else upstream_span(request, endpoint.upstream, self.started_at)
         )
@@ -202,7 +214,7 @@ class Attempt:
             self.failed(error)
 
     def failed(self, error: BaseException) -> None:
-        """Before the first byte."""
+        """Record a failure before the first byte."""
         endpoint = self._endpoint
         self._request.since("upstream", self.started_at)
         if isinstance(error, BackendError):
@@ -218,7 +230,7 @@ class Attempt:
         self._finish()
 
     def answered(self, response: Response) -> Response:
-        """With the first byte, which of a short answer is the last one too. -> the answer, whose body tells its end."""
+        """Record the first byte, and return the response with a body that reports its end."""
         endpoint, body, status, request = self._endpoint, response.body, response.status, self._request
         self.first = now = request.since("upstream", self.started_at)
         whole = isinstance(body, FullBody)
@@ -245,7 +257,7 @@ class Attempt:
         return with_completion(response, self._finish)
 
     def _record_outcome(self, now: float, *, ok: bool) -> None:
-        """What this says of the upstream's health."""
+        """Record the outcome for the upstream's health."""
         endpoint = self._endpoint
         if endpoint.is_compared:
             endpoint.record.add(ok=ok, now=now)
@@ -276,16 +288,16 @@ class Attempt:
                 self._record_latency(first, now, pieces=pieces)
 
         def broke(error: UpstreamStreamError) -> None:
-            self._latency_recorded = True  # that says nothing of how long it would have taken
+            self._latency_recorded = True  # the error says nothing about the full duration
             if span is not None:
                 span.error = outcome_of(error)
 
         return StreamObserver(saw, ended, broke)
 
     def _record_latency(self, first: float, now: float, *, pieces: int) -> None:
-        """With its last byte. `pieces`: events of a stream; models send a token in each, or nearly."""
+        """Record the latency at the last byte. `pieces` counts the events of a stream: about one a token."""
         features, streamed = call_features(self._request.call, self._request.route), pieces > 0
-        assert features is not None  # as it tells
+        assert features is not None  # only observed calls get here
         self._endpoint.latency.observe(
             features if features.stream is streamed else features._replace(stream=streamed),
             load=self._load,
@@ -296,7 +308,7 @@ class Attempt:
         )
 
     def _finish(self) -> None:
-        """However it ended. What was given up before its end, by its client or by a timeout, took longer than that."""
+        """End the attempt. If it was abandoned by its client or a timeout, its latency counts as a lower bound."""
         endpoint, request = self._endpoint, self._request
         endpoint.load -= 1
         if self._is_observed:
@@ -318,7 +330,7 @@ class Attempt:
 
 
 def upstream_span(request: RequestContext, upstream: UpstreamConfig, started_at: float) -> UpstreamCall:
-    """The span of a call that is sent at `started_at`, and the parent of what the upstream traces."""
+    """Start the span of a call that is sent at `started_at`; it is the parent of the upstream's own spans."""
     call, previous = request.call, request.upstream_call
     sent = None if call is None or upstream.models is None else upstream.models.upstream_name(call.model)
     request.upstream_call = span = UpstreamCall(
@@ -335,7 +347,7 @@ def upstream_span(request: RequestContext, upstream: UpstreamConfig, started_at:
 
 
 def outcome_of(error: BaseException) -> str:
-    """The label `outcome` of a call that gave no whole answer, and its `error.type`."""
+    """Return the label `outcome` of a call without a complete response, which is also its `error.type`."""
     if isinstance(error, BackendOverloaded):
         return "full"
     if isinstance(error, AttemptTimedOut):
@@ -350,6 +362,6 @@ def outcome_of(error: BaseException) -> str:
 
 
 def in_service(endpoints: Sequence[Upstream], now: float) -> Sequence[Upstream]:
-    """Those whose breaker is closed; where none is, those that may be probed; else all: somebody has to answer."""
+    """Return the upstreams with a closed breaker; if there are none, those that may be probed; else all."""
     closed = [endpoint for endpoint in endpoints if endpoint.breaker.state(now) is BreakerState.CLOSED]
     return closed or [endpoint for endpoint in endpoints if endpoint.breaker.ready(now)] or endpoints

@@ -1,20 +1,27 @@
-"""Who waits for a place at a backend, in which order, and who is refused. Pure: the clock's reading comes in.
+"""Order the calls that wait for a permit of a backend, and decide which are refused. Pure: callers pass the time.
 
-The order: classes of priority, within a class the earliest due (`due` is the request's deadline, or for one without any
-the end of what the gateway lets it wait, so that nobody is overtaken for ever). Every `YIELD_EVERY`th place goes to a
-class that waits behind the first, by turns, and every class may hold `RESERVE` of the room: nobody is starved.
+**Order.** Calls are served by priority class, and within a class by `due`. That is the request's deadline or the end of
+its maximum wait, whichever is earlier, so no call is overtaken for ever. Every `YIELD_EVERY`th permit goes to a lower
+class that waits, in turn, and every class may fill `RESERVE` of the room. So no class starves.
 
-The room: as many as have their turn within `BURST_HOLDS` times what an answer takes, as long as it is a burst. A
-queue that has not got empty for as long as an answer takes is no burst but overload, and waiting in it buys nothing:
-then it is `STANDING_HOLDS` times that, and `RETAINED_FACTOR` times that for those who wait already (the idea of CoDel,
-as Facebook has it in its servers: Maurer, "Fail at Scale", ACM Queue 13(8), 2015). Who would wait less than
-`TARGET_DELAY_S` is no reason to refuse anybody, as in CoDel's target: clients that each ask again when they are
-answered keep a queue that never gets empty, and of fast answers nobody minds. Nor is a queue before a limit that is
-still growing from its start overload, nor one that the event loop makes, and not the backend.
+**Room.** In a burst, the queue may hold as many calls as are served within `BURST_HOLDS` times the mean hold of a
+permit. A queue that was not empty for that mean hold is overload, not a burst, and waiting in it gains nothing. Then
+new calls get `STANDING_HOLDS` times the mean hold, and calls that wait already `RETAINED_FACTOR` times as much room.
+The idea is CoDel, as in Facebook's servers (Maurer, "Fail at Scale", ACM Queue 13(8), 2015). Three exceptions:
 
-Who goes where there is no room: the last of the lowest class that holds more than its reserve, if the newcomer is of a
-higher one, or its own holds less than its reserve; else the last of the tenant that waits most often in the newcomer's
-class, if the newcomer's tenant has two fewer (longest-queue drop: Suter et al., INFOCOM 1998); else the newcomer.
+- A wait below `TARGET_DELAY_S` is no reason to refuse, like CoDel's target. Clients that send the next request after
+  each response keep a queue that never empties. With fast responses that does no harm.
+- A queue is not overload while the limit is in its initial growth.
+- A queue is not overload if the event loop causes it, and not the backend.
+
+**Eviction.** If there is no room, the first rule that applies decides which call is refused:
+
+1. the newest call of the lowest class above its reserve, if the new call's class is higher, or is another one below
+   its reserve;
+2. the newest call of the busiest tenant in the new call's class, if the new call's tenant has at least two fewer;
+3. the new call.
+
+Rule 2 is longest-queue drop (Suter et al., INFOCOM 1998).
 """
 
 from __future__ import annotations
@@ -26,23 +33,24 @@ from operator import attrgetter
 
 from gateway.priority import Priority, ShedReason
 
-BURST_HOLDS = 4.0  # how long one of a burst waits at most, in times of what an answer takes
-STANDING_HOLDS = 0.5  # likewise in a queue that stands
-RETAINED_FACTOR = 3  # with 1, 1.8 % of those refused at three times the capacity had waited (make bench-overload)
-MIN_ROOM = 4  # may wait in any case: with few places a share of them is nobody
-MAX_ROOM = 4096  # may wait, however fast the answers are: some 4 MB
-STARTING_PER_SLOT = 4  # of the ceiling: may wait in any case, while the limit says nothing yet
-UNKNOWN_PER_SLOT = 16  # of the ceiling, before the first answer: at 64 as many as `server.max_inflight` lets in
-TARGET_DELAY_S = 0.2  # half of what the answers of `make bench-overload` take: there it changes nothing
-STANDING_S = 0.1  # no queue younger than this is a standing one, however fast the answers are: Maurer's N
-LOOP_S = 3.0  # of a queue that the event loop makes: what 1,000 clients wait where it manages 350 requests a second
-RESERVE = 1 / 8  # with three classes and room for `MIN_ROOM`, one class always holds more
+BURST_HOLDS = 4.0  # the maximum wait in a burst, in mean holds
+STANDING_HOLDS = 0.5  # the maximum wait in a standing queue, in mean holds
+RETAINED_FACTOR = 3  # with 1, 1.8 % of the calls refused at three times the capacity had waited (make bench-overload)
+MIN_ROOM = 4  # calls that may always wait: with few permits a share of them rounds to none
+MAX_ROOM = 4096  # calls that may wait at most, some 4 MB
+STARTING_PER_SLOT = 4  # times the ceiling: calls that may wait during the initial growth
+# times the ceiling: before the first response; 64 would be as many as `server.max_inflight` admits
+UNKNOWN_PER_SLOT = 16
+TARGET_DELAY_S = 0.2  # half of the response time in `make bench-overload`, where it has no effect
+STANDING_S = 0.1  # the minimum age of a standing queue, however fast the responses are: Maurer's N
+LOOP_S = 3.0  # the maximum wait if the event loop is slow: the wait of 1,000 clients at 350 requests a second
+RESERVE = 1 / 8  # share of the room; with three classes and `MIN_ROOM`, some class is always above it
 YIELD_EVERY = 8
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ticket:
-    """One who waits. `due`: monotonic clock; `number`: unique, higher for who came later."""
+    """A waiting call. `due` is monotonic; `number` is unique and grows with arrival."""
 
     priority: Priority
     due: float
@@ -51,15 +59,16 @@ class Ticket:
 
 
 class WaitQueue:
+    """`WaitQueue` keeps the waiting calls of one backend in order, and counts them by class and tenant."""
+
     def __init__(self) -> None:
         self._classes: dict[Priority, list[Ticket]] = {priority: [] for priority in Priority}  # in order
-        self._tenants: dict[Priority, dict[str, int]] = {priority: {} for priority in Priority}  # how many of each
-        self._burst_since = (
-            self._emptied_at
-        ) = -inf  # when somebody came to a queue that was at rest; when it last got empty
-        self.waiting_since = -inf  # since when somebody has been waiting, without a pause
-        self._yield_count = 0  # places to somebody while another class waited
-        self._count = 0  # kept beside the classes: every call asks for it
+        self._tenants: dict[Priority, dict[str, int]] = {priority: {} for priority in Priority}  # calls of each tenant
+        # when a call came to a queue at rest, and when the queue last became empty
+        self._burst_since = self._emptied_at = -inf
+        self.waiting_since = -inf  # since then calls have been waiting without a pause
+        self._yield_count = 0  # permits granted while another class waited
+        self._count = 0  # kept separately, because every call reads it
 
     def __len__(self) -> int:
         return self._count
@@ -74,10 +83,13 @@ class WaitQueue:
         *,
         is_starting: bool = False,
     ) -> int:
-        """How many may wait. To be asked for each newcomer. What was empty for a moment, because many places came free
-        at once, is no new burst. `ceiling`: how many places there may be at most, `is_starting`: their number says
-        nothing yet; `hold_s`: how long one is held as a rule, None: not known yet; `slot_interval_s`: from one that
-        comes free to the next, `backend_interval_s`: as far as the backend decides that, all of it unless said."""
+        """Return the number of calls that may wait. Call it for each new call.
+
+        A queue that was empty for a moment, because many permits were released at once, does not start a new burst.
+        `ceiling` is the maximum number of permits; `is_starting`: the limit is in its initial growth. `hold_s` is the
+        mean hold of a permit; None: not known yet. `slot_interval_s` is the time between two released permits.
+        `backend_interval_s` is the part of it that the backend causes; None: all of it.
+        """
         interval = max(STANDING_S, hold_s or 0.0)
         if not len(self):
             self.waiting_since = now
@@ -92,12 +104,12 @@ class WaitQueue:
         return max(MIN_ROOM, room, ceiling * STARTING_PER_SLOT if is_starting else 0)
 
     def ahead(self, priority: Priority, due: float = inf) -> int:
-        """How many would have their turn before such a newcomer."""
+        """Return the number of calls that would be served before such a new call."""
         before = sum(len(self._classes[higher]) for higher in Priority if higher < priority)
         return before + bisect_left(self._classes[priority], due, key=attrgetter("due"))
 
     def trim(self, room: int, now: float) -> list[Ticket]:
-        """Takes out those for whom there is no room any more: who came last, from the lowest class on."""
+        """Remove the calls that exceed `room`: the newest of the lowest class above its reserve."""
         shed = []
         while len(self) > room:
             shed.append(self._newest(self._lowest_above_reserve(room)))
@@ -105,7 +117,7 @@ class WaitQueue:
         return shed
 
     def offer(self, ticket: Ticket, room: int, now: float) -> Ticket | ShedReason | None:
-        """None: it waits. A ticket: it waits in place of that one. A reason: it may not."""
+        """Add a call. Return None: it waits; a ticket: it replaces that one; a reason: it is refused."""
         victim = None
         if len(self) >= room:
             victim = self._victim(ticket, room)
@@ -119,7 +131,7 @@ class WaitQueue:
         return victim
 
     def expired(self, now: float) -> list[Ticket]:
-        """Takes out those who are due."""
+        """Remove the calls that are due."""
         late = []
         for own in self._classes.values():
             while own and own[0].due <= now:
@@ -128,7 +140,7 @@ class WaitQueue:
         return late
 
     def take(self, now: float) -> Ticket | None:
-        """Whose turn it is; None where nobody waits."""
+        """Remove and return the next call to serve; None if none waits."""
         first, *behind = [own for own in self._classes.values() if own] or [[]]
         if not first:
             return None
@@ -142,7 +154,7 @@ class WaitQueue:
         return ticket
 
     def remove(self, ticket: Ticket, now: float) -> bool:
-        """Whether it was waiting."""
+        """Remove a call. Return whether it was waiting."""
         own, tenants = self._classes[ticket.priority], self._tenants[ticket.priority]
         at = bisect_left(own, ticket)
         if at == len(own) or own[at] != ticket:
@@ -167,14 +179,14 @@ class WaitQueue:
         return None
 
     def _shed_reason(self, ticket: Ticket) -> ShedReason:
-        """Its own tenant, where nobody waits more often and others wait, too."""
+        """Return the reason: the tenant's share, if it has the most waiting calls and other tenants wait too."""
         tenants = self._tenants[ticket.priority]
         own = tenants.get(ticket.tenant, 0)
         greedy = len(tenants) > 1 and own > 1 and own == max(tenants.values())
         return ShedReason.TENANT_SHARE if greedy else ShedReason.QUEUE_FULL
 
     def _lowest_above_reserve(self, room: int) -> Priority:
-        """To be asked where the queue is full."""
+        """Return the lowest class above its reserve. The queue must be full."""
         reserve = self._reserve(room)
         return max(priority for priority, own in self._classes.items() if len(own) > reserve)
 

@@ -13,16 +13,16 @@ from gateway.messages import Closing, Frame
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-HEARTBEAT_S = 30.0  # a backend that does not answer a ping within half of it is gone
-CLOSE_S = 5.0  # how long it may take to say goodbye
-# The handshake is made anew on each side: keys, versions and extensions are those of one connection.
+HEARTBEAT_S = 30.0  # seconds between pings; a backend that does not answer within half of it is gone
+CLOSE_S = 5.0  # seconds for the closing handshake
+# These headers belong to one connection, so each side has its own.
 HANDSHAKE = frozenset(
     {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
 )
 
 
 class HttpWebSocket:
-    """Implements `Duplex`; holds its place at the gate until it is closed."""
+    """`HttpWebSocket` implements `Duplex`; it holds its permit until it is closed."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, permit: ConcurrencyPermit) -> None:
         self._socket = socket
@@ -46,7 +46,7 @@ class HttpWebSocket:
         try:
             await self._socket.close(code=closing.code, message=closing.reason.encode()[:123])
         except (ConnectionError, RuntimeError):
-            pass  # it has gone before us
+            pass  # already closed by the backend
         finally:
             self._permit.release()
 
@@ -54,7 +54,7 @@ class HttpWebSocket:
 async def open_websocket(
     session: aiohttp.ClientSession, url: URL, headers: Sequence[tuple[str, str]], request: RequestContext
 ) -> aiohttp.ClientWebSocketResponse:
-    """Raises what `aiohttp` raises; `WSServerHandshakeError` where the backend answers something else."""
+    """Open a WebSocket. Raise aiohttp's errors; `WSServerHandshakeError` if the backend refuses the upgrade."""
     offered = request.headers.get("sec-websocket-protocol", "")
     return await session.ws_connect(
         url,

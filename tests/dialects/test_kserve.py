@@ -158,10 +158,10 @@ def test_data_of_another_kind_are_refused(kind: str, data: Any) -> None:
 @pytest.mark.parametrize(
     ("length", "tail", "sentence"),
     [
-        (9, b"1234", "names 9 bytes of a binary tail, of which 4 are left"),
-        (4, b"12345678", "the binary tail has 8 bytes, of which the inputs name 4"),
+        (9, b"1234", "has 'binary_data_size' 9: expected 0 to 4"),
+        (4, b"12345678", "the binary tail has 8 bytes: expected 4"),
         (2, b"12", "has 2 bytes, expected 4 of FP32 in shape"),
-        (-1, b"12", "names -1 bytes"),
+        (-1, b"12", "has 'binary_data_size' -1"),
     ],
 )
 def test_a_tail_of_another_length_is_refused(length: int, tail: bytes, sentence: str) -> None:

@@ -88,7 +88,7 @@ def test_what_cannot_be_one_with_others_goes_alone(alone: Call) -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1)])
 def test_an_output_without_a_row_for_each_is_malformed(shape: tuple[int, ...]) -> None:
     data = b"\0" * (3 if shape == (3, 1) else 1)
-    with pytest.raises(MalformedResponse, match="has not a row for each of 2"):
+    with pytest.raises(MalformedResponse, match="has the wrong shape: expected 2 rows"):
         split_answer(pack(InferenceResponse({}, (Tensor("o", "UINT8", shape, {}, data),))), [1, 1])
 
 

@@ -271,8 +271,11 @@ async def test_shared_memory_goes_through_unkept(front: Front) -> None:
     [
         ({"shape": [1, 3]}, "input 'IN_FP32' has 2 elements, expected 3 of shape [1, 3]"),
         ({"datatype": "FP23"}, "input 'IN_FP32' is of datatype 'FP23', expected one of BOOL"),
-        ({"data": ["a", "b"]}, "input 'IN_FP32' has data that are no numbers, expected FP32"),
-        ({"shape": [-1, 2]}, "input 'IN_FP32': expected a datatype and a shape of whole numbers"),
+        ({"data": ["a", "b"]}, "input 'IN_FP32' has data other than numbers, expected FP32"),
+        (
+            {"shape": [-1, 2]},
+            "input 'IN_FP32' is incomplete: expected a string 'datatype' and an array of integers 'shape'",
+        ),
         ({"data": None}, "input 'IN_FP32' has no data"),
     ],
 )

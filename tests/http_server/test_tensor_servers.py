@@ -94,7 +94,7 @@ async def test_numbers_that_json_has_no_word_for_come_through(server: Server, tm
     ("path", "body", "status", "said"),
     [
         ("/v1/models/m:predict", {"instances": [1.0], "signature_name": "bad"}, 400, "Serving signature name"),
-        ("/v1/models/m:predict", {"neither": 1}, 400, "expected one of them"),
+        ("/v1/models/m:predict", {"neither": 1}, 400, "expected exactly one of them"),
     ],
 )
 async def test_errors_have_its_shape_and_are_not_kept(
@@ -118,7 +118,9 @@ async def test_a_call_of_another_protocol_is_refused_with_a_sentence(server: Ser
     async with before(server, tmp_path, "tfserving") as served:
         answer = await served.chat("hi")
         assert answer.status == 400
-        assert answer.json["error"]["message"] == "backend 'light' speaks tfserving, and cannot be asked by openai"
+        assert (
+            answer.json["error"]["message"] == "backend 'light' speaks tfserving, but openai has no translation to it"
+        )
 
 
 async def test_bytes_and_forms_are_kept_for_torchserve(server: Server, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ async def test_what_anthropic_cannot_say_is_refused_before_anything_is_sent(
     async with openai_client(to_claude) as client:
         with pytest.raises(openai.BadRequestError, match=said):
             await client.chat.completions.create(**CHAT, **fields)
-        with pytest.raises(openai.BadRequestError, match="embeddings cannot be said"):
+        with pytest.raises(openai.BadRequestError, match="embeddings cannot be translated"):
             await client.embeddings.create(model="m", input="x")
     assert upstream.calls == []
 
@@ -386,7 +386,7 @@ async def test_an_answer_that_cannot_be_read_is_a_failure_of_the_backend(to_open
 
     upstream.answer = answer
     async with client_of(to_openai) as client:
-        with pytest.raises(anthropic.InternalServerError, match="cannot be read") as caught:
+        with pytest.raises(anthropic.InternalServerError, match="cannot be parsed") as caught:
             await client.messages.create(**ask())
     assert caught.value.status_code == 502
 

@@ -110,7 +110,7 @@ async def test_what_runs_is_given_back_when_the_gateway_stops() -> None:
     await until(lambda: runner.ran == 1)
     task.cancel()
     await asyncio.wait([task])
-    assert (store.back, over) == (["its gateway was stopped"], [])
+    assert (store.back, over) == (["the gateway that ran the job was stopped"], [])
 
 
 async def test_workers_that_fail_take_jobs_again() -> None:
@@ -140,7 +140,7 @@ async def test_workers_that_fail_take_jobs_again() -> None:
     await until(lambda: not fails["claim"] and runner.ran == 1)
     made.wake()
     await until(lambda: runner.ran == 2)
-    assert (fails["beat"], store.back) == (False, ["its gateway was stopped"])
+    assert (fails["beat"], store.back) == (False, ["the gateway that ran the job was stopped"])
     runner.answer.set()
     store.answering.set()
     await until(lambda: over == ["job_1"])

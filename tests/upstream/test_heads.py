@@ -45,7 +45,7 @@ def test_bytes_that_are_no_utf_8_go_out_as_they_came() -> None:
     ],
 )
 def test_nothing_can_end_its_line_early(method: str, target: str, name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=r"^a request's method, target or headers") as raised:
+    with pytest.raises(ValueError, match=r"^the request's method, target or headers") as raised:
         request_head(method, target, "h", [(name, value)], b"")
     assert "X: 2" not in str(raised.value)  # what it holds may be a secret
 

@@ -1,7 +1,8 @@
-"""Calls of one dialect before a backend that speaks another, and their answers on the way back. Pure.
+"""Translate calls for a backend that speaks another dialect, and its responses back. Pure.
 
-What the other dialect cannot say is refused where the answer would be another one than was asked for, and left out
-where it would not; docs/protocols.md lists both."""
+Fields that the other dialect cannot express are refused if they would change the response, and left out otherwise.
+docs/protocols.md lists both.
+"""
 
 from __future__ import annotations
 

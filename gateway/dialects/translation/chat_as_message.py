@@ -1,4 +1,4 @@
-"""OpenAI's answer to a translated messages request, as Anthropic's message: whole, or event by event. Pure."""
+"""Translate OpenAI's response to a messages request into Anthropic's message: complete, or event by event. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.dialects.translation.reading import bad_request_if_unreadable, erro
 from gateway.errors import MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
-# A reason that is not here goes on as it is; none of those counts as finished.
+# Other reasons pass unchanged; none of them counts as finished.
 STOPS = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -26,11 +26,12 @@ STOPS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
-THOUGHTS = ("reasoning_content", "reasoning")  # what servers call them: DeepSeek and older vLLM, OpenRouter and newer
+# names of the reasoning field: DeepSeek and older vLLM, OpenRouter and newer vLLM
+THOUGHTS = ("reasoning_content", "reasoning")
 
 
 class ChatAnswer:
-    """Implements `Translated`, and its class `Translation`."""
+    """`ChatAnswer` implements `Translated`, and its class implements `Translation`."""
 
     def __init__(self, call: Call, *, model: str | None, created: int) -> None:
         with bad_request_if_unreadable():
@@ -41,7 +42,7 @@ class ChatAnswer:
         with reading():
             body = orjson.loads(data)
             if body.get("error") is not None:
-                raise MalformedResponse(f"the answer is an error: {error_message(200, data)}")
+                raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
             choice = body["choices"][0]
             content = list(_content(choice["message"]))
             has_tool_calls = any(block["type"] == "tool_use" for block in content)
@@ -64,7 +65,7 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class _Tool:
-    """A tool call as far as it has come."""
+    """A tool call under construction."""
 
     id: str = ""
     name: str = ""
@@ -72,16 +73,19 @@ class _Tool:
 
 
 class MessageEvents:
-    """The events of one stream. A block is open at a time: one kind of text ends where another begins, the first tool
-    call goes on as it comes, and those after it, which may come in between each other, wait for its end."""
+    """`MessageEvents` builds the events of one stream, with one open block at a time.
+
+    A block of text ends when another kind begins. The first tool call is streamed as it arrives. Later ones may be
+    interleaved, so they wait for the end.
+    """
 
     def __init__(self, model: str) -> None:
-        self._model = model  # where the backend names none
+        self._model = model  # used if the backend names none
         self._started = False
-        self._index = -1  # of the block that was opened last
-        self._open = ""  # the kind of the block that is open
+        self._index = -1  # index of the last opened block
+        self._open = ""  # kind of the open block
         self._tools: dict[int, _Tool] = {}
-        self._first: int | None = None  # the tool call that goes on as it comes
+        self._first: int | None = None  # index of the streamed tool call
         self._refused = False
         self._ending: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
         self._usage: Mapping[str, Any] = {}
@@ -97,15 +101,15 @@ class MessageEvents:
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices") or ():
             if choice.get("index"):
-                continue  # one was asked for
+                continue  # the request has one choice
             yield from self._text_events(choice.get("delta") or {})
             if choice.get("finish_reason") is not None:
                 self._ending = _ending(choice, has_tool_calls=bool(self._tools), has_refusal=self._refused)
 
     def end(self) -> Iterator[Event]:
-        """Raises `MalformedResponse` where there was nothing."""
+        """Yield the final events. Raise `MalformedResponse` if there was no chunk."""
         if not self._started:
-            raise MalformedResponse("the answer is empty")
+            raise MalformedResponse("the response is empty")
         yield from self._close()
         for index, tool in self._tools.items():
             if index != self._first:
@@ -140,7 +144,7 @@ class MessageEvents:
             if arguments:
                 yield self._delta({"type": "input_json_delta", "partial_json": arguments})
         elif index == self._first:
-            raise MalformedResponse("the answer goes on with a tool call that it had left")
+            raise MalformedResponse("the response continues a tool call after another block has begun")
         else:
             tool.arguments.append(arguments)
 
@@ -172,12 +176,12 @@ def _content(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         function = call["function"]
         arguments = orjson.loads(function.get("arguments") or "{}")
         if not isinstance(arguments, dict):
-            raise TypeError("arguments that are no object")
+            raise TypeError("arguments that are not an object")
         yield {"type": "tool_use", "id": call.get("id") or f"toolu_{i}", "name": function["name"], "input": arguments}
 
 
 def _ending(choice: Mapping[str, Any], *, has_tool_calls: bool, has_refusal: bool) -> dict[str, Any]:
-    """vLLM names the sequence that it stopped at."""
+    """Return the stop fields. vLLM reports the stop sequence as `stop_reason`."""
     reason, sequence = choice.get("finish_reason"), choice.get("stop_reason")
     if reason == "stop" and (has_tool_calls or has_refusal):
         reason = "content_filter" if has_refusal else "tool_calls"
@@ -198,5 +202,5 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _id(given: Any) -> str:
-    """Under the prefix that Anthropic's ids have."""
+    """Return the id with the prefix of Anthropic's ids."""
     return PREFIX + str(given or "").removeprefix("chatcmpl-").removeprefix(PREFIX)

@@ -1,4 +1,4 @@
-"""An OpenAI chat request as Anthropic's messages request. Pure."""
+"""Translate an OpenAI chat request into Anthropic's messages request. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import orjson
 from gateway.dialects.translation.reading import parse_data_url
 from gateway.errors import BadRequest
 
-DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit; every model of theirs takes this one
+DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit, and all its models accept this one
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
 SYSTEM = ("system", "developer")
-# What would be answered otherwise than was asked for. Of the rest, what Anthropic does not know is left out.
+# Fields that would change the response. Other fields that Anthropic does not know are left out.
 UNSUPPORTED_FIELDS = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
 
 
 def messages_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
-    """Raises `BadRequest` on what Anthropic's protocol cannot say."""
+    """Return the translated request. Raise `BadRequest` for fields that Anthropic's protocol cannot express."""
     _check(body)
     request: dict[str, Any] = {
         "model": model or body["model"],
@@ -50,7 +50,7 @@ def _check(body: Mapping[str, Any]) -> None:
 
 
 def _untranslatable(what: str, param: str) -> BadRequest:
-    return BadRequest(f"{what} cannot be said in Anthropic's protocol, which the backend speaks", param=param)
+    return BadRequest(f"{what} cannot be translated to Anthropic's protocol, which the backend speaks", param=param)
 
 
 def _output(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,8 +100,10 @@ def _choice(choice: Any) -> dict[str, Any]:
 
 
 def _turns(messages: list[Any]) -> list[dict[str, Any]]:
-    """Messages of one side that follow each other are one turn: results of tools and what the user says to them have to
-    be one."""
+    """Merge consecutive messages of one side into one turn.
+
+    Anthropic requires it for tool results and the user's text about them.
+    """
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] in SYSTEM:
@@ -145,7 +147,7 @@ def _arguments(text: Any) -> Any:
     except orjson.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        said = "the arguments of a tool call are no JSON object, which the backend's protocol requires"
+        said = "the arguments of a tool call are invalid: expected a JSON object, as the backend's protocol requires"
         raise BadRequest(said, param="messages")
     return value
 
@@ -158,7 +160,7 @@ def _texts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _parts(content: Any) -> Iterator[dict[str, Any]]:
-    """Blocks of a message's content; empty texts, which Anthropic refuses, are none."""
+    """Yield the blocks of a message's content, without empty texts, which Anthropic refuses."""
     parts: Sequence[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
     for part in parts:
         kind = part.get("type")

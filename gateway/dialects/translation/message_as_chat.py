@@ -1,4 +1,4 @@
-"""Anthropic's answer to a translated chat request, as a chat completion: whole, or chunk by chunk. Pure."""
+"""Translate Anthropic's response to a chat request into a chat completion: complete, or chunk by chunk. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.dialects.translation.reading import bad_request_if_unreadable, erro
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Call, Event, Outgoing
 
-# A reason that is not here goes on as it is; none of those counts as finished.
+# Other reasons pass unchanged; none of them counts as finished.
 FINISHES = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -28,11 +28,11 @@ DROPPED_BLOCKS = ("redacted_thinking",)
 
 
 class MessageAnswer:
-    """Implements `Translated`, and its class `Translation`."""
+    """`MessageAnswer` implements `Translated`, and its class implements `Translation`."""
 
     def __init__(self, call: Call, *, model: str | None, created: int) -> None:
         if call.operation != CHAT:
-            raise BadRequest(f"{call.operation} cannot be said in Anthropic's protocol, which the backend speaks")
+            raise BadRequest(f"{call.operation} cannot be translated to Anthropic's protocol, which the backend speaks")
         with bad_request_if_unreadable():
             self.outgoing = Outgoing(MESSAGES, orjson.dumps(messages_request(call.body, model)))
         self._chunks = ChatChunks(created)
@@ -42,7 +42,7 @@ class MessageAnswer:
         with reading():
             body = orjson.loads(data)
             if body.get("type") == "error":
-                raise MalformedResponse(f"the answer is an error: {error_message(200, data)}")
+                raise MalformedResponse(f"the response is an error: {error_message(200, data)}")
             head = {"id": body["id"], "object": "chat.completion", "created": self._created, "model": body["model"]}
             choice = {
                 "index": 0,
@@ -62,13 +62,13 @@ class MessageAnswer:
 
 
 class ChatChunks:
-    """The chunks of one stream: what has been said so far decides how the next event is said."""
+    """`ChatChunks` builds the chunks of one stream. It keeps the state that later events need."""
 
     def __init__(self, created: int) -> None:
         self._head: dict[str, Any] = {"object": "chat.completion.chunk", "created": created}
         self._usage: dict[str, Any] = {}
-        self._calls: dict[int, int] = {}  # index of a block -> index of the tool call that it is
-        self._start_arguments: dict[int, str] = {}  # arguments that came with the start, said where no delta says them
+        self._calls: dict[int, int] = {}  # index of a block -> index of its tool call
+        self._start_arguments: dict[int, str] = {}  # arguments from the block's start, sent if no delta has any
 
     def of(self, event: Mapping[str, Any]) -> Iterator[Event]:
         kind = event.get("type")
@@ -110,7 +110,7 @@ class ChatChunks:
             yield from self._text_chunk("reasoning_content", block.get("thinking"))
         elif kind not in DROPPED_BLOCKS:
             raise MalformedResponse(
-                f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word"
+                f"the response has a block of the type {str(kind)[:40]!r}, which OpenAI's protocol lacks"
             )
 
     def _block_delta(self, index: int, delta: Mapping[str, Any]) -> Iterator[Event]:
@@ -146,7 +146,7 @@ def _message(content: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif kind not in DROPPED_BLOCKS:
             raise MalformedResponse(
-                f"the answer has a block of the type {str(kind)[:40]!r}, for which OpenAI has no word"
+                f"the response has a block of the type {str(kind)[:40]!r}, which OpenAI's protocol lacks"
             )
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
     if thoughts:
@@ -170,7 +170,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _error(status: int, data: bytes) -> bytes:
-    """Anthropic's words for kinds of errors are OpenAI's where both have one."""
+    """Return an error body. Anthropic's error types equal OpenAI's if both have one."""
     try:
         kind = orjson.loads(data)["error"]["type"]
     except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""An Anthropic messages request as OpenAI's chat request. Pure."""
+"""Translate an Anthropic messages request into OpenAI's chat request. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gateway.dialects.translation.reading import data_url
 from gateway.errors import BadRequest
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-EFFORTS = {"max": "xhigh"}  # the others have OpenAI's names
+EFFORTS = {"max": "xhigh"}  # the other names are the same
 UNSUPPORTED_FIELDS = ("container", "mcp_servers", "prefill")
-# Earlier thoughts are signed for the model that had them; OpenAI's protocol has no place for them.
+# Earlier thinking is signed for its model, and OpenAI's protocol has no field for it.
 DROPPED_BLOCKS = ("thinking", "redacted_thinking")
 
 
 def chat_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
-    """Raises `BadRequest` on what OpenAI's protocol cannot say."""
+    """Return the translated request. Raise `BadRequest` for fields that OpenAI's protocol cannot express."""
     for key in UNSUPPORTED_FIELDS:
         if body.get(key):
             raise _untranslatable(f"'{key}'")
@@ -33,13 +33,13 @@ def chat_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
     if user := (body.get("metadata") or {}).get("user_id"):
         request["user"] = user
     if body.get("stream"):
-        # Anthropic's streams always tell the usage.
+        # Anthropic's streams always report the usage.
         request |= {"stream": True, "stream_options": {"include_usage": True}}
     return request | _tools(body) | _output(body.get("output_config") or {})
 
 
 def _untranslatable(what: str) -> BadRequest:
-    return BadRequest(f"{what} cannot be said in OpenAI's protocol, which the backend speaks")
+    return BadRequest(f"{what} cannot be translated to OpenAI's protocol, which the backend speaks")
 
 
 def _output(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _user(blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Results of tools first, a message each. They can hold no images there: the user shows those."""
+    """Yield tool results first, one message each. These cannot contain images, so images move to the user message."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         if block["type"] != "tool_result":

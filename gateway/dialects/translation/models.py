@@ -1,4 +1,4 @@
-"""Models as the lists of either dialect have them. Pure."""
+"""Translate model objects between the two dialects' lists. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def openai_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is, if it is one of OpenAI's; one of Anthropic's with what OpenAI's have beside it."""
+    """Return a model as OpenAI's object; Anthropic's fields are kept next to OpenAI's."""
     if "object" in model or model.get("type") != "model":
         return dict(model)
     return {"object": "model", "created": _seconds(model.get("created_at")), "owned_by": "anthropic", **model}
 
 
 def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Likewise the other way round."""
+    """Return a model as Anthropic's object; OpenAI's fields are kept next to Anthropic's."""
     if model.get("type") == "model":
         return dict(model)
     created = model.get("created")
@@ -25,7 +25,7 @@ def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def anthropic_page(models: list[dict[str, Any]]) -> dict[str, Any]:
-    """All of them, as the one page that Anthropic's clients read."""
+    """Return all models as one page of Anthropic's list."""
     ids = [model.get("id") for model in models]
     ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
     return {"data": [anthropic_model(model) for model in models], "has_more": False, **ends}

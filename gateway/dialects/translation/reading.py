@@ -1,4 +1,4 @@
-"""What goes wrong in reading a request or an error for a translation. Pure."""
+"""Errors in reading requests and responses for a translation. Pure."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from gateway.dialects.anthropic_errors import error_sentence
 from gateway.errors import BadRequest
 
 
-# Images and documents within a URL (RFC 2397), as far as model endpoints take them: base64. Pure.
+# Images and documents in a URL (RFC 2397), in the form that model endpoints accept: base64. Pure.
 def parse_data_url(url: str) -> tuple[str, str]:
-    """-> (media type, base64). Raises `BadRequest`."""
+    """Return (media type, base64 data). Raise `BadRequest`."""
     head, comma, data = url.removeprefix("data:").partition(",")
     media_type, _, encoding = head.rpartition(";")
     if not comma or encoding != "base64" or not media_type:
-        raise BadRequest("a data URL is not of the form data:MEDIA/TYPE;base64,..., as its backend's protocol requires")
+        raise BadRequest(
+            "a data URL is invalid: expected data:MEDIA/TYPE;base64,..., as the backend's protocol requires"
+        )
     return media_type.partition(";")[0], data
 
 
 def data_url(media_type: str, data: str) -> str:
+    """Return a data URL; `data` is base64."""
     return f"data:{media_type};base64,{data}"
 
 
 @contextmanager
 def bad_request_if_unreadable() -> Iterator[None]:
-    """Whatever of a request cannot be read is the request's fault: a backend of its own dialect would say so."""
+    """Convert errors of reading within the block to `BadRequest`, as a backend of the client's dialect would."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         missing = f": {error} is missing" if isinstance(error, KeyError) else ""
-        raise BadRequest(f"the request cannot be read, as its backend speaks another protocol{missing}") from None
+        raise BadRequest(f"the request cannot be translated to the backend's protocol{missing}") from None
 
 
 def error_message(status: int, data: bytes) -> str:
-    """What the body of an error says, in either shape; a body in none is not passed on."""
+    """Return the message of an error body in either shape. Bodies in other shapes are not passed on."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError:

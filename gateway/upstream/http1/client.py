@@ -1,4 +1,4 @@
-"""Requests to one origin, each over a connection of its pool."""
+"""Send requests to one origin over pooled connections."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from gateway.upstream.http1.headers import Origin
 from gateway.upstream.http1.pool import ConnectionPool, Connector
 from gateway.upstream.http1.response import HttpResponse
 
-IDLE_S = 15.0  # servers in Python close a kept connection after five seconds to 75
+IDLE_S = 15.0  # Python servers close an idle connection after 5 to 75 seconds
 
 
 class Client:
-    """`connect_s`: seconds for a new connection. `tls`: the system's authorities unless another context is given."""
+    """`Client` sends HTTP/1.1 requests to one origin.
+
+    `connect_s` is the timeout of a new connection in seconds. `tls` defaults to a context with the system's
+    authorities.
+    """
 
     def __init__(
         self,
@@ -38,12 +42,15 @@ class Client:
         repeatable: bool,
         deadline: float,
     ) -> HttpResponse:
-        """The answer, once its head is here. `head`: see `headers.request_head`; `length`: of a body that streams, as
-        its head says it; None: in chunks. `is_head_request`: the answer has no body (HEAD). `deadline`: time of the
-        event loop for all of it. `repeatable`: where a kept connection ends before a byte of the answer, the request is
-        sent once more, over a new one; a body that streams is never.
+        """Send a request and return its response once the head has arrived.
 
-        Raises `ExchangeFailed`, and what `body` raises."""
+        `head` comes from `headers.request_head`. `length` is the Content-Length of a streamed body; None: chunked.
+        `is_head_request`: the response has no body (HEAD). `deadline` is the event-loop time by which the head must
+        arrive. `repeatable`: if a reused connection closes before the first byte of the response, send the request once
+        more over a new connection. A streamed body is never repeated.
+
+        Raise `ExchangeFailed`, and whatever `body` raises.
+        """
         connection = self.pool.pop_idle() or await self.pool.acquire(deadline)
         while True:
             repeatable = repeatable and connection.exchange_count > 0 and isinstance(body, bytes)

@@ -1,4 +1,4 @@
-"""One connection to a server, with one exchange at a time."""
+"""One HTTP/1.1 client connection, with one exchange at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from gateway.upstream.http1.parser import ResponseHeadCache, ResponseParser
 from gateway.upstream.http1.response import HttpResponse
 
 
-# One timer for a connection's many waits.
+# One timer serves all waits of a connection.
 class DeadlineTimer:
-    """Calls `callback` once `deadline` has passed. To move `deadline` to a later time costs no timer: that is seen when
-    the earlier one goes off, so that a connection with a request every millisecond has one timer every few seconds."""
+    """`DeadlineTimer` calls `callback` once `deadline` has passed.
+
+    Moving `deadline` to a later time creates no timer: the earlier timer checks it when it fires. So a connection with
+    a request every millisecond needs one timer every few seconds.
+    """
 
     __slots__ = ("_at", "_callback", "_deadline", "_handle", "_loop")
 
@@ -29,7 +32,7 @@ class DeadlineTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, deadline: float) -> None:
-        """`deadline`: time of the event loop, instead of any earlier one."""
+        """Set the deadline (event-loop time), and replace an earlier one."""
         self._deadline = deadline
         if deadline < self._at:
             if self._handle is not None:
@@ -38,7 +41,7 @@ class DeadlineTimer:
             self._handle = self._loop.call_at(deadline, self._on_timer)
 
     def cancel(self) -> None:
-        """For good."""
+        """Cancel the timer for good."""
         self._deadline = self._at = math.inf
         if self._handle is not None:
             self._handle.cancel()
@@ -55,10 +58,12 @@ class DeadlineTimer:
         self._callback()
 
 
-# A request's body on its way to the server, while the answer may already come.
+# A request body in flight, while the response may already arrive.
 class RequestBody:
-    """Sends at once, and no faster than the server takes it. `length` in bytes; None: in chunks. `on_error` is told
-    once where `body` raises, or is not of that length."""
+    """`RequestBody` sends a streamed body, no faster than the server accepts it.
+
+    `length` is in bytes; None: chunked. `on_error` is called once if `body` raises or does not have that length.
+    """
 
     def __init__(
         self,
@@ -99,41 +104,44 @@ class RequestBody:
         async for chunk in self._body:
             sent += len(chunk)
             if self._length is None:
-                if chunk:  # an empty one would be the end
+                if chunk:  # an empty chunk would mark the end
                     self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
             elif sent > self._length:
-                raise UploadFailed("the body is longer than its Content-Length")
+                raise UploadFailed("the request body is longer than its Content-Length")
             else:
                 self._transport.write(chunk)
             await self._writable.wait()
         if self._length is None:
             self._transport.write(b"0\r\n\r\n")
         elif sent < self._length:
-            raise UploadFailed("the body is shorter than its Content-Length")
+            raise UploadFailed("the request body is shorter than its Content-Length")
 
 
-MAX_UNREAD_BYTES = 128 * 1024  # of a body: beyond them nothing more is taken off the socket until they are read
+MAX_UNREAD_BYTES = 128 * 1024  # of a body, after which the socket is not read until they are consumed
 
-JOINED_BYTES = 64 * 1024  # a body up to this is copied behind its head: one write, one packet where it fits
+JOINED_BYTES = 64 * 1024  # bodies up to this size are appended to the head: one write, and one packet if they fit
 
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
 class ConnectionOwner(Protocol):
-    """Who hands connections out."""
+    """A `ConnectionOwner` lends connections for exchanges."""
 
     def opened(self, connection: ClientConnection) -> None:
-        """It is there, and is removed exactly once."""
+        """Register a new connection. `remove` follows exactly once."""
 
     def release(self, connection: ClientConnection) -> None:
-        """The exchange is over, and the connection as good as new."""
+        """Take back a connection that is ready for the next exchange."""
 
     def remove(self, connection: ClientConnection) -> None:
-        """It is closed."""
+        """Drop a closed connection."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """`idle_s`: for how long it may lie idle, at most. `names` and `known` may be shared."""
+    """`ClientConnection` runs the exchanges of one connection, which may be idle for at most `idle_s` seconds.
+
+    `names` and `known` may be shared between connections.
+    """
 
     def __init__(self, owner: ConnectionOwner, names: HeaderNames, known: ResponseHeadCache, idle_s: float) -> None:
         self._owner = owner
@@ -142,24 +150,26 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._loop, self._on_deadline)
         self._parser = ResponseParser(names, known)
-        self.transport: asyncio.Transport | None = None  # there is none before, and after
-        self._answer: HttpResponse | None = None  # the one that is awaited
+        self.transport: asyncio.Transport | None = None  # None before the connection is made and after it is lost
+        self._answer: HttpResponse | None = None  # of the exchange in flight
         self._upload: RequestBody | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
-        self._idle_timeout_s = self._deadline = self._last_read_at = 0.0  # see `subscribe`; a time of the event loop
-        self._quickack_set = False  # until the next request is sent
-        self.reading_paused = False  # reading: too much of the body is unread
-        self._is_reusable = True  # no: nothing may follow this exchange
-        self.exchange_count = 0  # exchanges that were begun
+        self._idle_timeout_s = self._deadline = self._last_read_at = 0.0  # see `subscribe`; event-loop time
+        self._quickack_set = False  # since the last request
+        self.reading_paused = False  # too much of the body is unread
+        self._is_reusable = True  # False: close after this exchange
+        self.exchange_count = 0  # exchanges begun
 
-    # What the pool and the client call.
+    # Called by the pool and the client.
 
     def send(
         self, head: bytes, body: bytes | AsyncIterator[bytes], *, length: int | None, is_head_request: bool
     ) -> HttpResponse:
-        """Sends a request, and returns its answer, of which nothing has come: `wait` for it. `length` of a body that
-        streams; None: in chunks."""
+        """Send a request and return its response, of which nothing has arrived; use `wait`.
+
+        `length` is the Content-Length of a streamed body; None: chunked.
+        """
         assert self.transport is not None and self._answer is None
         answer = self._answer = HttpResponse(self)
         self._parser.start(answer, is_head_request=is_head_request)
@@ -175,8 +185,9 @@ class ClientConnection(asyncio.Protocol):
         return answer
 
     def wait(self, deadline: float) -> asyncio.Future[None]:
-        """Done once something has come of the exchange, its failure included. Whoever gives up waiting closes the
-        answer."""
+        """Return a future that is done once data or an error has arrived. A caller that stops waiting closes the
+        response.
+        """
         if self._parser.has_started and not self._quickack_set:
             self._set_quickack()
         waiter = self._waiter = self._loop.create_future()
@@ -184,7 +195,7 @@ class ClientConnection(asyncio.Protocol):
         return waiter
 
     def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
-        """See `HttpResponse.tell`."""
+        """Implement `HttpResponse.tell`."""
         self._listener, self._idle_timeout_s, self._deadline = listener, idle_timeout_s, deadline
         if listener is not None:
             if not self._quickack_set:
@@ -193,22 +204,22 @@ class ClientConnection(asyncio.Protocol):
             self._timer.set(min(self._last_read_at + idle_timeout_s, deadline))
 
     def taken(self) -> None:
-        """What had come of the body was read."""
+        """Resume reading after the received body was consumed."""
         if self.reading_paused and self.transport is not None:
             self.reading_paused = False
             self.transport.resume_reading()
 
     def close(self) -> None:
-        """Of one that lies idle."""
+        """Close an idle connection."""
         if self.transport is not None:
             self._timer.cancel()
             self.transport.close()
 
     def abort(self) -> None:
-        """At once, whatever is under way."""
+        """Close at once, with any exchange in flight."""
         answer, self._answer = self._answer, None
         if answer is not None:
-            answer.on_error(ExchangeFailed("the exchange was given up"))
+            answer.on_error(ExchangeFailed("the gateway cancelled the exchange"))
         self._timer.cancel()
         if self._upload is not None:
             self._upload.cancel()
@@ -217,12 +228,14 @@ class ClientConnection(asyncio.Protocol):
         self._notify()
 
     def discard(self) -> None:
-        """While it was being opened: whoever asked for it has left. asyncio's transport says so too, uvloop's does not,
-        and the pool would count it for good."""
+        """Drop a connection whose caller left while it was being opened.
+
+        asyncio's transport reports the loss, uvloop's does not, and the pool would count the connection for ever.
+        """
         if self.transport is not None:
             self.connection_lost(None)
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -231,7 +244,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None:  # nobody has asked: what comes is not to be taken for the next one's answer
+        if answer is None:  # no exchange is in flight: the data must not be taken for the next response
             self.abort()
             return
         parser, before = self._parser, answer.unread
@@ -261,7 +274,7 @@ class ClientConnection(asyncio.Protocol):
             self._upload.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.transport is None:  # `discard` before
+        if self.transport is None:  # after `discard`
             return
         answer, self._answer = self._answer, None
         self.transport = None
@@ -272,17 +285,15 @@ class ClientConnection(asyncio.Protocol):
             if self._parser.is_close_delimited and error is None:
                 answer.ended()
             elif self._parser.has_started:
-                answer.on_error(Broken("the connection ended within the answer"))
+                answer.on_error(Broken("the server closed the connection within the response"))
             else:
-                answer.on_error(Disconnected("the connection ended before the answer"))
+                answer.on_error(Disconnected("the server closed the connection before the response"))
         self._parser.close()
         self._owner.remove(self)
         self._notify()
 
-    # Its own affairs.
-
     def _finish(self, answer: HttpResponse) -> None:
-        """The last byte of the answer has come."""
+        """Complete the exchange, and release or close the connection."""
         self._answer = None
         answer.ended()
         upload, self._upload = self._upload, None
@@ -304,15 +315,14 @@ class ClientConnection(asyncio.Protocol):
         self.abort()
 
     def _on_upload_error(self, error: BaseException) -> None:
-        """The body that was to be sent broke off: without an answer that ends the exchange with what it said; with one,
-        that goes on."""
+        """Handle a failed upload: without a response head the exchange fails, otherwise the response continues."""
         self._is_reusable = False
         if self._answer is not None and not self._answer.status:
             self._fail(error)
 
     def _on_deadline(self) -> None:
         if self._answer is None:
-            self.close()  # it lay idle for long enough
+            self.close()  # idle for too long
         elif self._waiter is not None and not self._waiter.done():
             self._fail(TimedOut("nothing came in time"))
         elif self._listener is not None:
@@ -323,7 +333,7 @@ class ClientConnection(asyncio.Protocol):
                 self._fail(TimedOut("nothing came in time"))
 
     def _notify(self) -> None:
-        """The last thing that is done of what happened: who is told may send the next request."""
+        """Wake the waiter and the listener. This comes last, because they may send the next request."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -332,9 +342,12 @@ class ClientConnection(asyncio.Protocol):
             listener()
 
     def _set_quickack(self) -> None:
-        """Before the first wait for more: a server that writes in pieces with Nagle's algorithm on sends the next one
-        when the last is acknowledged, and the kernel delays that on a connection on which we have sent something
-        (measured: 44 ms an answer). It does so again after each request, and after each piece of one that streams."""
+        """Acknowledge received data at once. Call this before the first wait for more data.
+
+        A server with Nagle's algorithm sends the next piece once the previous one is acknowledged. The kernel delays
+        that acknowledgement on a connection on which we have sent data (measured: 44 ms per response). It does so again
+        after each request, and after each piece of a streamed one.
+        """
         self._quickack_set = self._upload is None or self._upload.done
         if self._socket is not None and TCP_QUICKACK is not None:
             with contextlib.suppress(OSError):

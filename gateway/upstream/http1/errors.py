@@ -1,43 +1,43 @@
-"""Why an exchange with a server came to nothing. The messages are words for logs and clients: no URL, no header."""
+"""Errors of an exchange with a server. Their messages go to logs and clients, so they name no URL and no header."""
 
 from __future__ import annotations
 
 
 class ExchangeFailed(Exception):
-    """`sent` False: it is certain that nothing of the request has reached the server."""
+    """`ExchangeFailed` is the base of all errors. If `sent` is False, no byte of the request has reached the server."""
 
     sent = True
 
 
 class ConnectFailed(ExchangeFailed):
-    """No connection: the name is not known, nobody listens, or the server's certificate is not trusted."""
+    """No connection: the name does not resolve, the port refuses, or the certificate is not trusted."""
 
     sent = False
 
 
 class ConnectTimedOut(ConnectFailed):
-    """No connection within the time for it: name, TCP and TLS together."""
+    """No connection in time: name lookup, TCP and TLS together."""
 
 
 class PoolExhausted(ConnectFailed):
-    """All connections are in use, and as many requests wait for one as may."""
+    """All connections are in use, and the queue for one is full."""
 
 
 class Disconnected(ExchangeFailed):
-    """The connection ended before a byte of the answer came."""
+    """The connection closed before the first byte of the response."""
 
 
 class Broken(ExchangeFailed):
-    """The connection ended within an answer."""
+    """The connection closed within a response."""
 
 
 class MalformedAnswer(ExchangeFailed):
-    """What came is no HTTP/1.1, could be read in two ways, or exceeds a bound."""
+    """The response is not valid HTTP/1.1, is ambiguous, or exceeds a bound."""
 
 
 class TimedOut(ExchangeFailed):
-    """Nothing came in time."""
+    """No data arrived in time."""
 
 
 class UploadFailed(ExchangeFailed):
-    """The body that was to be sent is not as long as its head says."""
+    """The request body is longer or shorter than its Content-Length."""

@@ -1,4 +1,4 @@
-"""The answers of one connection, read with llhttp."""
+"""Parse the responses of one connection with llhttp."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gateway.upstream.http1.errors import MalformedAnswer
 from gateway.upstream.http1.headers import HeaderNames, check_coding, keep_alive_s
 from gateway.upstream.http1.response import HttpResponse
 
-# Heads of answers that llhttp has read, known by their bytes.
+# A cache of response heads that llhttp has parsed, keyed by their bytes. Pure.
 #
-# A server says the same head with every answer, but for how long its body is, the date and an id: llhttp would read it
-# to the same end again. Known is only what it has read as the head of a whole answer that came in one piece, with a
-# body as long as the head says; what is looked for is nothing but the same bytes again, save the values that vary, and
-# those are printable ASCII, the length a few digits. So nothing is read here that llhttp has not. Pure.
+# Servers repeat the same head with every response, except for the body length, the date and an id. llhttp would parse
+# it to the same result again. The cache learns only from a complete response that came in one piece and whose body is
+# as long as its head says. A later head matches only if its bytes are the same except for the varying values. These
+# must be printable ASCII, and the length a few digits. So the cache accepts no head that llhttp has not accepted.
 
 END = b"\r\n\r\n"
 
-MAX_CACHED_HEADS = 1024  # of some 100 bytes to `MAX_HEAD`; a server that invents more makes it begin anew
+MAX_CACHED_HEADS = 1024  # each from some 100 bytes to `MAX_HEAD`; beyond this number the cache is cleared
 
 MAX_HEAD = 2048  # bytes
 
 MISS_LIMIT = 64
 
-# In the spellings that there are: three quarters of the time of IGNORECASE.
+# It lists the usual spellings: matching takes three quarters of the time that IGNORECASE takes.
 VARYING = re.compile(rb"(\r\n(?:[Cc]ontent-[Ll]ength|[Dd]ate|[Xx]-[Rr]equest-[Ii][Dd]): )([ -~]*)(?=\r\n)")
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: ", re.IGNORECASE)
@@ -38,8 +38,10 @@ DIGITS = re.compile(rb"[0-9]{1,15}")
 
 
 class HeadShape:
-    """What heads have in common that differ in nothing but values that vary. `value_indexes`: which of the headers
-    those are."""
+    """`HeadShape` is the common part of heads that differ only in varying values.
+
+    `value_indexes` are the positions of the headers with these values.
+    """
 
     __slots__ = ("_header_map", "_headers", "has_request_id", "keep_alive", "length_index", "status", "value_indexes")
 
@@ -64,7 +66,7 @@ class HeadShape:
         self.has_request_id = any(REQUEST_ID.match(match[1]) for match in matches)
 
     def with_values(self, values: list[bytes]) -> CachedHead | None:
-        """None where that has to be read."""
+        """Return the head with these values; None: llhttp must parse it."""
         if len(values) != len(self.value_indexes):
             return None
         headers, length = self._headers.copy(), b""
@@ -78,8 +80,10 @@ class HeadShape:
 
 
 class CachedHead:
-    """Shared by all answers that have it: nobody changes `headers` or `header_map`. `length`: of the body; `memo`: for
-    what follows from the headers."""
+    """`CachedHead` is shared by all responses with this head, so `headers` and `header_map` must not be changed.
+
+    `length` is the body length in bytes. `memo` stores results that follow from the headers.
+    """
 
     __slots__ = ("header_map", "headers", "length", "memo", "shape")
 
@@ -94,13 +98,17 @@ class CachedHead:
 
 
 class ResponseHeadCache(dict[bytes, CachedHead]):
-    """By all of their bytes. To `find` is for those that are not among them. Where `MISS_LIMIT` in a row were like none
-    before, as from a server that says something else with each answer, only every `MISS_LIMIT`th is looked at."""
+    """`ResponseHeadCache` maps the bytes of heads to parsed heads. `find` searches by shape, for heads that are not
+    keys.
+
+    After `MISS_LIMIT` consecutive misses only every `MISS_LIMIT`th head is searched, which is enough
+    for a server that sends a different head with each response.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._shapes: dict[bytes, HeadShape] = {}  # by what they have in common
-        self._misses = 0  # that were like none, in a row
+        self._shapes: dict[bytes, HeadShape] = {}  # by the bytes around the varying values
+        self._misses = 0  # in a row
 
     @property
     def _should_look_up(self) -> bool:
@@ -133,12 +141,12 @@ class ResponseHeadCache(dict[bytes, CachedHead]):
         *,
         keep_alive: bool,
     ) -> None:
-        """`data` was read, in one piece: nothing but one answer, whose body is as long as its head says."""
+        """Learn the head of `data`, which is exactly one parsed response whose body is as long as its head says."""
         if not self._should_look_up:
             return
         end = data.find(END) + len(END)
         head = data[:end]
-        # Lines that end without a CR are lines to llhttp, and are not counted here.
+        # llhttp accepts lines that end without a CR; the positions counted here would be wrong for them.
         if len(head) > MAX_HEAD or not head.count(b"\n") == head.count(b"\r\n") == len(headers) + 2:
             return
         shape = HeadShape(status, headers, header_map, head, keep_alive=keep_alive)
@@ -150,17 +158,20 @@ class ResponseHeadCache(dict[bytes, CachedHead]):
         self._shapes[VARYING.sub(rb"\1", head)] = shape
 
 
-MAX_NON_BODY_BYTES = 64 * 1024  # that come without a body: a head, chunk extensions, trailers
+MAX_NON_BODY_BYTES = 64 * 1024  # bytes without body data: a head, chunk extensions, trailers
 
 MAX_HEADERS = 128
 
-MAX_INFORMATIONAL = 16  # answers 1xx before the final one
+MAX_INFORMATIONAL = 16  # 1xx responses before the final one
 
 BODILESS = frozenset({204, 304})
 
 
 class ResponseParser:
-    """`start` an answer, then `feed` what comes until it has `ended`. `names` and `known` may be shared."""
+    """`ResponseParser` parses one response after another: `start`, then `feed` until `ended`.
+
+    `names` and `known` may be shared between connections.
+    """
 
     def __init__(self, names: HeaderNames, known: ResponseHeadCache) -> None:
         self._names = names
@@ -168,23 +179,23 @@ class ResponseParser:
         self._parser = self._new_parser()
         self._answer: HttpResponse | None = None
         self.ended = False
-        self.has_started = False  # a byte of the answer has come
-        self.is_close_delimited = False  # its head is here, and its body ends with the connection
+        self.has_started = False  # the first byte of the response has arrived
+        self.is_close_delimited = False  # the head has arrived, and the body ends when the connection closes
         self._header_map: dict[str, str] = {}
-        self._fields: list[tuple[str, str]] | None = None  # of the head that comes; None: none does
+        self._fields: list[tuple[str, str]] | None = None  # of the current head; None: no head is being parsed
         self._non_body_bytes = self._informational_count = 0
         self._error: MalformedAnswer | None = None
 
     def start(self, answer: HttpResponse, *, is_head_request: bool) -> None:
-        """`is_head_request`: it answers a HEAD."""
+        """Begin to parse a response. `is_head_request`: it responds to HEAD, so it has no body."""
         self._answer = answer
         self._is_head_request = is_head_request
         self.ended = self.has_started = self.is_close_delimited = False
-        self._keep_alive = False  # the server does not close the connection
-        self._has_excess = False  # more came than the answer
+        self._keep_alive = False  # whether the server keeps the connection open
+        self._has_excess = False  # data arrived after the end of the response
 
     def feed(self, data: bytes) -> None:
-        """Raises `MalformedAnswer`."""
+        """Parse received bytes. Raise `MalformedAnswer`."""
         answer = self._answer
         assert answer is not None
         first = not self.has_started
@@ -209,14 +220,16 @@ class ResponseParser:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._has_excess = True
-            if not self.ended:  # what is wrong behind the end is not the answer's
-                raise self._error or MalformedAnswer(f"the answer is malformed: {error}") from None
+            if not self.ended:  # errors after the end are not about this response
+                raise self._error or MalformedAnswer(f"the response is malformed: {error}") from None
         if self._error is not None:
             raise self._error
         if answer.unread > before:
             self._non_body_bytes = 0
         elif self._non_body_bytes > MAX_NON_BODY_BYTES and not self.ended:
-            raise MalformedAnswer(f"more than {MAX_NON_BODY_BYTES} bytes of the answer are no body")
+            raise MalformedAnswer(
+                f"the response has more than {MAX_NON_BODY_BYTES} bytes in a row that are not body data"
+            )
         if first and self.ended:
             self._learn(answer, data)
 
@@ -226,32 +239,33 @@ class ResponseParser:
         self._error = None
 
     def _learn(self, answer: HttpResponse, data: bytes) -> None:
-        """Of a whole answer that came in one piece."""
+        """Let the cache learn from a complete response that came in one piece."""
         if self._has_excess or self._is_head_request or self._informational_count or answer.status in BODILESS:
             return
         if "transfer-encoding" not in self._header_map:
             self._head_cache.learn(data, answer.status, answer.headers, answer.header_map, keep_alive=self._keep_alive)
 
     def idle_s(self, max_idle_s: float) -> float:
-        """For how long the connection may lie idle after the answer that has ended; 0: it is of no use any more."""
+        """Return the seconds that the connection may be idle after this response; 0: do not reuse it."""
         if self._has_excess or not self._keep_alive:
             return 0.0
         if self._is_head_request:
-            self._parser = self._new_parser()  # llhttp waits for the body of which an answer to HEAD only speaks
+            # llhttp expects the body that a response to HEAD announces but does not send
+            self._parser = self._new_parser()
         said = self._header_map.get("keep-alive")
         return max_idle_s if said is None else keep_alive_s(said, max_idle_s)
 
     def close(self) -> None:
-        """For good. The parser refers to this object, and this to it."""
+        """Release the parser, which holds a reference cycle with this object."""
         self._parser = self._answer = None
 
     def _new_parser(self) -> Any:
-        """Bare LFs and spaces behind a chunk's size occur in the wild and mean one thing only; all else is strict."""
+        """Return a strict parser, except for bare LFs and spaces after a chunk size: they occur and are unambiguous."""
         parser = httptools.HttpResponseParser(self)
         parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
         return parser
 
-    # What llhttp calls. Nothing is raised in there: it would say so in its own words.
+    # Callbacks of llhttp. They store errors instead of raising them, because httptools would replace the message.
 
     def on_message_begin(self) -> None:
         self._has_excess = self._has_excess or self.ended
@@ -260,7 +274,7 @@ class ResponseParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         fields = self._fields
         if fields is None:
-            return  # a trailer, which ends here
+            return  # trailers are dropped
         field, listed = self._names[name]
         said = value.decode("utf-8", "surrogateescape").rstrip(" \t")
         fields.append((field, said))
@@ -275,7 +289,7 @@ class ResponseParser:
         if status < 200:
             self._informational_count += 1
             if status == 101 or self._informational_count > MAX_INFORMATIONAL:
-                self._error = MalformedAnswer(f"an answer of status {status} that was not asked for")
+                self._error = MalformedAnswer(f"a response with an unexpected status {status}")
             return
         header_map = self._header_map
         try:
@@ -284,7 +298,9 @@ class ResponseParser:
             if len(fields) > MAX_HEADERS or (
                 self._non_body_bytes > MAX_NON_BODY_BYTES and _size(fields) > MAX_NON_BODY_BYTES
             ):
-                raise MalformedAnswer(f"the answer has more than {MAX_HEADERS} headers, or {MAX_NON_BODY_BYTES} bytes")
+                raise MalformedAnswer(
+                    f"the response's head has more than {MAX_HEADERS} headers or {MAX_NON_BODY_BYTES} bytes"
+                )
         except MalformedAnswer as error:
             self._error = error
             return
@@ -304,7 +320,7 @@ class ResponseParser:
         answer.unread += len(data)
 
     def on_message_complete(self) -> None:
-        if self._answer is not None and self._answer.status:  # else it was 1xx
+        if self._answer is not None and self._answer.status:  # otherwise this was a 1xx
             self.ended = True
 
 

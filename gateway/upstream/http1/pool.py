@@ -1,4 +1,4 @@
-"""The connections to one origin: kept for the next request, and no more of them than allowed."""
+"""A bounded pool of reusable connections to one origin."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from gateway.upstream.http1.errors import ConnectFailed, ConnectTimedOut, PoolEx
 from gateway.upstream.http1.headers import HeaderNames, Origin
 from gateway.upstream.http1.parser import ResponseHeadCache
 
-# New connections to an origin: its addresses, TCP, TLS.
-HAPPY_EYEBALLS_DELAY_S = 0.25  # RFC 8305 section 5: before the next address is tried beside the first
+# New connections: name lookup, TCP and TLS.
+HAPPY_EYEBALLS_DELAY_S = 0.25  # RFC 8305 section 5: seconds until the next address is tried in parallel
 
 DNS_TTL_S = 60.0
 
-TLS_SHUTDOWN_S = 2.0  # for a goodbye that a server does not return
+TLS_SHUTDOWN_S = 2.0  # wait for a server that does not answer the close
 
 ConnectionFactory = Callable[[], ClientConnection]
 
-PLAIN = (), (0, 0)  # behind an address's host and port: nothing, or IPv6's without a flow and a zone
+PLAIN = (), (0, 0)  # rest of an address tuple: empty (IPv4), or IPv6 without flow and scope
 
 
 def client_context() -> ssl.SSLContext:
-    """Certificates are checked against the system's authorities (or `SSL_CERT_FILE`), names too."""
+    """Return a context that checks certificates and names against the system's authorities (or `SSL_CERT_FILE`)."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 class Connector:
-    """`timeout_s` for all of it together. `tls`: of an origin of https."""
+    """`Connector` opens connections to an origin. `timeout_s` covers name lookup, TCP and TLS together.
+
+    `tls` is the context for an https origin; the default is `client_context`.
+    """
 
     def __init__(self, origin: Origin, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._origin = origin
@@ -44,16 +47,16 @@ class Connector:
         self._tls = (tls or client_context()) if origin.tls else None
         self._resolve_lock = asyncio.Lock()
         self._addresses: list[Any] = []
-        self._addresses_expire_at = 0.0  # time of the event loop
+        self._addresses_expire_at = 0.0  # event-loop time
 
     async def open(self, factory: ConnectionFactory, deadline: float) -> ClientConnection:
-        """`deadline`: time of the event loop, by which it is wanted. Raises `ConnectFailed`."""
+        """Open a connection before `deadline` (event-loop time). Raise `ConnectFailed`."""
         try:
             async with asyncio.timeout_at(min(deadline, asyncio.get_running_loop().time() + self._timeout_s)):
                 return await self._open(factory)
         except TimeoutError:
-            raise ConnectTimedOut("no connection in time") from None
-        except OSError as error:  # ssl.SSLError and socket.gaierror among them
+            raise ConnectTimedOut("no connection was established in time") from None
+        except OSError as error:  # includes ssl.SSLError and socket.gaierror
             self._addresses = []
             raise ConnectFailed(_describe(error)) from None
 
@@ -68,7 +71,8 @@ class Connector:
         addresses = await self._known()
         arguments: dict[str, Any] = {}
         opened: socket.socket | None = None
-        if len(addresses) == 1 and addresses[0][4][2:] in PLAIN:  # uvloop connects to it in a third of the time
+        # uvloop connects a single address in a third of the time
+        if len(addresses) == 1 and addresses[0][4][2:] in PLAIN:
             arguments["host"], arguments["port"] = addresses[0][4][:2]
         else:
             arguments["sock"] = opened = await start_connection(
@@ -91,26 +95,26 @@ class Connector:
         return connection
 
     async def _known(self) -> list[Any]:
-        """The origin's addresses. Who comes while they are looked up waits for that."""
+        """Return the origin's addresses. Concurrent callers share one lookup."""
         loop = asyncio.get_running_loop()
         async with self._resolve_lock:
             if not self._addresses or loop.time() >= self._addresses_expire_at:
                 found = await loop.getaddrinfo(self._origin.host, self._origin.port, type=socket.SOCK_STREAM)
                 self._addresses, self._addresses_expire_at = list(found), loop.time() + DNS_TTL_S
-            self._addresses.append(self._addresses.pop(0))  # each connection begins with the next one
+            self._addresses.append(self._addresses.pop(0))  # rotate: each connection starts with the next address
             return list(self._addresses)
 
 
 def _describe(error: OSError) -> str:
-    """Words for it that name no address."""
+    """Describe the error without naming an address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         if error.reason == "WRONG_VERSION_NUMBER":
             return "it does not speak TLS: is its url http:// rather than https://?"
-        return f"no TLS: {error.reason or 'the handshake failed'}"
+        return f"the TLS handshake failed: {error.reason or 'no reason given'}"
     if isinstance(error, socket.gaierror):
-        return "its name is not known"
+        return "its name cannot be resolved"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     return f"no connection ({type(error).__name__})"
@@ -118,11 +122,11 @@ def _describe(error: OSError) -> str:
 
 MAX_WAITING = 1024
 
-CLOSE_S = 5.0  # transports say in the next turn of the loop that they are closed
+CLOSE_S = 5.0  # transports report their close in the next iteration of the loop
 
 
 class ConnectionPool:
-    """At most `max_connections`, each of which may lie idle for `idle_s` seconds at most."""
+    """`ConnectionPool` keeps at most `max_connections`, each idle for at most `idle_s` seconds."""
 
     def __init__(self, connector: Connector, *, max_connections: int, idle_s: float) -> None:
         self._connector = connector
@@ -130,8 +134,8 @@ class ConnectionPool:
         self._idle_s = idle_s
         self._names, self._known = HeaderNames(), ResponseHeadCache()
         self._all: set[ClientConnection] = set()
-        self._idle: dict[ClientConnection, None] = {}  # the last one freed is the first one taken: the others may end
-        self._opening = 0  # and those that were promised to who waits
+        self._idle: dict[ClientConnection, None] = {}  # last freed, first used, so that the others can time out
+        self._opening = 0  # includes slots that are promised to waiters
         self._waiters: deque[asyncio.Future[ClientConnection | None]] = deque()
         self._closed = False
         self._empty = asyncio.Event()
@@ -142,7 +146,7 @@ class ConnectionPool:
         return len(self._all)
 
     def pop_idle(self) -> ClientConnection | None:
-        """One that lies idle, and is not any more."""
+        """Take an idle connection out of the pool; None if there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
             transport = connection.transport
@@ -151,10 +155,12 @@ class ConnectionPool:
         return None
 
     async def acquire(self, deadline: float) -> ClientConnection:
-        """A new one where there is room; else the first that is freed. `deadline`: time of the event loop, until which
-        there is to be one. Raises `ConnectFailed`."""
+        """Return a new connection if there is room, else the first one that is released before `deadline`.
+
+        `deadline` is event-loop time. Raise `ConnectFailed`.
+        """
         while len(self._all) + self._opening >= self._max_connections:
-            if self._idle:  # whoever wants a new one has found them to be stale
+            if self._idle:  # the caller wants a new one because idle ones may be stale
                 stale = next(iter(self._idle))
                 del self._idle[stale]
                 stale.abort()
@@ -197,7 +203,7 @@ class ConnectionPool:
         self._wake_waiters()
 
     async def close(self) -> None:
-        """Cuts what is under way."""
+        """Close all connections, and abort exchanges in flight."""
         self._closed = True
         self._idle.clear()
         for connection in tuple(self._all):
@@ -209,9 +215,9 @@ class ConnectionPool:
         return ClientConnection(self, self._names, self._known, self._idle_s)
 
     async def _wait_for_slot(self, deadline: float) -> ClientConnection | None:
-        """One that was freed, or None: there is room for a new one, which is promised to who asked."""
+        """Return a released connection, or None: there is room for a new one, reserved for the caller."""
         if len(self._waiters) >= MAX_WAITING:
-            raise PoolExhausted("too many wait for a connection")
+            raise PoolExhausted("all connections are in use, and too many requests wait for one")
         waiter: asyncio.Future[ClientConnection | None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -228,7 +234,7 @@ class ConnectionPool:
                 self._waiters.remove(waiter)
 
     def _put_back(self, released: ClientConnection | None) -> None:
-        """By who has given up in the moment in which it was given."""
+        """Pass on the result of a waiter that gave up at the moment it was served."""
         if released is not None:
             self.release(released)
             return
@@ -236,7 +242,7 @@ class ConnectionPool:
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
-        """Those who wait, as far as there is room."""
+        """Wake as many waiters as there is room for."""
         while self._waiters and len(self._all) + self._opening < self._max_connections:
             waiter = self._waiters.popleft()
             if not waiter.done():

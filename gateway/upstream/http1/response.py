@@ -1,4 +1,4 @@
-"""An answer on its way: its head, what of its body has come, and its end."""
+"""A response in flight: its head, the received part of its body, and its end."""
 
 from __future__ import annotations
 
@@ -21,37 +21,41 @@ class ResponseConnection(Protocol):
 
 
 class HttpResponse:
-    """`headers` in order, repeated ones kept, hop-by-hop ones included. Whoever has it reads it to its end, or closes
-    it."""
+    """`HttpResponse` is a response whose body still arrives. Its owner reads it to the end or closes it.
+
+    `headers` are in order, with repeated and hop-by-hop ones.
+    """
 
     __slots__ = ("_connection", "chunks", "error", "header_map", "headers", "memo", "status", "unread", "whole")
 
     def __init__(self, connection: ResponseConnection | None) -> None:
-        self._connection = connection  # None: over, or not begun
+        self._connection = connection  # None: complete, or not sent yet
         self.header_map: dict[str, str] = {}  # see `headers.MAPPED_HEADERS`
-        self.status = 0  # no final head has come yet
+        self.status = 0  # 0: the final head has not arrived
         self.headers: list[tuple[str, str]] = []
-        self.memo: dict[bool, Any] | None = None  # of its `CachedHead`
-        self.chunks: list[bytes] = []  # of the body, as they came, and not read yet
+        self.memo: dict[bool, Any] | None = None  # the memo of its `CachedHead`
+        self.chunks: list[bytes] = []  # received parts of the body that were not read yet
         self.unread = 0  # bytes
-        self.whole = False  # the last byte has come
+        self.whole = False  # the last byte has arrived
         self.error: BaseException | None = None
 
     @property
     def at_eof(self) -> bool:
-        """Nothing of the body is left to read."""
+        """Whether the whole body was read."""
         return self.whole and not self.chunks
 
     async def read(self, deadline: float) -> bytes:
-        """What has come since the last time, as soon as there is anything; empty at the end. `deadline`: time of the
-        event loop. Raises `ExchangeFailed`."""
+        """Return the bytes that have arrived since the last call, once there are any; empty at the end.
+
+        `deadline` is event-loop time. Raise `ExchangeFailed`.
+        """
         while (data := self.poll()) is None:
             assert self._connection is not None
             await self._connection.wait(deadline)
         return data
 
     def poll(self) -> bytes | None:
-        """What has come since the last time; None: nothing yet; empty: the end. Raises `ExchangeFailed`."""
+        """Return the bytes that have arrived; None: nothing yet; empty: the end. Raise `ExchangeFailed`."""
         if self.chunks:
             return self.take()
         if self.error is not None and not self.whole:
@@ -59,14 +63,16 @@ class HttpResponse:
         return b"" if self.whole else None
 
     def tell(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
-        """Once `poll` had nothing: calls `listener` each time when it may have something, within the callback that
-        brought it, until told otherwise. Where nothing comes for `idle_timeout_s`, or until `deadline`, the exchange
-        fails."""
+        """Register `listener`, after `poll` returned None. It is called whenever data may have arrived, until replaced.
+
+        The call happens within the callback that received the data. If nothing arrives for `idle_timeout_s`, or until
+        `deadline`, the exchange fails.
+        """
         if self._connection is not None:
             self._connection.subscribe(listener, idle_timeout_s, deadline)
 
     def take(self) -> bytes:
-        """What of the body is here."""
+        """Return the received part of the body."""
         chunks = self.chunks
         taken = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         self.chunks, self.unread = [], 0
@@ -75,15 +81,17 @@ class HttpResponse:
         return taken
 
     def ended(self) -> None:
-        """The last byte has come, and the connection may be another's."""
+        """Record that the last byte has arrived. The connection may serve another request from now on."""
         self.whole, self._connection = True, None
 
     def on_error(self, error: BaseException) -> None:
-        """The first error is the one that counts."""
+        """Record the first error; later ones are ignored."""
         self.error, self._connection = self.error or error, None
 
     def close(self) -> None:
-        """Ends the exchange. Where the body is not whole, the connection ends with it: the server learns that nobody
-        waits. Closing twice does no harm."""
+        """End the exchange. A second call does nothing.
+
+        If the body is incomplete, the connection is closed too, which tells the server that the client is gone.
+        """
         if self._connection is not None:
             self._connection.abort()
