@@ -7,7 +7,7 @@ contradictions between keys together with what is wrong inside them, so that one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -33,6 +33,9 @@ class Problem(NamedTuple):
 
 class Section(BaseModel):
     """A mapping of a configuration file: immutable, without unknown keys, without conversions between types."""
+
+    described_in: ClassVar[type[Section] | None] = None
+    """A section in which keys of the same name mean the same. It describes the keys that have no description here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
