@@ -61,6 +61,9 @@ TABLES: Mapping[str, Table] = {
 }
 
 
+_ANCHORS = {"tests": "expectations"}  # the other tables stand under a heading of their own name
+
+
 def rows(table: Table) -> Iterator[Row]:
     """Yield the rows of a table, each key once."""
     seen: set[str] = set()
@@ -97,14 +100,16 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _default(field: FieldInfo) -> str:
-    """Return a cell: `required`, the default as a file writes it, or `none`."""
+    """Return a cell: `required`, the default as a file writes it, `none`, or `section`."""
     if field.is_required():
         return "required"
     default = written_default(field)
     if default is None:
-        return "" if field.default_factory is not None else "none"
+        return "section" if any(_sections_in(field.annotation)) and field.default_factory is not None else "none"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
+    if isinstance(default, float):
+        return f"`{default:g}`"
     return f"`[{', '.join(map(str, default))}]`" if isinstance(default, list) else f"`{default}`"
 
 
@@ -113,7 +118,9 @@ def markdown(table: Table) -> str:
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for row in rows(table):
         meaning = row.meaning.replace("|", r"\|")
-        lines.append(f"| `{row.key}` | {row.default} | {meaning} |")
+        last = row.key.rpartition(".")[2]
+        key = f"[`{row.key}`](#{_ANCHORS.get(last, last)})" if last in TABLES and not table.nested else f"`{row.key}`"
+        lines.append(f"| {key} | {row.default} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Descriptions and defaults of settings, for the JSON Schema and for docs/configuration.md.
 
-A description is the string below a field of a `Section`. This module reads it from the source on demand. pydantic's
-`use_attribute_docstrings` reads the source of each class at import, which adds some 100 ms to every start.
+A description is the string below a field of a `Section`. This module reads it from the source on demand.
+Option `use_attribute_docstrings` of pydantic would do so at import, which adds some 100 ms to every start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def describe(section: type[Section]) -> Mapping[str, str]:
 def written_default(field: FieldInfo) -> object:
     """Return the default of a field as a file writes it: `30s`, `10MiB`, `on`, a number or a list.
 
-    None: the key is required, is a section, or has no value by default.
+    None: the key is required, is a section, or has no value unless it is set.
     """
     if field.is_required() or field.default_factory is not None:
         return None

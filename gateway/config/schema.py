@@ -133,7 +133,10 @@ class AccessLogConfig(Section):
         known = (*(verdict.value for verdict in Verdict), *CLASSES)
         for word in sample if isinstance(sample, dict) else ():
             if word not in known:
-                yield Problem("sample", f"{str(word)[:64]!r} is no verdict, expected one of {', '.join(known)}")
+                yield Problem(
+                    "sample",
+                    f"{str(word)[:64]!r} is not a verdict or a status class, expected one of: {', '.join(known)}",
+                )
 
 
 class TelemetryConfig(Section):
@@ -218,7 +221,7 @@ class CorsConfig(Section):
         for origin in origins if isinstance(origins, list | tuple) else ():
             if isinstance(origin, str) and origin != "*" and ORIGIN.fullmatch(origin) is None:
                 yield Problem(
-                    "origins", f"{origin!r} is no origin, expected scheme and host such as https://app.example"
+                    "origins", f"{origin!r} is not an origin, expected scheme and host such as https://app.example"
                 )
 
 
@@ -270,9 +273,9 @@ class ServerConfig(Section):
     """The time for requests in flight to finish when the gateway stops."""
     cors: CorsConfig = Field(default_factory=CorsConfig)
     """Cross-origin requests of browsers."""
-    compress: bool = False
-    """Compress complete text responses of at least 1 KiB for clients that accept gzip. Streams, and responses that are
-    already compressed, stay unchanged."""
+    compress: Switch = False
+    """`on`: compress complete text responses of at least 1 KiB for clients that accept gzip. Streams stay unchanged,
+    and so do responses that are already compressed."""
     max_inflight: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Requests that wait for the store, an embedding or a backend. Beyond it the gateway answers 503 with
     `Retry-After`."""
@@ -362,11 +365,11 @@ class IndexConfig(Section):
             if given.get("url") is None:
                 yield Problem(None, "'url' is required, e.g. url: http://127.0.0.1:19530")
             if given.get("device", "cpu") != "cpu":
-                yield Problem("device", "belongs to adapter faiss, expected it beside that adapter or not at all")
+                yield Problem("device", "works with adapter: faiss only, expected that adapter or no device")
             return
         for key in ("url", "token_env"):
             if given.get(key) is not None:
-                yield Problem(key, "belongs to adapter milvus, expected it beside that adapter or not at all")
+                yield Problem(key, f"works with adapter: milvus only, expected that adapter or no {key}")
 
 
 class Config(Section):
@@ -419,8 +422,8 @@ class Config(Section):
         if not admin.loopback:
             yield Problem(
                 "server",
-                f"other machines reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
-                "or auth.admin_token_env or auth.oidc",
+                f"other machines can reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
+                "or auth.admin_token_env, or auth.oidc",
             )
 
 
@@ -432,9 +435,9 @@ def _port_conflicts(server: object) -> Iterator[Problem]:
         try:
             address = parse_address(named.get(name, ServerConfig.model_fields[name].default))
         except ValueError:
-            continue  # the field itself reports it, or there is none
+            continue  # the field itself reports it, or it is not set
         if address.port and address in had:
-            yield Problem("server", f"{had[address]} and {name} are both {address}, expected a port for each")
+            yield Problem("server", f"{had[address]} and {name} are both {address}, expected different ports")
         had.setdefault(address, name)
 
 
@@ -442,4 +445,6 @@ def _single_process_problems(server: object, index: object) -> Iterator[Problem]
     url = index.get("url") if isinstance(index, dict) else None
     workers = server.get("workers") if isinstance(server, dict) else None
     if isinstance(url, str) and milvus_lite_path(url) and isinstance(workers, int) and workers > 1:
-        yield Problem("index", f"one process may open {url}, expected server.workers: 1, or a Milvus server in url")
+        yield Problem(
+            "index", f"only one process can open {url}, expected server.workers: 1, or the URL of a Milvus server"
+        )

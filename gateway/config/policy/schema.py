@@ -123,7 +123,7 @@ class AdmitRule(Section):
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         low, high = given.get("min_tokens"), given.get("max_tokens")
         if isinstance(low, int) and isinstance(high, int) and low > high:
-            yield Problem("min_tokens", f"no answer has at least {low} and at most {high} tokens")
+            yield Problem("min_tokens", f"is above max_tokens, expected at most {high}, got {low}")
 
 
 class CacheRule(Section):
@@ -195,7 +195,7 @@ class TargetRule(Section):
     ] = 0.95
     """The share of latency budgets to keep, from 50% to 99.9%."""
     confidence_of: Annotated[Literal["route", "request"], one_of("route", "request")] = "route"
-    """`route`: the share of all budgets together, so tight budgets are kept less often. `request`: of each budget,
+    """`route`: all budgets count together, so tight ones are kept less often. `request`: each budget counts alone,
     which uses large models less."""
     late: Annotated[Literal["soonest", "light", "stale", "refuse"], one_of("soonest", "light", "stale", "refuse")] = (
         "soonest"
