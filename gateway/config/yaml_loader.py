@@ -57,8 +57,8 @@ class YamlSource:
 def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> YamlSource:
     """Read one document whose top level is a mapping.
 
-    `${VAR}` in text is replaced from `environ`; None forbids it. Raise `ConfigInvalid` for faults of syntax, encoding or
-    bounds, which make the file unreadable. All other faults are in `YamlSource.faults`.
+    `${VAR}` in text is replaced from `environ`; None forbids it. Raise `ConfigInvalid` for faults of syntax, encoding
+    or bounds, which make the file unreadable. All other faults are in `YamlSource.faults`.
     """
     if len(content) > MAX_BYTES:
         raise _fatal_error(file, 1, f"larger than {MAX_BYTES} bytes, expected a smaller file")
