@@ -61,15 +61,12 @@ class _DescribedSchema(GenerateJsonSchema):
         section: Any = schema["cls"]
         properties = json_schema["properties"]
         for key, text in describe(section).items():
-            form = properties[key].get("description")  # how to write the value
-            properties[key] = {**properties[key], "description": f"{text} Write {form}." if form else text}
+            value = {name: item for name, item in properties[key].items() if name != "default"}  # in seconds and bytes
+            form = value.get("description")  # how to write the value
+            properties[key] = {**value, "description": f"{text} Write {form}." if form else text}
             if (default := written_default(section.model_fields[key])) is not None:
                 properties[key]["default"] = default
         return json_schema
-
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Leave out the default in seconds and bytes."""
-        return self.generate_inner(schema["schema"])
 
 
 def _without_titles(value: Any, *, named: bool = False) -> Any:

@@ -240,8 +240,8 @@ class OpenAIBackendConfig(Section):
     retries: Retries = Field(default_factory=Retries)
     """How often a call is sent again before its first byte."""
     hedge: HedgeOrOff = None
-    """`on`: a call without a first byte in time goes to a second upstream too, and the first usable response is served.
-    Both calls are billed."""
+    """`on`, or `{after: p95, budget: 5%}`: a call without a first byte in time also goes to a second upstream. The
+    first usable response is served; both calls are billed."""
     batch: BatchRule | None = None
     """For `kserve` and `triton`: send inference requests of equal shape as one call, such as `{max_size: 32, max_wait:
     2ms}`."""

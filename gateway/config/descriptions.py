@@ -23,7 +23,7 @@ from gateway.config.validation import Section
 def describe(section: type[Section]) -> Mapping[str, str]:
     """Return the description of each key of a section, in the order of the keys.
 
-    A key without a description of its own has that of the section `described_in`. If the source is not installed, the
+    A key without a description has that of the section `described_in`. If the source is not installed, the
     result is empty.
     """
     found = {} if section.described_in is None else dict(describe(section.described_in))

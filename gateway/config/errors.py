@@ -68,7 +68,7 @@ def format_value(value: object) -> str:
             return "true" if value else "false"
         case str():
             return repr(value if len(value) <= _MAX_VALUE_CHARS else value[:_MAX_VALUE_CHARS] + "...")
-        case int() if abs(value) >= 10**18:  # a longer one tells nobody more, and Python may refuse to print it
+        case int() if abs(value) >= 10**18:  # Python may refuse to print it
             return "a huge number"
         case int() | float():
             return str(value)

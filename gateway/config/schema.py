@@ -321,8 +321,8 @@ class EmbedderConfig(EmbeddingModel):
     """The model in use and, during a migration, the one before it."""
 
     migrate_from: EmbeddingModel | None = None
-    """The previous model, with the keys above. Lookups use it until every stored question is embedded with the new
-    model."""
+    """The previous model, with the keys of `embedder`. Lookups use it until every stored question is embedded with the
+    new model."""
 
     @property
     def migrates_to_same_model(self) -> bool:
@@ -380,7 +380,7 @@ class Config(Section):
     server: ServerConfig = Field(default_factory=ServerConfig)
     """The ports, and the bounds on connections and requests."""
     data_dir: Folder = Path("var")
-    """The folder for the embedded store, the index and the logs. Each gateway needs its own."""
+    """The folder for the embedded store, the index, the logs and the demo's models. Each gateway needs its own."""
     store: StoreConfig = Field(default_factory=StoreConfig)
     """The store that keeps the entries."""
     embedder: EmbedderConfig = Field(default_factory=EmbedderConfig)

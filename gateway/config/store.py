@@ -58,8 +58,8 @@ class StoreConfig(Section):
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
     """Entries in the store and its index. Beyond it the entries whose hits save the least per byte leave."""
     max_bytes: Size | None = None
-    """Bytes of records and vectors; beyond it entries leave as above. Without it, 75% of `store.max_memory`; for an
-    outside store, no bound."""
+    """Bytes of records and vectors. Beyond it entries leave as with `store.max_entries`. Without it, 75% of
+    `store.max_memory`; for an outside store, no bound."""
     max_changes: Annotated[int, Field(ge=1_000, le=100_000_000)] = 200_000
     """Changes that the store keeps for gateways that lag behind or are away, some 100 bytes each."""
     max_memory: Size = 2**30

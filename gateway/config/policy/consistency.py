@@ -48,7 +48,7 @@ def _covers_character(token: str, other: str) -> bool:
 
 
 def _glob_tokens(glob: str) -> Sequence[str]:
-    """Split a glob into `*`, `?`, `[...]` and characters, as `fnmatch` does: an open bracket is a character."""
+    """Split a glob into `*`, `?`, `[...]` and characters, as `fnmatch` does: an unclosed bracket is a character."""
     found: list[str] = []
     i = 0
     while i < len(glob):
