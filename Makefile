@@ -233,8 +233,9 @@ lock: $(STAMP)  ## resolve the dependencies anew
 	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
 	  --strip-extras --allow-unsafe -c requirements-dev.lock -o requirements.lock pyproject.toml
 
-schema: $(STAMP)  ## write docs/schema anew, after a change of what the files may say
+schema: $(STAMP)  ## write docs/schema and the tables of docs/configuration.md, after a change of a setting
 	@for kind in policy config; do $(BIN)/nearhit schema $$kind > docs/schema/$$kind.json || exit 1; done
+	@$(BIN)/python -m docs.tools.tables
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) $(DEPLOY_ENV) $(DOCS_ENV) .bootstrap build dist var

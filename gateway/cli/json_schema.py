@@ -1,4 +1,4 @@
-"""JSON Schema of both kinds of file, from the models that read them."""
+"""The command `schema`: the JSON Schema of both kinds of file, from the models that read them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from gateway.cli.output import print_line
 from gateway.cli.parser import Command
 from gateway.config import Config
+from gateway.config.descriptions import describe, written_default
 from gateway.config.policy.schema import PolicyFile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "from the environment"}
-# Their values are schemas by name, not schemas: a key may be called `title` or `default`.
+# Their values are mappings from names to schemas, and a name may be `title`.
 _NAMED = ("properties", "$defs")
 
 
@@ -24,7 +27,7 @@ def register(command: Command) -> None:
         run,
         "policy > policy.schema.json",
         "config",
-        about="For editors that complete and check YAML by it. The same files are in docs/schema.",
+        about="For editors, which complete and check YAML with it. docs/schema has the same files.",
     )
     command.add_argument("kind", choices=("policy", "config"))
 
@@ -35,30 +38,47 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def policy_schema() -> dict[str, Any]:
-    """Of a file of `policies/`."""
-    return _with_header("nearhit: a policy file", _strip_internal(PolicyFile.model_json_schema()))
+    """Return the schema of a policy file."""
+    schema = PolicyFile.model_json_schema(schema_generator=_DescribedSchema)
+    return _with_header("nearhit: a policy file", _without_titles(schema))
 
 
 def config_schema() -> dict[str, Any]:
-    """Of `config.yaml`, where any value may come from a variable."""
-    schema = _with_variables(_strip_internal(Config.model_json_schema()))
-    return _with_header("nearhit: config.yaml", schema)
+    """Return the schema of `config.yaml`, in which a variable may stand for any scalar."""
+    schema = Config.model_json_schema(schema_generator=_DescribedSchema)
+    return _with_header("nearhit: config.yaml", _with_variables(_without_titles(schema)))
 
 
 def _with_header(title: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": title, **schema}
 
 
-def _strip_internal(value: Any, *, named: bool = False) -> Any:
-    """Without what the program knows and no editor should show: titles made of names, defaults in seconds and bytes."""
+class _DescribedSchema(GenerateJsonSchema):
+    """Adds to each key its description and its default, as a file writes it."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        json_schema = super().model_schema(schema)
+        section: Any = schema["cls"]
+        properties = json_schema["properties"]
+        for key, text in describe(section).items():
+            value = {name: item for name, item in properties[key].items() if name != "default"}  # in seconds and bytes
+            form = value.get("description")  # how to write the value
+            properties[key] = {**value, "description": f"{text} Write {form}." if form else text}
+            if (default := written_default(section.model_fields[key])) is not None:
+                properties[key]["default"] = default
+        return json_schema
+
+
+def _without_titles(value: Any, *, named: bool = False) -> Any:
+    """Leave out the titles that pydantic makes of the names."""
     if isinstance(value, list):
-        return [_strip_internal(item) for item in value]
+        return [_without_titles(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: _strip_internal(item, named=not named and key in _NAMED)
+        key: _without_titles(item, named=not named and key in _NAMED)
         for key, item in value.items()
-        if named or key not in ("title", "default")
+        if named or key != "title"
     }
 
 
@@ -68,10 +88,11 @@ def _with_variables(value: Any, *, named: bool = False) -> Any:
     if not isinstance(value, dict):
         return value
     if not named and _is_scalar(value):
-        return {"anyOf": [value, _VARIABLE]}
+        about = {key: value[key] for key in ("description", "default", "examples") if key in value}
+        return {**about, "anyOf": [{key: item for key, item in value.items() if key not in about}, _VARIABLE]}
     return {
         key: item
-        if key in ("enum", "examples", "required") and not named
+        if key in ("enum", "examples", "required", "default") and not named
         else _with_variables(item, named=not named and key in _NAMED)
         for key, item in value.items()
     }

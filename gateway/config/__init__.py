@@ -1,4 +1,4 @@
-"""`config.yaml`: its schema, and how it is read."""
+"""The configuration: the schema of `config.yaml`, and its loader."""
 
 from gateway.config.auth import AuditTrailConfig, AuthConfig
 from gateway.config.backends import (

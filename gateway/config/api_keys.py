@@ -1,4 +1,4 @@
-"""API keys: their text form, their records, and the port to where they are kept. Times are wall clock seconds."""
+"""API keys: their text form, their records, and the port of the key store. Times are wall clock seconds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gateway.config.policy.limits import LimitRules, compile_limits
 from gateway.limits import Limits
 from gateway.principal import Principal, Role
 
-# What an API key looks like: `nh_`, 36 random characters, 6 of a checksum. Pure but for the system's randomness.
+# An API key is `nh_`, 36 random characters, and a checksum of 6.
 #
-# The prefix and the length let secret scanners know one (`PATTERN`); the checksum tells a key from what looks like one,
-# and a typo from a key that is not known, without asking anybody. It is the form of GitHub's tokens ("Behind GitHub's
-# new authentication token formats", 2021), with their CRC-32 in base 62.
+# Secret scanners recognize it by prefix and length (`PATTERN`). The checksum tells a typo from an unknown key without a
+# lookup. The form is that of GitHub's tokens ("Behind GitHub's new authentication token formats", 2021), with their
+# CRC-32 in base 62.
 #
-# A key has 214 bits of randomness. What is kept of it is its plain SHA-256: slow, salted hashes are for secrets that
-# can be guessed, and would cost each request what they cost a guess.
+# A key has 214 bits of randomness, and the gateway keeps its plain SHA-256. Slow, salted hashes protect secrets that
+# can be guessed, and would cost every request as much as they cost an attacker's guess.
 
 PREFIX = "nh_"
 
@@ -37,17 +37,18 @@ PATTERN = re.compile(rf"{PREFIX}[0-9A-Za-z]{{{RANDOM + CHECK}}}", re.ASCII)
 
 
 def new_key() -> str:
+    """Return a random key."""
     body = PREFIX + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM))
     return body + _checksum(body)
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether it is a key as `new_key` makes them."""
+    """Return whether the text has the form and the checksum of `new_key`."""
     return PATTERN.fullmatch(text) is not None and text[-CHECK:] == _checksum(text[:-CHECK])
 
 
 def digest_of(text: str) -> str:
-    """What is kept of a key, of the store's and of the configuration's. 64 hex digits."""
+    """Return the SHA-256 of a key, 64 hex digits: the only form in which the store and the configuration have it."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -59,7 +60,6 @@ def _checksum(body: str) -> str:
     return digits
 
 
-# API keys as they are kept. Pure. Times: wall clock, seconds.
 VERSION = 1
 
 _RULES: TypeAdapter[Any] = TypeAdapter(LimitRules)
@@ -68,71 +68,75 @@ State = Literal["active", "expired", "revoked"]
 
 
 class KeyUnreadable(ValueError):
-    """What lies in the store is no key, or one of another version."""
+    """A record of the store is not a key, or has another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeySecret:
-    """One text that the key is shown as; after a rotation there are two for a while."""
+    """One secret of a key. After a rotation a key has two for a while."""
 
     digest: str
-    hint: str  # its last characters, which are of the checksum
+    hint: str  # its last characters, which belong to the checksum
     created: float
     ends: float | None = None  # None: with the key
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
+    """The record of a key."""
+
     id: str
     name: str
     tenant: str
     role: Role
     models: tuple[str, ...]  # globs; empty: all
-    limits: tuple[Mapping[str, Any], ...]  # as `limits` of a route writes them, without `per`
+    limits: tuple[Mapping[str, Any], ...]  # in the form of a route's `limits`, without `per`
     created: float
     created_by: str
     expires: float | None
-    secrets: tuple[KeySecret, ...]  # the youngest last
+    secrets: tuple[KeySecret, ...]  # the newest last
     revoked: float | None = None
 
     def state(self, now: float) -> State:
+        """Return the state at a time."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if self.expires is not None and now >= self.expires else "active"
 
     def ended(self, now: float) -> float | None:
-        """Since when it is of no use; None: it is."""
+        """Return the time at which the key ended, or None if it is active."""
         if self.state(now) == "active":
             return None
         return min(end for end in (self.revoked, self.expires) if end is not None)
 
     def without_old_secrets(self, now: float) -> ApiKey:
-        """Those that have ended are nobody's any more."""
+        """Return the key without the secrets that have ended."""
         return replace(self, secrets=tuple(s for s in self.secrets if s.ends is None or s.ends > now))
 
     def until(self, digest: str) -> float | None:
-        """When that secret of it ends."""
+        """Return the time at which a secret of the key ends, or None if it does not."""
         ends = [s.ends for s in self.secrets if s.digest == digest and s.ends is not None]
         return min([*ends, *([] if self.expires is None else [self.expires])], default=None)
 
     def permit(self, digest: str | None, generation: int) -> Principal:
-        """`digest` None: of a job, which was asked for while the key was good."""
+        """Return the principal of a request with this secret. None: a job, accepted while the key was valid."""
         until = self.expires if digest is None else self.until(digest)
         limits = limits_of(self.limits)
         return Principal(self.id, self.name, self.tenant, self.role, self.models, limits, until, generation)
 
 
 def limits_of(written: Sequence[Mapping[str, Any]]) -> tuple[Limits, ...]:
-    """Raises pydantic's `ValidationError`."""
+    """Return the compiled limits of a key. Raise pydantic's `ValidationError`."""
     return tuple(replace(rule, per="key") for rule in compile_limits(_RULES.validate_python(list(written))))
 
 
 def encode(key: ApiKey) -> bytes:
+    """Return the record for the store."""
     return orjson.dumps({"version": VERSION, **asdict(key)})
 
 
 def decode(data: bytes) -> ApiKey:
-    """Raises `KeyUnreadable`."""
+    """Return the key of a record. Raise `KeyUnreadable`."""
     try:
         fields = orjson.loads(data)
         if fields.pop("version") != VERSION:
@@ -147,20 +151,22 @@ def decode(data: bytes) -> ApiKey:
 
 
 def key_json(key: ApiKey, now: float) -> dict[str, Any]:
-    """Without digests."""
+    """Return the key for JSON, without digests."""
     fields = asdict(key)
     secrets = [{name: s[name] for name in ("hint", "created", "ends")} for s in fields.pop("secrets")]
     return {"state": key.state(now), **fields, "secrets": secrets}
 
 
-# Where keys are kept, for all gateways that share it.
 class VersionConflict(Exception):
-    """Something else lies there by now."""
+    """Another gateway has changed the record since it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """`new` is to lie where `old` does; None: nothing. `digests` lead to it, `gone` no longer do."""
+    """A compare-and-swap: `new` replaces `old`, and None stands for no record.
+
+    The index then maps `digests` to the key, and no longer maps `gone`.
+    """
 
     id: str
     old: bytes | None
@@ -170,17 +176,22 @@ class KeyChange:
 
 
 class KeyStore(Protocol):
-    """Every method raises `StoreUnavailable`. Records are those of `gateway.config.api_keys`."""
+    """The port of the store of API keys. Every method raises `StoreUnavailable`."""
 
     async def version(self) -> bytes:
-        """Another one after every change; cheap."""
+        """Return a version that differs after every change. The call is cheap."""
 
-    async def by_digest(self, digest: str) -> bytes | None: ...
+    async def by_digest(self, digest: str) -> bytes | None:
+        """Return the record of the key with a secret of this digest, or None."""
 
-    async def by_id(self, identity: str) -> bytes | None: ...
+    async def by_id(self, identity: str) -> bytes | None:
+        """Return the record of a key, or None."""
 
-    async def listed(self) -> Sequence[bytes]: ...
+    async def listed(self) -> Sequence[bytes]:
+        """Return the records of all keys."""
 
     async def swap(self, change: KeyChange, *, synced: bool = False) -> bool:
-        """Whether it is known to have reached the disk, which is waited for only where `synced`. Raises
-        `VersionConflict`."""
+        """Apply a change, and return whether it has certainly reached the disk.
+
+        Wait for the disk only if `synced`. Raise `VersionConflict`.
+        """

@@ -1,4 +1,4 @@
-"""Who may ask, who may operate, and how that is written down: `auth` and `audit` of `config.yaml`."""
+"""The sections `auth` and `audit` of `config.yaml`: tenants, access to the admin port, and its audit trail."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ Values = Annotated[tuple[Text, ...], Field(strict=False), NOT_EMPTY]
 
 
 class RoleMapping(Section):
-    """Which values of a claim stand for which role."""
+    """The values of a claim that stand for each role. At least one role is required."""
 
     admin: Values | None = None
+    """Values of `role_claim` for the role `admin`, such as `[platform-team]`."""
     operate: Values | None = None
+    """Values of `role_claim` for the role `operate`."""
     use: Values | None = None
+    """Values of `role_claim` for the role `use`."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -31,6 +34,7 @@ class RoleMapping(Section):
             yield Problem(None, "a role is required, e.g. admin: [platform-team]")
 
     def as_mapping(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the values of each role."""
         return {"admin": self.admin or (), "operate": self.operate or (), "use": self.use or ()}
 
 
@@ -38,41 +42,61 @@ class OidcConfig(Section):
     """An OpenID Connect issuer whose tokens open the admin port."""
 
     issuer: ExactUrl = Field(examples=["https://id.example.com/realms/ops"])
+    """The issuer's URL, exactly as the issuer names itself, to the last slash."""
     audience: Text = Field(examples=["nearhit"])
-    jwks_url: HttpUrl | None = None  # None: what the issuer's discovery document says
+    """The audience that tokens must have."""
+    jwks_url: HttpUrl | None = None
+    """The URL of the issuer's keys. Without it the gateway reads the discovery document."""
     algorithms: Annotated[tuple[Algorithm, ...], Field(strict=False), NOT_EMPTY] = ("RS256", "ES256")
-    role_claim: Text = "groups"  # by its name, or a path such as realm_access.roles
+    """Signature algorithms to accept. Also possible: `RS384`, `RS512`, `PS256`, `PS384`, `PS512`, `ES384`, `ES512`,
+    `EdDSA`."""
+    role_claim: Text = "groups"
+    """The claim with the roles, as a name or a path such as `realm_access.roles`."""
     roles: RoleMapping = Field(examples=["{admin: [platform-team]}"])
+    """The values of `role_claim` that stand for each role here. At least one role is required."""
     name_claim: Text = "sub"
-    leeway: Annotated[Duration, Field(le=300)] = 30.0  # clocks that differ
-    private_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # that may be asked by plain http
+    """The claim with the user's name, as a name or a path."""
+    leeway: Annotated[Duration, Field(le=300)] = 30.0
+    """The difference between clocks to tolerate, at most `5m`."""
+    private_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Hosts of the issuer, as `host` or `host:port`, that the gateway may call over plain HTTP."""
 
 
 class AuthConfig(Section):
-    """Who may ask, and who is who."""
+    """Tenants, API keys, and access to the admin port."""
 
     mode: Annotated[Literal["passthrough", "keys"], one_of("passthrough", "keys")] = "passthrough"
+    """`passthrough`: the client's credentials go to the backend, and their hash is the tenant. `keys`: the gateway
+    checks API keys."""
     keys: Mapping[Name, Annotated[tuple[KeyHash, ...], Field(strict=False), NOT_EMPTY]] = Field(default={})
-    key_grace: Duration = 600.0  # how long keys of the store that are known are good where it does not answer
+    """For `keys`: each tenant with the SHA-256 of its API keys, in hex. Keys made at run time are valid as well."""
+    key_grace: Duration = 600.0
+    """How long keys that this gateway knows stay valid while the store does not answer."""
     admin_token_env: EnvironmentName | None = None
+    """The variable with the bearer token of the admin port. A browser asks for it as a password."""
     oidc: OidcConfig | None = None
+    """An OpenID Connect issuer whose tokens open the admin port."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         keys, mode = given.get("keys", {}), given.get("mode", "passthrough")
         if mode == "passthrough" and keys:
-            yield Problem("keys", "no other mode reads these, expected mode: keys beside them")
+            yield Problem("keys", "have no effect in mode passthrough, expected mode: keys")
         tenants = keys if isinstance(keys, dict) else {}
         owners: dict[str, str] = {}
         for tenant, hashes in tenants.items():
             listed = {item for item in hashes if isinstance(item, str)} if isinstance(hashes, list) else set()
             for key in listed:
                 if (owner := owners.setdefault(key, tenant)) != tenant:
-                    yield Problem("keys", f"{owner!r} and {tenant!r} share a key, expected one tenant a key")
+                    yield Problem(
+                        "keys", f"{owner!r} and {tenant!r} have the same key, expected one tenant for each key"
+                    )
 
 
 class AuditTrailConfig(Section):
-    """The trail of what was done on the admin port: `audit.jsonl` in `data_dir`."""
+    """The audit trail of the admin port: `audit.jsonl` in `data_dir`."""
 
-    max_size: Size = 16 * 2**20  # of one file
-    files: Annotated[int, Field(ge=1, le=1_000)] = 8  # in all; then the oldest goes
+    max_size: Size = 16 * 2**20
+    """The size of `data_dir/audit.jsonl` at which the gateway begins a new file."""
+    files: Annotated[int, Field(ge=1, le=1_000)] = 8
+    """Files to keep, the current one included. Beyond it the oldest is removed."""

@@ -1,4 +1,4 @@
-"""The services that answer: what `backends` of `config.yaml` may say, one class an adapter."""
+"""The section `backends` of `config.yaml`: the services that answer, with one class for each kind of adapter."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from gateway.config.errors import closest_match, format_value
 from gateway.config.fields import EnvironmentName, Folder, GrpcUrl, HttpUrl, Text, grpc_url, http_url, optional_section
-from gateway.config.schema_types import ScalarForm
-from gateway.config.units import POSITIVE_SHARE, PositiveDuration, Share, Switch, parse_positive_share
+from gateway.config.schema_types import ON_OR_OFF, ScalarForm, WrittenAs
+from gateway.config.units import POSITIVE_SHARE, PositiveDuration, Share, Switch, format_share, parse_positive_share
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
-# The addresses of a backend, and how calls are shared among them.
 MAX_UPSTREAMS = 256
 
-MAX_HEDGE_BUDGET = 0.2  # of the calls: beyond it the upstreams have no time left for the calls themselves
+MAX_HEDGE_BUDGET = 0.2  # share of the calls: with more hedges the upstreams have no time for the calls themselves
 
 _PERCENTILE = ScalarForm(r"p([5-9]\d(?:\.\d)?)", "a percentile from p50 to p99.9 such as p95")
 
@@ -27,26 +26,35 @@ class HttpUpstream(Section):
     """One address of an HTTP endpoint."""
 
     url: HttpUrl = Field(examples=["https://host/v1"])
-    weight: _Weight = 1.0  # its part of the calls, against the others'
-    api_key_env: EnvironmentName | None = None  # None: as the backend says
+    """The base URL."""
+    weight: _Weight = 1.0
+    """The share of the calls, relative to the weights of the other upstreams."""
+    api_key_env: EnvironmentName | None = None
+    """The variable with the key of this upstream. Without it the `api_key_env` of the backend applies."""
 
 
 class GrpcUpstream(Section):
     """One Triton server."""
 
+    described_in = HttpUpstream
+
     url: GrpcUrl = Field(examples=["grpc://host:8001"])
+    """The address, as `grpc://HOST:PORT` or `grpcs://HOST:PORT`."""
     weight: _Weight = 1.0
 
 
 class Retries(Section):
-    """How often a call is sent again, before its first byte."""
+    """How often a call is sent again before its first byte."""
 
-    budget: Share = 0.2  # of the calls of the last ten seconds; 0: never
-    attempts: Annotated[int, Field(ge=1, le=10)] = 2  # of one call, the first one included
+    budget: Share = 0.2
+    """The share of the calls of the last ten seconds that may be retried, or five calls if that is more. 0: no retries.
+    """
+    attempts: Annotated[int, Field(ge=1, le=10)] = 2
+    """Attempts of one call, the first one included."""
 
 
 def _quantile(value: object) -> float:
-    """`p95` -> 0.95"""
+    """Return the quantile that `p95` names, 0.95. Raise `ValueError` for anything else."""
     return float(_PERCENTILE.read(value)[1]) / 100
 
 
@@ -58,23 +66,32 @@ def _hedge_budget(value: object) -> float:
 
 
 class BatchRule(Section):
-    """Calls of equal form are put together before they are sent, for models that do not batch by themselves."""
+    """How calls of equal shape are sent as one, for models that do not batch by themselves."""
 
-    max_size: Annotated[int, Field(ge=2, le=4096)] = 32  # rows along the first dimension
-    max_wait: PositiveDuration = 0.002  # for others, in seconds
+    max_size: Annotated[int, Field(ge=2, le=4096)] = 32
+    """Rows of one upstream call, along the first dimension."""
+    max_wait: PositiveDuration = 0.002
+    """How long the first call waits for others."""
 
 
 class Hedge(Section):
-    """When a second upstream is asked while the first one has not answered."""
+    """When a second upstream gets the call because the first one has not answered."""
 
-    after: Annotated[float, BeforeValidator(_quantile), WithJsonSchema(_PERCENTILE.schema)] = (
-        0.95  # of its predicted latency
-    )
-    budget: Annotated[float, BeforeValidator(_hedge_budget), WithJsonSchema(POSITIVE_SHARE)] = 0.05  # of the calls
+    after: Annotated[
+        float,
+        BeforeValidator(_quantile),
+        WithJsonSchema(_PERCENTILE.schema),
+        WrittenAs(lambda quantile: f"p{100 * quantile:g}"),
+    ] = 0.95
+    """The percentile of the predicted time to the first byte after which the hedge goes out, `p50` to `p99.9`."""
+    budget: Annotated[
+        float, BeforeValidator(_hedge_budget), WithJsonSchema(POSITIVE_SHARE), WrittenAs(format_share)
+    ] = 0.05
+    """The share of the calls that may be hedged, at most 20%."""
 
 
 def _http_upstream(value: object) -> HttpUpstream:
-    """A bare URL stands for a mapping of nothing else."""
+    """Return an upstream; a bare URL stands for `{url: URL}`."""
     return HttpUpstream(url=http_url(value)) if isinstance(value, str) else HttpUpstream.model_validate(value)
 
 
@@ -83,13 +100,11 @@ def _grpc_upstream(value: object) -> GrpcUpstream:
 
 
 def _models(value: object) -> object:
-    """Checked here, so that the path of a fault is the mapping: a glob may have dots in it."""
+    """Check the mapping as a whole, so that a fault names its path: a glob may contain dots."""
     if isinstance(value, dict):
         for glob, name in value.items():
             if not isinstance(glob, str) or not isinstance(name, str) or not glob or not name:
-                raise ValueError(
-                    f"expected globs with the name of a model each, got {format_value(glob)}: {format_value(name)}"
-                )
+                raise ValueError(f"expected a model name for each glob, got {format_value(glob)}: {format_value(name)}")
     return value
 
 
@@ -106,41 +121,46 @@ GrpcUpstreams = Annotated[
 ]
 
 ModelMap = Annotated[Mapping[Text, Text], BeforeValidator(_models)]
-"""Globs of the names that clients say -> the name that is sent upstream; the first match decides."""
+"""Globs of the names that clients send -> the name that goes upstream; the first match decides."""
 
 Sticky = Annotated[
     Literal["off", "conversation", "user"],
     one_of("off", "conversation", "user"),
     WithJsonSchema({"enum": ["off", "conversation", "user", False]}),
 ]
-"""What is kept on one upstream, where its KV cache lies."""
+"""The calls that stay on one upstream, which has their KV cache."""
 
 _hedge = optional_section(Hedge, "{after: p95, budget: 5%}")
 
-HedgeOrOff = Annotated[Hedge | None, BeforeValidator(_hedge, json_schema_input_type=Hedge | str | bool | None)]
-"""None: a call goes to one upstream at a time."""
+HedgeOrOff = Annotated[
+    Hedge | None, BeforeValidator(_hedge, json_schema_input_type=Hedge | str | bool | None), ON_OR_OFF
+]
+"""None: no hedges."""
 
 
 def url_problems(given: Mapping[str, Any], example: str) -> Iterator[Problem]:
-    """`url` or `upstreams`, no address twice, and another one where calls are to be hedged."""
+    """Yield the contradictions between `url`, `upstreams` and `hedge`."""
     upstreams = given.get("upstreams")
     alone = isinstance(upstreams, list | tuple) and len(upstreams) == 1
     if ("upstreams" not in given or alone) and given.get("hedge") not in (None, False, "off"):
-        yield Problem("hedge", "asks a second upstream and there is one, expected two in 'upstreams', or off")
+        yield Problem(
+            "hedge", "needs a second upstream and there is one, expected two or more in 'upstreams', or hedge: off"
+        )
     if "url" in given and "upstreams" in given:
-        yield Problem("upstreams", "stands instead of 'url', expected one of the two")
+        yield Problem("upstreams", "cannot stand next to 'url', expected only one of the two")
     elif "url" not in given and "upstreams" not in given:
-        yield Problem(None, f"'url' is required, e.g. url: {example}, or 'upstreams' with several of them")
+        yield Problem(None, f"'url' is required, e.g. url: {example}, or 'upstreams' with a list of URLs")
     if not isinstance(upstreams, list | tuple):
         return
     seen: set[str] = set()
     for upstream in upstreams:
         url = upstream.get("url") if isinstance(upstream, Mapping) else upstream
-        if not isinstance(url, str) or "@" in url:  # credentials are a fault of their own, and not repeated
+        if not isinstance(url, str) or "@" in url:  # the field reports credentials, and never repeats them
             continue
         if url.rstrip("/") in seen:
             yield Problem(
-                "upstreams", f"{format_value(url)} is there twice, expected each address once; 'weight' gives it more"
+                "upstreams",
+                f"{format_value(url)} is listed twice, expected each address once; 'weight' sends it more calls",
             )
         seen.add(url.rstrip("/"))
 
@@ -151,78 +171,120 @@ _Concurrency = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class Timeouts(Section):
-    """How long a backend may take, in seconds."""
+    """The timeouts of a call to a backend."""
 
     connect: PositiveDuration = 2.0
+    """The time for a new connection: name lookup, TCP and TLS together. With `client: aiohttp` without the name lookup.
+    """
     first_byte: PositiveDuration = 60.0
-    idle: PositiveDuration = 30.0  # between two pieces of an answer
+    """The time from sending the request to the first byte of the response."""
+    idle: PositiveDuration = 30.0
+    """The time between two pieces of a response."""
     total: PositiveDuration = 600.0
+    """The time of the whole call."""
 
 
 class PriceConfig(Section):
-    """US dollars for a million tokens: what the saved cost is reckoned with."""
+    """Prices, with which the gateway computes costs and savings."""
 
     input_per_million: _Dollars = 0.0
+    """US dollars for a million input tokens."""
     output_per_million: _Dollars = 0.0
+    """US dollars for a million output tokens."""
 
 
 class Tensors(Section):
-    """How a Triton model names its tensors."""
+    """The names of a Triton model's tensors."""
 
     prompt: Text = "text_input"
+    """The input tensor with the prompt."""
     max_tokens: Text = "max_tokens"
+    """The input tensor with the largest number of output tokens."""
     answer: Text = "text_output"
+    """The output tensor with the text."""
     embedding: Text = "embedding"
+    """The output tensor with the embedding."""
 
 
 class OpenAIBackendConfig(Section):
-    """An HTTP endpoint that speaks one of the dialects: the adapter is named after it."""
+    """An HTTP endpoint. The adapter is named after its protocol."""
 
     adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve"]
+    """The protocol: `openai`, `anthropic`, `triton`, `kserve` (Open Inference Protocol over HTTP), `tfserving` or
+    `torchserve`. `onnx` runs a model in process."""
     url: HttpUrl | None = None
-    upstreams: HttpUpstreams | None = None  # instead of `url`
-    model: Text | None = None  # sent upstream; None: the name that the client sent
+    """The base URL, such as `https://host/v1`; for Anthropic `https://api.anthropic.com`, for Triton `grpc://HOST:PORT`
+    or `grpcs://HOST:PORT`."""
+    upstreams: HttpUpstreams | None = None
+    """Instead of `url`: addresses of the same models, each a URL or `{url: ..., weight: 2, api_key_env: ...}`."""
+    model: Text | None = None
+    """The model name that goes upstream. Without it the client's name goes upstream. Triton requires it: the text
+    model."""
     models: ModelMap = Field(default_factory=dict)
-    api_key_env: EnvironmentName | None = None  # None: the client's own credentials go upstream
-    client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "own"  # which HTTP/1.1 client asks it
-    max_concurrency: _Concurrency = 64  # of each upstream
-    adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
+    """Globs of the model names that clients send, each with the name that goes upstream, such as `{"gpt-4o*":
+    llama-70b}`. The first match decides."""
+    api_key_env: EnvironmentName | None = None
+    """The variable with the key that replaces the client's credentials. It goes upstream as `Authorization: Bearer`, to
+    `anthropic` as `x-api-key`."""
+    client: Annotated[Literal["own", "aiohttp"], one_of("own", "aiohttp")] = "own"
+    """For HTTP adapters: the HTTP/1.1 client, `own` or `aiohttp`. The second takes twice the CPU per request and
+    tolerates more faults of servers."""
+    max_concurrency: _Concurrency = 64
+    """Calls in flight to each upstream. Up to four times as many may wait."""
+    adaptive: Switch = True
+    """`on`: fewer calls than `max_concurrency` are in flight if more would only wait in the backend. `off`: always
+    `max_concurrency`."""
     sticky: Sticky = "off"
+    """`conversation`: all turns of a conversation go to one upstream, which has their KV cache. `user`: all calls of an
+    end user do."""
     retries: Retries = Field(default_factory=Retries)
+    """How often a call is sent again before its first byte."""
     hedge: HedgeOrOff = None
+    """`on`, or `{after: p95, budget: 5%}`: a call without a first byte in time also goes to a second upstream. The
+    first usable response is served; both calls are billed."""
     batch: BatchRule | None = None
+    """For `kserve` and `triton`: send inference requests of equal shape as one call, such as `{max_size: 32, max_wait:
+    2ms}`."""
     timeouts: Timeouts = Field(default_factory=Timeouts)
+    """The timeouts of a call."""
     price: PriceConfig = Field(default_factory=PriceConfig)
+    """Prices, with which the gateway computes costs and savings."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         yield from url_problems(given, "https://api.openai.com/v1")
         if given.get("batch") is not None and given.get("adapter") != "kserve":
-            yield Problem("batch", "puts calls of tensors together, expected adapter: kserve or triton beside it")
+            yield Problem("batch", "works on tensors only, expected adapter: kserve or triton")
 
     @property
     def addresses(self) -> tuple[HttpUpstream, ...]:
-        """Its upstreams, at least one."""
+        """The upstreams, at least one."""
         return self.upstreams or (HttpUpstream(url=self.url or ""),)
 
 
 class TritonBackendConfig(Section):
-    """A text-generation model on a Triton server, and the model there that embeds."""
+    """A text-generation model on a Triton server, and the embedding model there."""
+
+    described_in = OpenAIBackendConfig
 
     adapter: Literal["triton"]
     url: GrpcUrl | None = None
-    upstreams: GrpcUpstreams | None = None  # instead of `url`
+    upstreams: GrpcUpstreams | None = None
     model: Text = Field(examples=["large"])
     models: ModelMap = Field(default_factory=dict)
     embedding_model: Text | None = None
+    """For `triton`: the model that answers `/v1/embeddings`."""
     tensors: Tensors = Field(default_factory=Tensors)
-    max_concurrency: _Concurrency = 64  # of each upstream
-    adaptive: Switch = True  # fewer at once than that where more would only wait in the backend
+    """For `triton`: the names of the model's tensors."""
+    max_concurrency: _Concurrency = 64
+    adaptive: Switch = True
     sticky: Sticky = "off"
     retries: Retries = Field(default_factory=Retries)
     hedge: HedgeOrOff = None
     batch: BatchRule | None = None
-    reload: Switch = False  # of a model whose process has died: unload and load it
+    reload: Switch = False
+    """For `triton`, `on`: the gateway unloads and loads a model whose process has died. The server needs
+    `--model-control-mode=explicit`."""
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: PriceConfig = Field(default_factory=PriceConfig)
 
@@ -232,44 +294,54 @@ class TritonBackendConfig(Section):
 
     @property
     def addresses(self) -> tuple[GrpcUpstream, ...]:
-        """Its upstreams, at least one."""
+        """The upstreams, at least one."""
         return self.upstreams or (GrpcUpstream(url=self.url or ""),)
 
 
 def _reject_generate(task: object) -> object:
     if task == "generate":
         raise ValueError(
-            "the gateway writes no text itself, expected one of: embed, classify, tensors; run the language model in "
-            "a server of its own (python -m llama_cpp.server --model FILE --port 9001) and name that: "
+            "the gateway does not generate text itself, expected one of: embed, classify, tensors; run the language "
+            "model in a separate server (python -m llama_cpp.server --model FILE --port 9001) and use "
             "adapter: openai, url: http://127.0.0.1:9001/v1"
         )
     return task
 
 
 class OnnxBackendConfig(Section):
-    """A model that runs in the gateway's own process, from a folder as Hugging Face Optimum exports it."""
+    """A model in the gateway's own process, from a folder that Hugging Face Optimum exports."""
+
+    described_in = OpenAIBackendConfig
 
     adapter: Literal["onnx"]
+    """`onnx`: a model in the gateway's own process."""
     path: Folder = Field(examples=["models/small"])
+    """The folder of the model."""
     task: Annotated[
         Literal["embed", "classify", "tensors"],
         one_of("embed", "classify", "tensors"),
         BeforeValidator(_reject_generate),
     ] = Field(examples=["embed"])
-    model: Text | None = None  # the name that lists of models have for it; None: the folder's
-    threads: Annotated[int, Field(ge=1, le=256)] = 1  # of one pass
-    max_concurrency: _Concurrency = 4  # calls whose texts have their turns
-    adaptive: Switch = True  # fewer at once than that where more would only slow each other down
+    """`embed`: sentence embeddings. `classify`: a text classifier, which answers with its label. `tensors`: any graph,
+    called with tensors."""
+    model: Text | None = None
+    """The name in lists of models. Without it, the name of the folder. The gateway accepts any name from clients."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """Threads of one forward pass. The embedder has its own."""
+    max_concurrency: _Concurrency = 4
+    """Calls that run at the same time. Others wait."""
+    adaptive: Switch = True
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: PriceConfig = Field(default_factory=PriceConfig)
 
 
 class _Adapter(Section):
-    """The one key that decides which class the others are read with."""
+    """The key that decides which class reads the other keys."""
 
     adapter: Annotated[str, one_of("openai", "anthropic", "triton", "kserve", "tfserving", "torchserve", "onnx")] = (
         Field(examples=["openai"])
     )
+    """The adapter."""
 
 
 BackendSection = OpenAIBackendConfig | TritonBackendConfig | OnnxBackendConfig
@@ -281,12 +353,12 @@ _SECTION_TYPES: Mapping[object, type[TritonBackendConfig | OnnxBackendConfig]] =
 
 
 def backend_section_type(adapter: object) -> type[BackendSection]:
-    """What the backends of an adapter are read with."""
+    """Return the class that reads the backends of an adapter."""
     return _SECTION_TYPES.get(adapter, OpenAIBackendConfig) if isinstance(adapter, str) else OpenAIBackendConfig
 
 
 def _parse_backend(value: Any) -> BackendSection:
-    """Chooses by `adapter` before anything else is looked at: one wrong key is one fault, not one a class."""
+    """Choose the class by `adapter` first, so that one wrong key is one fault and not one for each class."""
     if isinstance(value, BackendSection):
         return value
     if isinstance(value, dict):
@@ -295,7 +367,7 @@ def _parse_backend(value: Any) -> BackendSection:
         )
         chosen = _Adapter.model_validate({key: value[key] for key in (named,) if key in value})
         return backend_section_type(chosen.adapter).model_validate(value)
-    return OpenAIBackendConfig.model_validate(value)  # says that a mapping is expected
+    return OpenAIBackendConfig.model_validate(value)  # reports that a mapping is expected
 
 
 BackendConfig = Annotated[BackendSection, PlainValidator(_parse_backend, json_schema_input_type=BackendSection)]

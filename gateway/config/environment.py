@@ -1,4 +1,4 @@
-"""Settings from the environment: `NEARHIT_SERVER__LISTEN=0.0.0.0:80` goes before `server.listen` of the file."""
+"""Settings from the environment: `NEARHIT_SERVER__LISTEN=0.0.0.0:80` overrides `server.listen` of the file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _TOP_LEVEL = ("data_dir", "policies")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOverrides:
-    """A document with the environment's settings in it."""
+    """A document that includes the settings of the environment."""
 
     value: dict[str, Any]
-    origins: Mapping[KeyPath, str]  # which variable a value came from
+    origins: Mapping[KeyPath, str]  # path of a value -> the variable that it came from
     faults: tuple[ConfigError, ...]
 
 
 def apply_environment(document: Mapping[str, Any], environ: Mapping[str, str]) -> EnvironmentOverrides:
-    """Puts every setting of the environment into a copy of the document.
+    """Return a copy of the document with every setting of the environment.
 
-    Only names with `__` are settings, and those of `data_dir` and `policies`: Kubernetes sets NEARHIT_PORT and
-    NEARHIT_SERVICE_HOST by itself for a service of this name, and a secret may well be in NEARHIT_ADMIN_TOKEN.
+    Only `NEARHIT_DATA_DIR`, `NEARHIT_POLICIES` and names with `__` are settings. Kubernetes sets `NEARHIT_PORT` and
+    `NEARHIT_SERVICE_HOST` for a service of this name, and `NEARHIT_ADMIN_TOKEN` may contain a secret.
     """
     value = copy.deepcopy(dict(document))
     known = dict(_setting_paths(value))
@@ -57,11 +57,12 @@ def apply_environment(document: Mapping[str, Any], environ: Mapping[str, str]) -
 
 
 def environment_fault(name: str, message: str) -> ConfigError:
-    """A fault of a variable; the environment has no lines."""
+    """Return a fault of a variable. The environment has no lines."""
     return ConfigError("environment", 0, (name,), message)
 
 
 def read_secret(environ: Mapping[str, str], variable: str | None, where: str) -> str | None:
+    """Return the value of a variable that the key `where` names. Raise `StartupError` if it is not set."""
     if variable is None:
         return None
     value = environ.get(variable, "")
@@ -81,7 +82,7 @@ def _setting_paths(document: Mapping[str, Any]) -> Iterator[tuple[str, KeyPath]]
 
 
 def _scalar_paths(section: type[Section]) -> Iterator[KeyPath]:
-    """The paths of every key that takes a scalar."""
+    """Yield the path of every key that takes a scalar."""
     for key, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
@@ -91,7 +92,7 @@ def _scalar_paths(section: type[Section]) -> Iterator[KeyPath]:
 
 
 def _set_value(document: dict[str, Any], path: KeyPath, value: object) -> bool:
-    """Sets the value; False where the file has something else than a mapping on the way, which is a fault there."""
+    """Set the value. Return False if the path leads through something else than a mapping, a fault of the file."""
     place: Any = document
     for part in path[:-1]:
         place = place.setdefault(part, {})

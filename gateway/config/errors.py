@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, said in sentences that name the place and what was expected."""
+"""Faults of a configuration: sentences with the place, the problem and the expected form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_VALUE_CHARS = 60  # characters of a wrong value that a sentence repeats
 
 @dataclass(frozen=True, slots=True)
 class ConfigError:
-    """One thing that is wrong. `line` counts from 1; it is 0 where there are no lines (the environment)."""
+    """One fault. `line` counts from 1; it is 0 if there are no lines (the environment)."""
 
     file: str
     line: int
@@ -29,12 +29,12 @@ class ConfigError:
         return f"{place}: {render_path(self.path)}: {self.message}"
 
     def as_json(self) -> dict[str, str | int]:
-        """The fault as machines read it."""
+        """Return the fault for JSON."""
         return {"file": self.file, "line": self.line, "path": render_path(self.path), "message": self.message}
 
 
 class ConfigInvalid(Exception):
-    """A configuration that cannot be used; carries every fault that was found, in reading order."""
+    """A configuration that cannot be used. It has every fault, in reading order."""
 
     def __init__(self, faults: Iterable[ConfigError]) -> None:
         self.faults = sort_errors(faults)
@@ -42,12 +42,12 @@ class ConfigInvalid(Exception):
 
 
 def sort_errors(faults: Iterable[ConfigError]) -> tuple[ConfigError, ...]:
-    """The faults by file and line, each once."""
+    """Return the faults by file and line, each once."""
     return tuple(sorted(set(faults), key=lambda f: (f.file, f.line, render_path(f.path), f.message)))
 
 
 def render_path(path: KeyPath) -> str:
-    """`routes[0].cache.exact`; `(document)` for the file as a whole."""
+    """Return a path as text, such as `routes[0].cache.exact`, or `(document)` for the whole file."""
     out = ""
     for part in path:
         if isinstance(part, int):
@@ -60,7 +60,7 @@ def render_path(path: KeyPath) -> str:
 
 
 def format_value(value: object) -> str:
-    """A wrong value as a sentence names it: text in quotes and shortened, YAML words for the rest."""
+    """Return a wrong value for a sentence: text in quotes and shortened, YAML words for the rest."""
     match value:
         case None:
             return "nothing"
@@ -68,7 +68,7 @@ def format_value(value: object) -> str:
             return "true" if value else "false"
         case str():
             return repr(value if len(value) <= _MAX_VALUE_CHARS else value[:_MAX_VALUE_CHARS] + "...")
-        case int() if abs(value) >= 10**18:  # a longer one says nothing more, and may not even be printable
+        case int() if abs(value) >= 10**18:  # Python may refuse to print it
             return "a huge number"
         case int() | float():
             return str(value)
@@ -81,14 +81,14 @@ def format_value(value: object) -> str:
 
 
 def closest_match(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` was probably meant to be."""
+    """Return the known word that is closest to `word`, or None if none is close."""
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word[:_MAX_VALUE_CHARS].lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
 def unknown_name(what: str, word: str, known: Iterable[str]) -> str:
-    """`unknown key, did you mean 'semantic'? expected one of: exact, semantic`."""
+    """Return a sentence such as `unknown key, did you mean 'semantic'? expected one of: exact, semantic`."""
     names = list(known)
     guess = closest_match(word, names)
     hint = f", did you mean {guess!r}?" if guess else ","

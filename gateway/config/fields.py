@@ -1,4 +1,4 @@
-"""Scalars that several sections of the configuration use. Each parser raises `ValueError` with the sentence."""
+"""Scalars that several sections of the configuration use. Each parser raises `ValueError` with the whole sentence."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from gateway.config.store_url import parse_store_url
 from gateway.config.validation import Problem, Section
 
 
-# URLs that a configuration may hold. Each parser returns the URL without the slash at its end, or raises
-# `ValueError` with the whole sentence.
 def http_url(value: object, example: str = "https://api.openai.com/v1", extra: str = "api_key_env") -> str:
-    """An endpoint's base URL. Credentials in it would reach logs, so they are refused and not repeated: `extra` is the
-    key that they belong to."""
+    """Return an endpoint's base URL, without a slash at its end.
+
+    Credentials in a URL would reach logs. So the function refuses them and does not repeat them; they belong in the key
+    `extra`.
+    """
     expected = f"expected a URL such as {example}"
     url = _split_url(value)
     if url is not None and "@" in url.netloc:
-        raise ValueError(f"credentials in a URL end up in logs, {expected} with {extra} beside it")
+        raise ValueError(f"the URL contains credentials, which would reach logs, {expected} and the key {extra}")
     if url is None or url.scheme not in ("http", "https") or url.query or url.fragment:
         raise ValueError(f"{expected}, got {format_value(value)}")
     return url.geturl().rstrip("/")
 
 
 def receiver_url(value: object) -> str:
-    """The base URL of a receiver of OpenTelemetry's protocol over HTTP."""
+    """Return the base URL of an OTLP receiver, without a slash at its end."""
     return http_url(value, "http://127.0.0.1:4318", "headers_env")
 
 
 def grpc_url(value: object) -> str:
-    """The address of a Triton server."""
+    """Return the address of a Triton server, without a slash at its end."""
     url = _split_url(value)
     if url is not None and url.scheme in ("grpc", "grpcs") and url.port and "@" not in url.netloc:
         rest = url.path.strip("/") or url.query or url.fragment
@@ -45,26 +46,26 @@ def grpc_url(value: object) -> str:
 
 
 def store_url(value: object) -> str:
-    """`embedded`, or where an outside store is (`gateway.config.store`)."""
+    """Return `embedded`, or the address of an outside store."""
     parse_store_url(value)
     return str(value)
 
 
 def milvus_lite_path(url: str) -> bool:
-    """Whether an index' URL names a file of Milvus Lite, and no server."""
+    """Return whether the URL of an index is a Milvus Lite file, not a server."""
     return url.endswith(".db") and "://" not in url
 
 
 def index_url(value: object) -> str:
-    """A Milvus server, or the name of a Milvus Lite file."""
+    """Return the URL of a Milvus server, or the name of a Milvus Lite file."""
     if isinstance(value, str) and value.isprintable() and milvus_lite_path(value):
         return value
     return http_url(value, "http://127.0.0.1:19530 or a file such as milvus.db", "token_env")
 
 
 def _split_url(value: object) -> SplitResult | None:
-    """The parts of a URL with a host; None for what is no such URL."""
-    # urlsplit drops line breaks silently: what was checked would not be what is used.
+    """Return the parts of a URL with a host, or None for anything else."""
+    # urlsplit drops line breaks silently, so the checked URL would differ from the one in use.
     if not isinstance(value, str) or not value.isascii() or not value.isprintable() or " " in value:
         return None
     try:
@@ -75,7 +76,7 @@ def _split_url(value: object) -> SplitResult | None:
 
 
 def exact_url(value: object) -> str:
-    """The same to the last slash: what others compare with."""
+    """Return a URL unchanged, to the last slash, because others compare it."""
     http_url(value)
     return str(value)
 
@@ -115,19 +116,19 @@ _KEY_HASH = ScalarForm(r"[0-9a-fA-F]{64}", "the SHA-256 of an API key as 64 hex 
 
 
 def parse_name(value: object) -> str:
-    """A name that is safe in a log, a label, a header and a key."""
+    """Return a name that is safe in a log, a label, a header and a key."""
     if isinstance(value, bool | int | float):
         raise ValueError(f"expected {_NAME.expected}, got {format_value(value)}; put it in quotes")
     return _NAME.read(value)[0]
 
 
 def parse_folder(value: object) -> Path:
-    """A path that is printable: a NUL in it would only fail when it is used."""
+    """Return the path of a folder. It is printable: a NUL would only fail at its first use."""
     return _path(value, "a folder")
 
 
 def parse_file(value: object) -> Path:
-    """Likewise, of a file."""
+    """Return the path of a file. It is printable: a NUL would only fail at its first use."""
     return _path(value, "a file")
 
 
@@ -140,16 +141,17 @@ def _path(value: object, kind: str) -> Path:
 
 
 def parse_environment_name(value: object) -> str:
-    """A wrong value is not repeated: people paste the secret itself here."""
+    """Return the name of an environment variable. Do not repeat a wrong value: it may be the secret itself."""
     if match := _ENVIRONMENT_NAME.match(value):
         return match[0]
     raise ValueError(f"expected {_ENVIRONMENT_NAME.expected}")
 
 
 def optional_section(section: type[Section], example: str) -> Callable[[object], object]:
-    """The parser of `off`, which is None, `on`, which is the section as it is by default, or its mapping.
+    """Return a parser for `off` (None), `on` (the section with its defaults) or a mapping.
 
-    YAML 1.1 reads bare `on` and `off` as booleans; in quotes they stay text."""
+    YAML 1.1 reads bare `on` and `off` as booleans; in quotes they stay text.
+    """
 
     def parse(value: object) -> object:
         if value is None or value is False or value == "off":
@@ -164,33 +166,33 @@ def optional_section(section: type[Section], example: str) -> Callable[[object],
 
 
 def triton_problems(given: Mapping[str, Any], keys: Sequence[str]) -> Iterator[Problem]:
-    """Of a section whose `adapter` may be `triton`: that wants a `url`, and `keys` are for it alone."""
+    """Yield the problems of a section whose `adapter` may be `triton`, which needs a `url`; `keys` need `triton`."""
     if given.get("adapter") == "triton":
         if given.get("url") is None:
             yield Problem(None, "'url' is required, e.g. url: grpc://127.0.0.1:8001")
         return
     for key in keys:
         if given.get(key) is not None:
-            yield Problem(key, "belongs to adapter triton, expected it beside that adapter or not at all")
+            yield Problem(key, f"works with adapter: triton only, expected that adapter or no {key}")
 
 
 def parse_device(value: object) -> str:
-    """Where an index is searched."""
+    """Return the device that searches an index."""
     return _DEVICE.read(value)[0]
 
 
 def parse_key_hash(value: object) -> str:
-    """A wrong value is not repeated: it may be the key itself."""
+    """Return the digest of an API key, in lower case. Do not repeat a wrong value: it may be the key itself."""
     if match := _KEY_HASH.match(value):
         return match[0].lower()
     raise ValueError(f"expected {_KEY_HASH.expected}")
 
 
 def parse_version(value: object) -> int:
-    """The only version of the file formats so far."""
+    """Return the version of the file format, which is 1."""
     if isinstance(value, int) and not isinstance(value, bool) and value == 1:
         return 1
-    raise ValueError(f"expected 1, the only version there is, got {format_value(value)}")
+    raise ValueError(f"expected 1, the only version, got {format_value(value)}")
 
 
 IndexDevice = Annotated[str, BeforeValidator(parse_device), WithJsonSchema(_DEVICE.schema)]

@@ -1,4 +1,4 @@
-"""From `config.yaml` and the environment to a `Config`, or to every fault in them."""
+"""Read `config.yaml` and the environment into a `Config`, or into all of their faults."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Model = TypeVar("Model", bound=EmbeddingModel)
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    """What a configuration says, as far as it can be read: its policies can be checked though it has faults."""
+    """A configuration as far as it is readable. `nearhit check` can check its policies even if it has faults."""
 
     config: Config | None  # None: there are faults
     faults: tuple[ConfigError, ...]
     backends: frozenset[str]
     policies: Path
-    warnings: tuple[ConfigError, ...] = ()  # what will run, though hardly as it was meant
-    absent: tuple[str, ...] = ()  # environment variables that it names for secrets, and that are not set: faults, too
+    warnings: tuple[ConfigError, ...] = ()  # valid, but unlikely to be meant
+    absent: tuple[str, ...] = ()  # environment variables of secrets that are not set; each is a fault as well
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """Reads the file (None: `config.yaml` in the working directory) and the settings of the environment.
+    """Read the file (None: `config.yaml` in the working directory) and the settings of the environment.
 
-    Relative paths in it are taken from the file's folder. Raises `ConfigInvalid` with every fault.
+    Relative paths start at the file's folder. Raise `ConfigInvalid` with every fault.
     """
     reading = read_config(path or DEFAULT_PATH, environ)
     if reading.config is None:
@@ -46,7 +46,7 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 
 def read_config(path: Path, environ: Mapping[str, str]) -> ConfigReader:
-    """The same without an exception."""
+    """Read the file and the environment as `load_config` does, without raising."""
     expected = "a configuration file; --config names another, --upstream URL starts without one"
     try:
         source = load_yaml(read_file(path, expected), str(path), environ)
@@ -66,7 +66,7 @@ def build_config(
     folder: Path,
     environ: Mapping[str, str],
 ) -> ConfigReader:
-    """The configuration of a document. `fault_at` says where a path of it is, or None where that is known faulty."""
+    """Return the configuration of a document. `fault_at` makes a fault of a path, or None if that has one already."""
     overridden = apply_environment(document, environ)
     found, warnings = [*faults, *overridden.faults], list[ConfigError]()
 
@@ -90,7 +90,7 @@ def build_config(
         for path, message in _missing_model_files(config, folder):
             report(path, message)
         if config.embedder.migrates_to_same_model:
-            message = "names the model in use, expected the one before it, or none"
+            message = "names the model in use, expected the previous model, or no migrate_from"
             report(("embedder", "migrate_from"), message, warnings)
     backends, policies = overridden.value.get("backends"), overridden.value.get("policies")
     return ConfigReader(
@@ -104,7 +104,7 @@ def build_config(
 
 
 def secret_variables(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """Where it names an environment variable for a secret, and which."""
+    """Yield each path that names the environment variable of a secret, with that variable."""
     if config.auth.admin_token_env:
         yield ("auth", "admin_token_env"), config.auth.admin_token_env
     for key in ("password_env", "sentinel_password_env"):
@@ -125,19 +125,22 @@ def secret_variables(config: Config) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _missing_model_files(config: Config, folder: Path) -> Iterator[tuple[KeyPath, str]]:
-    """Of backends that run in the gateway itself: the files without which it cannot start."""
+    """Yield a problem for each in-process backend that lacks a file without which the gateway cannot start."""
     for name, backend in config.backends.items():
         if isinstance(backend, OnnxBackendConfig):
             needed = MODEL_FILES[:1] if backend.task == "tensors" else MODEL_FILES
             missing = [file for file in needed if not (folder / backend.path / file).is_file()]
             if missing:
-                message = f"{backend.path} has no {missing[0]}, expected a folder as Hugging Face Optimum exports it"
+                message = f"{backend.path} has no {missing[0]}, expected a folder exported by Hugging Face Optimum"
                 yield ("backends", name, "path"), message
 
 
 def _resolve_paths(config: Config, folder: Path) -> Config:
-    """Paths from the file's folder. What child processes and models use is absolute: they have folders of their own;
-    `policies` stays as short as it was written, since every fault there repeats it."""
+    """Return the configuration with paths resolved against the file's folder.
+
+    The paths of child processes and models are absolute, because those run in other folders. `policies` stays short,
+    because every fault of a policy repeats it.
+    """
     embedder = _resolve_model_dir(config.embedder, folder)
     if embedder.migrate_from is not None:
         embedder = embedder.model_copy(update={"migrate_from": _resolve_model_dir(embedder.migrate_from, folder)})

@@ -1,4 +1,8 @@
-"""What `config.yaml` may say. Field names are the keys of the file; durations are seconds, sizes bytes."""
+"""The sections of `config.yaml`. Field names are the keys of the file; durations are in seconds, sizes in bytes.
+
+The string below a field is its description. `gateway.config.descriptions` reads it for the JSON Schema and for
+docs/configuration.md, so code spans are in backticks and there are no links.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ from gateway.config.fields import (
     optional_section,
     triton_problems,
 )
+from gateway.config.schema_types import ON_OR_OFF
 from gateway.config.store import StoreConfig
 from gateway.config.units import (
     Address,
@@ -42,52 +47,85 @@ from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 from gateway.messages import Verdict
 
 
-# Asynchronous inference: what `jobs` of `config.yaml` may say.
 class JobsConfig(Section):
-    """Requests that are accepted now and answered later."""
+    """Asynchronous inference: the gateway accepts a request now and answers it later."""
 
     enabled: Switch = True
-    workers: Annotated[int, Field(ge=0, le=10_000)] = 16  # in flight at once, of this gateway; 0: it accepts alone
-    max_queued: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000  # queued and running, of all gateways on the store
+    """`on`: the gateway serves `POST /v1/jobs` and `Prefer: respond-async`. `off`: it handles both like any other
+    request."""
+    workers: Annotated[int, Field(ge=0, le=10_000)] = 16
+    """Jobs that this gateway runs at the same time. 0: it only accepts jobs, and other gateways on the store run them.
+    """
+    max_queued: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    """Jobs that wait or run, over all gateways on the store. Beyond it a new job gets 503 with `Retry-After`."""
     max_queued_per_tenant: Annotated[int, Field(ge=1, le=10_000_000)] = 2_500
-    max_body: Size = 2**20  # of a job's request
-    max_bytes: Size = 256 * 2**20  # of the requests of all jobs that are not over
-    max_result: Size = 4 * 2**20  # of an answer
+    """Jobs of one tenant that wait or run. Beyond it a new job gets 429."""
+    max_body: Size = 2**20
+    """The largest request body of a job."""
+    max_bytes: Size = 256 * 2**20
+    """The size of the requests of all unfinished jobs together. The files of batches have the same bound."""
+    max_result: Size = 4 * 2**20
+    """The largest response of a job. A larger one fails the job."""
     result_ttl: PositiveDuration = 86_400.0
-    dead_ttl: PositiveDuration = 604_800.0  # how long a job that could not be answered is kept for an operator
-    max_age: PositiveDuration = 86_400.0  # a job that is not over by then has failed
-    visibility: PositiveDuration = 30.0  # a worker that was not heard of for so long has lost its jobs
+    """How long the response of a job is kept."""
+    dead_ttl: PositiveDuration = 604_800.0
+    """How long a job whose attempts all failed is kept for an operator."""
+    max_age: PositiveDuration = 86_400.0
+    """A job that is not finished by this age fails."""
+    visibility: PositiveDuration = 30.0
+    """A worker without a heartbeat for this long loses its jobs to others. It sends one every second, or three within
+    this time."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    fsync: Switch = False  # 202 only once the job is on the store's disk
-    key_env: EnvironmentName | None = None  # what clients' credentials are sealed with while their jobs wait
+    """Attempts for a job whose backend fails or whose worker goes away."""
+    fsync: Switch = False
+    """`on`: the gateway answers 202 only when the job is on the store's disk."""
+    key_env: EnvironmentName | None = None
+    """The variable with the secret that encrypts clients' credentials while their jobs wait. Without it the gateway
+    refuses jobs that need them."""
     webhook_secret_env: EnvironmentName | None = None
-    webhook_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # may be private, and plain http
+    """The variable with the secret, `whsec_...`, that signs webhooks. Without it there are no webhooks."""
+    webhook_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Hosts, as `host` or `host:port`, that webhooks may reach although they are private or without TLS."""
     webhook_attempts: Annotated[int, Field(ge=1, le=100)] = 8
-    batches: Switch = False  # /v1/files and /v1/batches are the gateway's own; off: they pass through
-    max_batch: Annotated[int, Field(ge=1, le=100_000)] = 10_000  # requests of one
+    """Attempts to deliver one webhook."""
+    batches: Switch = False
+    """`on`: the gateway serves OpenAI's `/v1/files` and `/v1/batches` itself. `off`: they pass through."""
+    max_batch: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    """Requests in one batch."""
     file_ttl: PositiveDuration = 604_800.0
+    """How long files and batches are kept."""
 
 
-# Traces and the access log: what `telemetry` of `config.yaml` may say.
 CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 
 
 class Traces(Section):
-    """Spans in OpenTelemetry's protocol (OTLP over HTTP, protobuf)."""
+    """Export of spans over OTLP (OpenTelemetry's protocol; HTTP with protobuf)."""
 
-    endpoint: ReceiverUrl | None = None  # of the receiver; None: no traces
-    headers_env: EnvironmentName | None = None  # the variable with what the receiver wants to be shown
-    sample: Share = 1.0  # of the traces that begin here
-    slow: DurationOrOff = 30.0  # from here on a request is exported whatever was drawn
-    max_queued: Annotated[int, Field(ge=256, le=1_000_000)] = 8192  # spans that wait to be sent
-    timeout: PositiveDuration = 5.0  # of sending a batch of them, with all attempts
+    endpoint: ReceiverUrl | None = None
+    """The base URL of an OTLP receiver, such as `http://127.0.0.1:4318`; the gateway adds `/v1/traces`. Without it
+    there are no traces."""
+    headers_env: EnvironmentName | None = None
+    """The variable with the headers for the receiver, as `name=value,name=value`, values percent-encoded."""
+    sample: Share = 1.0
+    """The share of traces to export, of those that begin here. A client's `traceparent` decides for its own traces."""
+    slow: DurationOrOff = 30.0
+    """A request that takes at least this long is always exported, and so is one that fails. `off`: duration does not
+    count."""
+    max_queued: Annotated[int, Field(ge=256, le=1_000_000)] = 8192
+    """Spans that wait for export, 1 to 2 kB each. More are dropped and counted."""
+    timeout: PositiveDuration = 5.0
+    """The time to send one batch of spans, with all attempts. No request waits for it."""
     service_name: Text = "nearhit"
+    """The `service.name` of the spans."""
 
 
 class AccessLogConfig(Section):
-    """A line for each request."""
+    """The access log: one line for each request."""
 
-    sample: Mapping[str, Share] = Field(default={})  # by verdict, or class of status such as 4xx; else all
+    sample: Mapping[str, Share] = Field(default={})
+    """The share of requests to log, by verdict or status class, such as `{exact: 1%, 4xx: 10%}`. The status class
+    decides first. All others are logged."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -95,37 +133,52 @@ class AccessLogConfig(Section):
         known = (*(verdict.value for verdict in Verdict), *CLASSES)
         for word in sample if isinstance(sample, dict) else ():
             if word not in known:
-                yield Problem("sample", f"{str(word)[:64]!r} is no verdict, expected one of {', '.join(known)}")
+                yield Problem(
+                    "sample",
+                    f"{str(word)[:64]!r} is not a verdict or a status class, expected one of: {', '.join(known)}",
+                )
 
 
 class TelemetryConfig(Section):
-    """What is told of requests beside the metrics."""
+    """Reports on single requests, besides the metrics: traces and the access log."""
 
     traces: Traces = Field(default_factory=Traces)
+    """Export of traces over OTLP."""
     access_log: AccessLogConfig = Field(default_factory=AccessLogConfig)
+    """One line for each request."""
 
 
-# The traffic log: what `traffic` of `config.yaml` may say. Which routes are recorded, their policy says.
 class TrafficConfig(Section):
-    """Bounds of what routes with `record` leave under `data_dir/traffic`."""
+    """The traffic log in `data_dir/traffic`. The gateway records the routes whose policy has `record`."""
 
-    max_size: Size = 2**30  # of all segments; the oldest are removed
-    max_age: PositiveDuration = 7 * 86_400.0  # of a segment's last request
-    segment_size: Size = 16 * 2**20  # beyond which the next segment is begun
-    segment_age: PositiveDuration = 3_600.0  # likewise
-    flush: PositiveDuration = 1.0  # how often what was recorded is written: as much is lost with the process
-    max_buffered: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000  # requests that wait for it; more are dropped
-    simulate_timeout: PositiveDuration = 120.0  # of `POST /admin/simulate`
+    max_size: Size = 2**30
+    """The size of all segments together. The oldest are removed first."""
+    max_age: PositiveDuration = 7 * 86_400.0
+    """A segment is removed when its last request is older. The gateway checks this when it begins a segment."""
+    segment_size: Size = 16 * 2**20
+    """The size at which the gateway begins the next segment."""
+    segment_age: PositiveDuration = 3_600.0
+    """The age at which the gateway begins the next segment."""
+    flush: PositiveDuration = 1.0
+    """How often records are written to disk. If the process dies, at most this much is lost."""
+    max_buffered: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Requests that wait to be written. More are dropped and counted."""
+    simulate_timeout: PositiveDuration = 120.0
+    """The time that `POST /admin/simulate` may take."""
 
 
-# The section `verifier`.
 class CrossEncoderConfig(Section):
-    """Where the closer look is taken."""
+    """The cross-encoder, which reads a question and a neighbour near the threshold together."""
 
     adapter: Annotated[Literal["onnx", "triton"], one_of("onnx", "triton")] = "onnx"
-    url: GrpcUrl | None = None  # triton: the server
-    model: Text = "cross_encoder"  # triton: its name there
-    timeout: PositiveDuration = 0.25  # triton: of one pair
+    """`onnx`: in process, for the `onnx` embedder; with another one there is no cross-encoder. `triton`: on a server
+    that gateways share, with any embedder."""
+    url: GrpcUrl | None = None
+    """For `triton`: the server, as `grpc://HOST:PORT` or `grpcs://HOST:PORT`."""
+    model: Text = "cross_encoder"
+    """For `triton`: the name of the model there."""
+    timeout: PositiveDuration = 0.25
+    """For `triton`: the time to score one pair. When it passes, the verifier's first score decides."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -136,14 +189,18 @@ _cross_encoder = optional_section(CrossEncoderConfig, "{adapter: triton, url: gr
 
 
 class VerifierConfig(Section):
-    """What decides whether a neighbour's answer may be served."""
+    """The verifier, which decides whether the answer of a similar question may be served."""
 
     adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
-    # A closer look at what lies near the threshold; learned. None: off.
+    """`learned`: similarity, minus the doubt of boosted trees (docs/decisions/0005). `checks`: similarity, with lexical
+    checks that refuse."""
     cross_encoder: Annotated[
         CrossEncoderConfig | None,
         BeforeValidator(_cross_encoder, json_schema_input_type=CrossEncoderConfig | str | bool | None),
+        ON_OR_OFF,
     ] = CrossEncoderConfig()
+    """For `learned`: a small model that reads neighbours near the threshold again, in 1.5 ms. `off`: no such model. A
+    mapping configures it."""
 
 
 # RFC 6454 section 6.2: nothing behind the host and the port, not even a slash.
@@ -151,10 +208,12 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", re.ASCII)
 
 
 class CorsConfig(Section):
-    """Which web pages may ask from a browser."""
+    """Cross-origin resource sharing (CORS): the web pages that may call the gateway from a browser."""
 
-    origins: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # such as https://app.example; * for all
-    max_age: Duration = 600.0  # how long a browser may rely on a preflight's answer
+    origins: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Origins of web pages that may call the gateway, such as `[https://app.example]`, or `["*"]` for all."""
+    max_age: Duration = 600.0
+    """How long a browser may cache the response to a preflight."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -162,61 +221,96 @@ class CorsConfig(Section):
         for origin in origins if isinstance(origins, list | tuple) else ():
             if isinstance(origin, str) and origin != "*" and ORIGIN.fullmatch(origin) is None:
                 yield Problem(
-                    "origins", f"{origin!r} is no origin, expected scheme and host such as https://app.example"
+                    "origins", f"{origin!r} is not an origin, expected scheme and host such as https://app.example"
                 )
 
 
 class TlsConfig(Section):
-    """The certificate of the data and the gRPC port."""
+    """TLS on the data port and the gRPC port."""
 
-    certificate: File  # PEM: its own first, then what leads to a root
-    key: File  # PEM, without a password
-    client_ca: File | None = None  # PEM: only clients with a certificate of these may connect
+    certificate: File
+    """PEM file with the certificate, then its chain to a root."""
+    key: File
+    """PEM file with the private key, without a password."""
+    client_ca: File | None = None
+    """PEM file with the authorities of client certificates, read at start. With it, only clients with such a
+    certificate may connect."""
 
 
 class ServerConfig(Section):
-    """The edge: where it listens and what it bears."""
+    """The ports, and the bounds on connections and requests."""
 
     listen: Listen = Address("127.0.0.1", 8080)
+    """The address of the data port: the base URL for clients."""
     admin: Listen = Address("127.0.0.1", 9090)
-    grpc: Listen | None = None  # KServe's version 2; None: no gRPC port
-    tls: TlsConfig | None = None  # None: TLS ends before the gateway, or nowhere
-    admin_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()  # further names the admin port is reached by
-    workers: Annotated[int, Field(ge=1, le=64)] = 1  # processes that serve; above 1 beneath a supervisor
+    """The address of the admin port: dashboard, admin API and metrics. Beyond loopback it requires
+    `auth.admin_token_env` or `auth.oidc`."""
+    grpc: Listen | None = None
+    """The address of the gRPC port (KServe v2), such as `127.0.0.1:8081`. Without it there is no gRPC port."""
+    tls: TlsConfig | None = None
+    """TLS 1.2 and newer on the data and the gRPC port, which then refuse plain connections. Without it TLS must end
+    before the gateway."""
+    admin_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Further host names of the admin port, such as `nearhit.internal`. Its own address always works."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that serve `server.listen`. With more than one, a supervisor restarts them."""
     max_body: Size = 10 * 2**20
+    """The largest request body that the gateway reads, before and after decompression. A larger one gets 413."""
     max_header: Size = 32 * 2**10
+    """The longest header line."""
     header_timeout: PositiveDuration = 10.0
-    body_timeout: PositiveDuration = 30.0  # of a body that is read here; of each wait for more of one that streams
-    body_min_rate: Size = 4 * 2**10  # a second, of a body that streams, beyond `body_timeout`
-    body_total: PositiveDuration = 900.0  # of a body that streams
+    """The time for the head of the first request of a connection."""
+    body_timeout: PositiveDuration = 30.0
+    """The time for a body that the gateway reads, and for each pause in a body that it streams through."""
+    body_min_rate: Size = 4 * 2**10
+    """The lowest rate, in bytes per second, of a body that streams through for longer than `body_timeout`. A slower one
+    gets 408."""
+    body_total: PositiveDuration = 900.0
+    """The total time for a body that streams through. A slower one gets 408."""
     idle_timeout: PositiveDuration = 75.0
+    """How long a connection without a request stays open."""
     drain_timeout: Duration = 30.0
+    """The time for requests in flight to finish when the gateway stops."""
     cors: CorsConfig = Field(default_factory=CorsConfig)
-    compress: bool = False  # whole answers, for clients that take gzip
+    """Cross-origin requests of browsers."""
+    compress: Switch = False
+    """`on`: compress complete text responses of at least 1 KiB for clients that accept gzip. Streams stay unchanged,
+    and so do responses that are already compressed."""
     max_inflight: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Requests that wait for the store, an embedding or a backend. Beyond it the gateway answers 503 with
+    `Retry-After`."""
 
     @property
     def scheme(self) -> str:
-        """Of the data port's URL."""
+        """The scheme of the data port's URL."""
         return "http" if self.tls is None else "https"
 
 
 class EmbeddingModel(Section):
-    """What turns questions into vectors."""
+    """The model that embeds questions."""
 
     adapter: Annotated[
         Literal["onnx", "triton", "sentence-transformers", "hash"],
         one_of("onnx", "triton", "sentence-transformers", "hash"),
     ] = "onnx"
+    """`onnx`: in process. `triton`: a model on a Triton server. `sentence-transformers`: any such model, on CPU or GPU
+    (an extra). `hash`: for benchmarks only."""
     model: Text = "all-MiniLM-L6-v2"
+    """The name of the model. For `onnx`, the one that `nearhit model fetch` builds; for `triton`, its name on the
+    server."""
     model_dir: Folder | None = None
-    url: GrpcUrl | None = None  # triton: the server
-    tokenizer: Text = (
-        "all-MiniLM-L6-v2"  # triton: the folder in model_dir whose tokenizer.json the model was trained with
-    )
+    """The folder with the models. Without it, a folder in the Python environment."""
+    url: GrpcUrl | None = None
+    """For `triton`: the server, as `grpc://HOST:PORT` or `grpcs://HOST:PORT`."""
+    tokenizer: Text = "all-MiniLM-L6-v2"
+    """For `triton`: the folder in `model_dir` with the `tokenizer.json` of the model."""
     device: Text | None = None
+    """For `sentence-transformers`: the device, such as `cpu` or `cuda`. Without it the library chooses."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """Threads of one forward pass."""
     timeout: PositiveDuration = 1.0
+    """The time to embed a question. When it passes, the request gets no semantic lookup. For `triton`, also the time of
+    each call to the server."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -224,13 +318,15 @@ class EmbeddingModel(Section):
 
 
 class EmbedderConfig(EmbeddingModel):
-    """The model in use, and the one before it while stored questions are embedded anew."""
+    """The model in use and, during a migration, the one before it."""
 
-    migrate_from: EmbeddingModel | None = None  # lookups go by it until then
+    migrate_from: EmbeddingModel | None = None
+    """The previous model, with the keys of `embedder`. Lookups use it until every stored question is embedded with the
+    new model."""
 
     @property
     def migrates_to_same_model(self) -> bool:
-        """As far as the configuration tells; the gateway compares the models' fingerprints."""
+        """Whether both sections name the same model. The gateway also compares the fingerprints of the models."""
         former = self.migrate_from
         if former is None or former.adapter != self.adapter:
             return False
@@ -242,15 +338,26 @@ class EmbedderConfig(EmbeddingModel):
 
 
 class IndexConfig(Section):
-    """What finds the nearest questions."""
+    """The vector index, which finds the nearest stored questions."""
 
     adapter: Annotated[Literal["faiss", "milvus"], one_of("faiss", "milvus")] = "faiss"
+    """`faiss`: in process. `milvus`: one index outside, for all gateways on the store (an extra: `pip install
+    'nearhit[milvus]'`)."""
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
-    device: IndexDevice = "cpu"  # faiss: where large partitions are searched, cpu or cuda or cuda:N; nearhit[faiss-gpu]
-    checkpoint: DurationOrOff = 300.0  # faiss: how often it is written to disk; None: never
-    url: IndexUrl | None = None  # milvus: a server, or a Milvus Lite file below data_dir
-    token_env: EnvironmentName | None = None  # milvus: the variable with its token, or with user:password
-    timeout: PositiveDuration = 1.0  # milvus: of a search or an addition
+    """Entries in the index; beyond it the oldest leave. With `milvus` it bounds the store alone."""
+    device: IndexDevice = "cpu"
+    """For `faiss`: the device that searches partitions of 100,000 and more entries: `cpu`, `cuda` or `cuda:N` (an
+    extra: `nearhit[faiss-gpu]`)."""
+    checkpoint: DurationOrOff = 300.0
+    """For `faiss`: how often a changed index is written to `data_dir/index`. `off`: each start reads every vector from
+    the store."""
+    url: IndexUrl | None = None
+    """For `milvus`: the server, such as `http://milvus.internal:19530`, or a Milvus Lite file in `data_dir`, such as
+    `milvus.db`."""
+    token_env: EnvironmentName | None = None
+    """For `milvus`: the variable with its token, or with `user:password`."""
+    timeout: PositiveDuration = 1.0
+    """For `milvus`: the time of a search or an addition. A search that takes longer is a miss."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -258,32 +365,46 @@ class IndexConfig(Section):
             if given.get("url") is None:
                 yield Problem(None, "'url' is required, e.g. url: http://127.0.0.1:19530")
             if given.get("device", "cpu") != "cpu":
-                yield Problem("device", "belongs to adapter faiss, expected it beside that adapter or not at all")
+                yield Problem("device", "works with adapter: faiss only, expected that adapter or no device")
             return
         for key in ("url", "token_env"):
             if given.get(key) is not None:
-                yield Problem(key, "belongs to adapter milvus, expected it beside that adapter or not at all")
+                yield Problem(key, f"works with adapter: milvus only, expected that adapter or no {key}")
 
 
 class Config(Section):
-    """The whole file. Paths are relative to its folder until `load_config` has resolved them."""
+    """The whole of `config.yaml`. Paths are relative to its folder until `load_config` resolves them."""
 
     version: Version = Field(examples=["1"])
+    """The version of the file format. The only one is 1."""
     server: ServerConfig = Field(default_factory=ServerConfig)
+    """The ports, and the bounds on connections and requests."""
     data_dir: Folder = Path("var")
+    """The folder for the embedded store, the index, the logs and the demo's models. Each gateway needs its own."""
     store: StoreConfig = Field(default_factory=StoreConfig)
+    """The store that keeps the entries."""
     embedder: EmbedderConfig = Field(default_factory=EmbedderConfig)
+    """The model that embeds questions."""
     index: IndexConfig = Field(default_factory=IndexConfig)
+    """The index that finds similar questions."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    """The decision whether the answer of a similar question may be served."""
     auth: AuthConfig = Field(default_factory=AuthConfig)
+    """Tenants, API keys, and access to the admin port."""
     audit: AuditTrailConfig = Field(default_factory=AuditTrailConfig)
+    """The audit trail of the admin port."""
     jobs: JobsConfig = Field(default_factory=JobsConfig)
+    """Asynchronous jobs, webhooks and batches."""
     traffic: TrafficConfig = Field(default_factory=TrafficConfig)
+    """The traffic log for `nearhit simulate`."""
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
+    """Traces and the access log."""
     backends: Annotated[Mapping[Name, BackendConfig], NOT_EMPTY] = Field(
         examples=["{main: {adapter: openai, url: https://api.openai.com/v1}}"]
     )
+    """The services that answer, by name. At least one."""
     policies: Folder = Path("policies")
+    """The folder with the policy files."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -301,22 +422,22 @@ class Config(Section):
         if not admin.loopback:
             yield Problem(
                 "server",
-                f"other machines reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
-                "or auth.admin_token_env or auth.oidc",
+                f"other machines can reach admin at {admin}, expected a loopback address such as 127.0.0.1:9090, "
+                "or auth.admin_token_env, or auth.oidc",
             )
 
 
 def _port_conflicts(server: object) -> Iterator[Problem]:
-    """Two listeners of one address: the second would find the port taken, by the gateway itself."""
+    """Yield a problem for two listeners on one address: the second could not bind the port."""
     named = server if isinstance(server, dict) else {}
     had: dict[Address, str] = {}
     for name in ("listen", "admin", "grpc"):
         try:
             address = parse_address(named.get(name, ServerConfig.model_fields[name].default))
         except ValueError:
-            continue  # the field itself reports it, or there is none
+            continue  # the field itself reports it, or it is not set
         if address.port and address in had:
-            yield Problem("server", f"{had[address]} and {name} are both {address}, expected a port for each")
+            yield Problem("server", f"{had[address]} and {name} are both {address}, expected different ports")
         had.setdefault(address, name)
 
 
@@ -324,4 +445,6 @@ def _single_process_problems(server: object, index: object) -> Iterator[Problem]
     url = index.get("url") if isinstance(index, dict) else None
     workers = server.get("workers") if isinstance(server, dict) else None
     if isinstance(url, str) and milvus_lite_path(url) and isinstance(workers, int) and workers > 1:
-        yield Problem("index", f"one process may open {url}, expected server.workers: 1, or a Milvus server in url")
+        yield Problem(
+            "index", f"only one process can open {url}, expected server.workers: 1, or the URL of a Milvus server"
+        )

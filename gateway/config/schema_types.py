@@ -1,7 +1,7 @@
-"""How scalars and shorthands are written: what reads a form, and the JSON Schema that editors check and complete by.
+"""The forms of scalars and shorthands, with the JSON Schema by which editors check and complete them.
 
-A schema never refuses what the gateway takes; what it cannot see, such as contradictions between keys, `nearhit check`
-finds.
+A schema accepts everything that the gateway accepts. It cannot see contradictions between keys; `nearhit check` finds
+those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shorthand:
-    """Metadata of a field: from the schema of its type to that of what may be written instead."""
+    """Field metadata: turns the schema of the type into the schema of everything that a file may write."""
 
     of: Callable[[Schema], Schema]
 
@@ -29,8 +29,18 @@ class Shorthand:
         return self.of(handler(core))
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenAs:
+    """Field metadata: turns a value back into the form that a file has. Defaults are shown in this form."""
+
+    text: Callable[[Any], object]
+
+
+ON_OR_OFF = WrittenAs(lambda value: "on" if value else "off")
+
+
 def or_schemas(*others: Schema) -> Shorthand:
-    """One of the others in the place of the type; null is then none of it."""
+    """Return a shorthand that allows `others` besides the type, instead of null."""
 
     def of(inner: Schema) -> Schema:
         kept = [each for each in inner.get("anyOf", [inner]) if each != {"type": "null"}]
@@ -40,29 +50,31 @@ def or_schemas(*others: Schema) -> Shorthand:
 
 
 def any_of(*schemas: Schema) -> Schema:
+    """Return the schema of a value that fits one of the schemas."""
     return {"anyOf": list(schemas)}
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarForm:
-    """How text has to look: what reads it, and what editors check it by."""
+    """The form of a text, as a pattern."""
 
-    pattern: str  # of the whole text
-    expected: str  # what it is, with an example
+    pattern: str  # matches the whole text
+    expected: str  # a noun phrase with an example, for errors and editors
 
     def read(self, value: object) -> re.Match[str]:
-        """The parts of a text of this form. Raises `ValueError`."""
+        """Return the match of a text of this form. Raise `ValueError` for anything else."""
         match = self.match(value)
         if match is None:
             raise ValueError(f"expected {self.expected}, got {format_value(value)}")
         return match
 
     def match(self, value: object) -> re.Match[str] | None:
-        """The same; None for anything else."""
+        """Return the match of a text of this form, or None for anything else."""
         return re.fullmatch(self.pattern, value, re.ASCII) if isinstance(value, str) else None
 
     @property
     def schema(self) -> Schema:
+        """The JSON Schema of the form."""
         return {"type": "string", "pattern": f"^(?:{self.pattern})$", "description": self.expected}
 
 

@@ -1,4 +1,4 @@
-"""The section `store`: where answers are kept, and how much of them."""
+"""The section `store` of `config.yaml`: where entries are kept, and how many."""
 
 from __future__ import annotations
 
@@ -18,37 +18,56 @@ TLS_EXPECTED = "expected rediss://, redis+sentinel:// or redis+cluster:// in sto
 
 
 class StoreTls(Section):
-    """How the store's servers are spoken to. Nothing in it: TLS with the certificates that the machine trusts."""
+    """TLS to the store's servers. An empty section uses the authorities that the machine trusts."""
 
-    ca: File | None = None  # PEM: whom to trust; None: what the machine does
-    certificate: File | None = None  # PEM: shown to servers that ask for one
-    key: File | None = None  # PEM, without a password
+    ca: File | None = None
+    """PEM file with the only authorities to trust. Without it the gateway trusts those of the machine."""
+    certificate: File | None = None
+    """PEM file with the client certificate, for servers that ask for one. Read at start."""
+    key: File | None = None
+    """PEM file with the private key of `certificate`, without a password. Read at start."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         for key, other in (("certificate", "key"), ("key", "certificate")):
             if given.get(key) is not None and given.get(other) is None:
-                yield Problem(key, f"is of no use alone, expected {other} beside it")
+                yield Problem(key, f"needs {other}, expected both or neither")
 
 
 class StoreConfig(Section):
-    """Where answers are kept."""
+    """The store that keeps the entries."""
 
     url: StoreUrl = "embedded"
-    username: Text | None = None  # of the servers' access list; None: its default user
+    """`embedded`, or the address of an outside store that several gateways share."""
+    username: Text | None = None
+    """The user in the servers' access list (ACL). Without it, the default user."""
     password_env: EnvironmentName | None = None
-    sentinel_password_env: EnvironmentName | None = None  # where the sentinels want one, too
+    """The variable with that user's password."""
+    sentinel_password_env: EnvironmentName | None = None
+    """The variable with the password of the sentinels, if they need one."""
     tls: StoreTls | None = None
+    """TLS to the servers, as `{ca: ..., certificate: ..., key: ...}` or `{}`. With sentinels or a cluster it covers all
+    of their nodes."""
     timeout: PositiveDuration = 0.25
-    front_size: Size = 64 * 2**20  # answers kept in process, in front of the store
-    max_entry: Size = 2**20  # a larger answer is not stored
+    """The time of one operation; a lookup that takes longer is a miss. Opening a connection may take a second, or this
+    if it is longer."""
+    front_size: Size = 64 * 2**20
+    """Memory for the hottest entries, in process, in front of the store."""
+    max_entry: Size = 2**20
+    """The largest response to store. A larger one is passed on and not stored."""
     max_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
-    max_bytes: Size | None = None  # of records and vectors; None: three quarters of the embedded server's memory
-    max_changes: Annotated[int, Field(ge=1_000, le=100_000_000)] = 200_000  # kept for gateways that lag behind
-    max_memory: Size = 2**30  # of the embedded server: beyond it the least recently used entries make room
+    """Entries in the store and its index. Beyond it the entries whose hits save the least per byte leave."""
+    max_bytes: Size | None = None
+    """Bytes of records and vectors. Beyond it entries leave as with `store.max_entries`. Without it, 75% of
+    `store.max_memory`; for an outside store, no bound."""
+    max_changes: Annotated[int, Field(ge=1_000, le=100_000_000)] = 200_000
+    """Changes that the store keeps for gateways that lag behind or are away, some 100 bytes each."""
+    max_memory: Size = 2**30
+    """Memory of the embedded server. Beyond it the server evicts the least recently used entries."""
 
     @property
     def target(self) -> StoreTarget:
+        """The parts of `url`."""
         return parse_store_url(self.url)
 
     @classmethod
@@ -60,14 +79,14 @@ class StoreConfig(Section):
         named = [key for key in SERVER_ONLY_KEYS if given.get(key) is not None]
         if target.kind is StoreKind.EMBEDDED:
             for key in named:
-                yield Problem(key, "is for an outside store, expected its address in store.url")
+                yield Problem(key, "works with an outside store only, expected its address in store.url")
             return
         if "tls" in named and target.scheme == "redis":
-            yield Problem("tls", f"is not for redis://, {TLS_EXPECTED}")
+            yield Problem("tls", f"does not work with redis://, {TLS_EXPECTED}")
         if "sentinel_password_env" in named and target.kind is not StoreKind.SENTINEL:
-            yield Problem("sentinel_password_env", "is for sentinels, expected redis+sentinel:// in store.url")
+            yield Problem("sentinel_password_env", "works with sentinels only, expected redis+sentinel:// in store.url")
         for key, said in (("username", target.username), ("password_env", target.password)):
             if key in named and said is not None:
-                yield Problem(key, "is in store.url already, expected it in one place")
+                yield Problem(key, "is also in store.url, expected it in one place")
         if "username" in named and "password_env" not in named:
-            yield Problem("username", "has no password, expected password_env beside it")
+            yield Problem("username", "has no password, expected password_env as well")

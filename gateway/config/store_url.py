@@ -1,4 +1,4 @@
-"""What `store.url` names: one server, those that sentinels watch over, or a cluster."""
+"""The parts of `store.url`, which names one server, the servers that sentinels watch, or a cluster."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ EXPECTED = (
 
 
 class StoreKind(Enum):
+    """The kinds of store."""
+
     EMBEDDED = "embedded"
     SERVER = "server"
     SENTINEL = "sentinel"
@@ -31,8 +33,11 @@ SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class StoreTarget:
-    """`addresses`: of the server, of the sentinels, or of some nodes of the cluster. `service`: what the sentinels call
-    the servers that they watch over."""
+    """The parts of a store's URL.
+
+    `addresses` are those of the server, of the sentinels, or of some nodes of the cluster. `service` is the name of the
+    servers that the sentinels watch.
+    """
 
     kind: StoreKind
     scheme: str = ""
@@ -44,7 +49,7 @@ class StoreTarget:
 
     @property
     def where(self) -> str:
-        """Without credentials."""
+        """The URL without credentials."""
         if self.kind is StoreKind.EMBEDDED:
             return "embedded"
         tail = f"/{self.service}" if self.service else ""
@@ -52,12 +57,12 @@ class StoreTarget:
 
 
 def parse_store_url(value: object) -> StoreTarget:
-    """Raises `ValueError` with the whole sentence. A URL may hold a password, so no sentence repeats it."""
+    """Parse `store.url`. Raise `ValueError` with a sentence that does not repeat the URL: it may have a password."""
     if value == "embedded":
         return StoreTarget(StoreKind.EMBEDDED)
     if not isinstance(value, str):
         raise ValueError(f"{EXPECTED}, got {format_value(value)}")
-    # urlsplit drops line breaks silently: what was checked would not be what is used.
+    # urlsplit drops line breaks silently, so the checked URL would differ from the one in use.
     if not value.isascii() or not value.isprintable() or " " in value:
         raise ValueError(f"{EXPECTED}, got something else")
     try:
@@ -67,7 +72,7 @@ def parse_store_url(value: object) -> StoreTarget:
 
 
 class _Unsaid(ValueError):
-    """It is no such URL."""
+    """The text is not a URL of this form."""
 
 
 def _parse_target(url: SplitResult) -> StoreTarget:
@@ -79,7 +84,7 @@ def _parse_target(url: SplitResult) -> StoreTarget:
     default = SENTINEL_PORT if kind is StoreKind.SENTINEL else SERVER_PORT
     addresses = tuple(_parse_address(address_text, default) for address_text in hosts.split(","))
     if kind is StoreKind.SERVER and len(addresses) > 1:
-        raise ValueError("names several servers, expected one, or redis+cluster:// or redis+sentinel:// before them")
+        raise ValueError("has several servers, expected one, or redis+cluster:// or redis+sentinel:// in front of them")
     service, database = _parse_path(kind, url)
     said = (unquote(username) or None, unquote(password) or None)
     return StoreTarget(kind, url.scheme, addresses, *said, service, database)
@@ -87,16 +92,18 @@ def _parse_target(url: SplitResult) -> StoreTarget:
 
 def _parse_path(kind: StoreKind, url: SplitResult) -> tuple[str, int]:
     parts = [unquote(part) for part in url.path.strip("/").split("/") if part]
-    if kind is StoreKind.SERVER:  # the client reads it, with what follows it
+    if kind is StoreKind.SERVER:  # the client library reads path and parameters itself
         return "", 0
     if url.query or url.fragment:
-        raise ValueError(f"{url.scheme}:// takes no parameters, expected keys beside store.url")
+        raise ValueError(f"{url.scheme}:// takes no parameters, expected other keys of the section store")
     if kind is StoreKind.CLUSTER:
         if parts not in ([], ["0"]):
             raise ValueError("a cluster has one database, expected nothing after the addresses")
         return "", 0
     if not parts or len(parts) > 2 or not (parts[1:] or ["0"])[0].isdigit():
-        raise ValueError("expected the name that the sentinels watch after their addresses, such as /mymaster")
+        raise ValueError(
+            "expected the name of the watched servers after the addresses of the sentinels, such as /mymaster"
+        )
     return parts[0], int((parts[1:] or ["0"])[0])
 
 

@@ -1,13 +1,13 @@
-"""From pydantic's errors to sentences in an operator's words.
+"""The base of all sections, and the translation of pydantic's errors into sentences for operators.
 
-`Section` is the base of every mapping of a configuration file. It reports unknown keys, missing keys and
-contradictions between keys together with what is wrong inside them, so that one check finds every fault.
+`Section` is the base of every mapping of a configuration file. It reports unknown keys, missing keys and contradictions
+between keys together with the faults of their values, so that one check finds every fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -34,11 +34,14 @@ class Problem(NamedTuple):
 class Section(BaseModel):
     """A mapping of a configuration file: immutable, without unknown keys, without conversions between types."""
 
+    described_in: ClassVar[type[Section] | None] = None
+    """A section in which keys of the same name mean the same. It describes the keys that have no description here."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:  # noqa: ARG003 - subclasses read it
-        """What is wrong between the keys. `given` is as it was written: any key may hold any value."""
+        """Yield the contradictions between keys. `given` is as written: any key may have any value."""
         return iter(())
 
     @model_validator(mode="wrap")
@@ -47,7 +50,7 @@ class Section(BaseModel):
         if not isinstance(value, dict):
             return handler(value)
         strangers = [key for key in value if key not in cls.model_fields]
-        # What a misspelt key was meant to be counts as given: one slip, one fault.
+        # The key that a misspelt one was meant to be counts as given, so that one slip is one fault.
         misspelt = {guess: value[key] for key in strangers if (guess := closest_match(key, cls.model_fields))}
         errors = [_error((key,), unknown_name("key", key, cls.model_fields), value[key]) for key in strangers]
         known = {key: item for key, item in value.items() if key in cls.model_fields}
@@ -75,17 +78,18 @@ class Section(BaseModel):
 
 
 def error_messages(invalid: ValidationError) -> list[tuple[KeyPath, str]]:
-    """Each error as the path it is at and its sentence."""
-    # pydantic marks a fault of a key itself with a last part of its own; the path ends at the key anyway.
+    """Return each error as its path and its sentence."""
+    # pydantic marks a fault of a key itself with an extra last part; the path ends at the key.
     return [
         (tuple(part for part in error["loc"] if part != "[key]"), error_sentence(error)) for error in invalid.errors()
     ]
 
 
 def one_of(*allowed: str, later: tuple[str, ...] = ()) -> BeforeValidator:
-    """A choice between words. Those in `later` are known, and refused as not yet there.
+    """Return a validator for a choice between words. It refuses those in `later` as not yet available.
 
-    YAML 1.1 reads a bare `off` as false; where `off` is one of the words, false means it."""
+    YAML 1.1 reads a bare `off` as false, so false stands for `off` if that is one of the words.
+    """
 
     def check(value: object) -> object:
         if value is False and "off" in allowed:
@@ -94,7 +98,7 @@ def one_of(*allowed: str, later: tuple[str, ...] = ()) -> BeforeValidator:
             return value
         expected = f"expected {'one of: ' if len(allowed) > 1 else ''}{', '.join(allowed)}"
         if isinstance(value, str) and value in later:
-            raise ValueError(f"{value!r} comes with a later version, {expected}")
+            raise ValueError(f"{value!r} is not available in this version, {expected}")
         if isinstance(value, str) and (guess := closest_match(value, allowed)):
             raise ValueError(f"unknown value {format_value(value)}, did you mean {guess!r}? {expected}")
         raise ValueError(f"{expected}, got {format_value(value)}")
@@ -109,18 +113,18 @@ def _not_empty(value: object) -> object:
 
 
 NOT_EMPTY = BeforeValidator(_not_empty)
-"""A list or mapping with an entry. Checked as written: pydantic's own bound also counts entries that are faulty."""
+"""A list or mapping with an entry, checked as written, because pydantic's own bound also counts faulty entries."""
 
 
 def error_sentence(error: ErrorDetails) -> str:
-    """What is wrong and what was expected."""
+    """Return the sentence of an error: the problem, then the expected form."""
     context = error.get("ctx", {})
     if error["type"] == _SENTENCE_ERROR:
         return error["msg"]
     if error["type"] == "value_error":
         return str(context["error"])
     expectation = _EXPECTATIONS.get(error["type"])
-    if expectation is None:  # no field of ours leads here; better pydantic's words than none
+    if expectation is None:  # no field leads here today; pydantic's words are better than none
         return error["msg"]
     hint = "; put it in quotes" if error["type"] == "string_type" and _scalar(error["input"]) else ""
     return f"expected {expectation(context)}, got {format_value(error['input'])}{hint}"

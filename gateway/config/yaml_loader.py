@@ -1,7 +1,7 @@
-"""YAML text as plain values that remember their lines.
+"""Read YAML text into plain values, with the line of each value.
 
-Reads with PyYAML's parser but constructs nothing except mappings, lists, text, numbers, booleans and null, within
-bounds: a configuration may come over the network.
+The loader uses PyYAML's parser and constructs only mappings, lists, text, numbers, booleans and null. It has bounds,
+because a configuration may come over the network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.config.errors import ConfigError, ConfigInvalid, KeyPath, format_va
 from gateway.config.yaml_values import NodeReader
 
 MAX_BYTES = 2**20
-_MAX_VALUES = 20_000  # of one file with every anchor written out: a bomb of nine lines has billions
+_MAX_VALUES = 20_000  # in one file with every anchor expanded: a bomb of nine lines has billions
 _MAX_DEPTH = 32
 
 _LINE_BREAK = re.compile(rb"\r\n|\r|\n")
@@ -26,23 +26,23 @@ _LINE_BREAK = re.compile(rb"\r\n|\r|\n")
 
 @dataclass(frozen=True, slots=True)
 class YamlSource:
-    """A file as it was read. `faults` are those that left the rest readable."""
+    """One file. `faults` are those that leave the rest readable."""
 
     file: str
     value: dict[str, Any]
     marks: Mapping[KeyPath, tuple[int, int]]
     faults: tuple[ConfigError, ...]
-    substituted: Mapping[KeyPath, str]  # the text as written where `${VAR}` was replaced
-    unreadable: frozenset[KeyPath]  # where a fault left a stand-in: others there would only repeat it
+    substituted: Mapping[KeyPath, str]  # the original text of values with `${VAR}`
+    unreadable: frozenset[KeyPath]  # values that a fault has replaced: further faults would only repeat it
 
     def locate(self, path: KeyPath) -> tuple[int, int]:
-        """Line and column, from 1, of the key or list item, or of the nearest one around it that is there."""
+        """Return line and column, from 1, of a key or list item, or of the nearest one around it that exists."""
         while path not in self.marks:
             path = path[:-1]
         return self.marks[path]
 
     def fault(self, path: KeyPath, message: str) -> ConfigError:
-        """A fault of the value at `path`. What came out of a variable is not repeated: it may be a secret."""
+        """Return a fault at `path`. It shows the name of a variable and not its value, which may be a secret."""
         if (written := self.substituted.get(path)) is not None:
             message = message.replace(format_value(self._value_at(path)), format_value(written))
         return ConfigError(self.file, self.locate(path)[0], path, message)
@@ -55,10 +55,10 @@ class YamlSource:
 
 
 def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> YamlSource:
-    """Reads one document whose top level is a mapping.
+    """Read one document whose top level is a mapping.
 
-    `${VAR}` in text is replaced from `environ`; None forbids it. Raises `ConfigInvalid` for what leaves nothing to
-    read on: syntax, encoding, bounds. Any other fault is in `YamlSource.faults`.
+    `${VAR}` in text is replaced from `environ`; None forbids it. Raise `ConfigInvalid` for faults of syntax, encoding
+    or bounds, which make the file unreadable. All other faults are in `YamlSource.faults`.
     """
     if len(content) > MAX_BYTES:
         raise _fatal_error(file, 1, f"larger than {MAX_BYTES} bytes, expected a smaller file")
@@ -86,16 +86,16 @@ def load_yaml(content: bytes, file: str, environ: Mapping[str, str] | None) -> Y
         mark = error.problem_mark or error.context_mark or loader.get_mark()
         raise _fatal_error(file, mark.line + 1, f"not valid YAML: {_describe_error(error)}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # PyYAML lets some of Python's own errors out: an escape beyond Unicode, a version of 5,000 digits.
+        # PyYAML passes some of Python's own errors on: an escape beyond Unicode, a version of 5,000 digits.
         raise _fatal_error(file, loader.get_mark().line + 1, f"not valid YAML: {error}, expected YAML 1.1") from None
     faults, unreadable = tuple(expansion.faults), frozenset(expansion.unreadable)
     return YamlSource(file, value, expansion.marks, faults, expansion.substituted, unreadable)
 
 
 def read_file(path: Path, expected: str) -> bytes:
-    """The content, cut one byte past the bound. Raises `ConfigInvalid`; `expected` ends its sentence."""
+    """Return the content, cut one byte past the bound. Raise `ConfigInvalid`, whose sentence ends with `expected`."""
     try:
-        # Opening a pipe would wait for somebody to write to it.
+        # Opening a pipe would block until somebody writes to it.
         if path.exists() and not path.is_file():
             problem = "not a file"
         else:
@@ -113,7 +113,7 @@ def _fatal_error(file: str, line: int, message: str) -> ConfigInvalid:
 
 
 def _describe_error(error: yaml.MarkedYAMLError) -> str:
-    """The parser's own words in the order of our sentences: what is wrong, then what was expected."""
+    """Return the parser's words in the usual order: the problem, then the expected form."""
     problem, context, begun = str(error.problem), str(error.context or ""), error.context_mark
     if context.startswith("expected"):
         return f"{context}, {problem}"
@@ -127,7 +127,7 @@ def _describe_error(error: yaml.MarkedYAMLError) -> str:
     return f"{problem}, expected YAML 1.1"
 
 
-# What the parser says where a value is meant that has a meaning of its own in YAML.
+# The parser's words for a text that begins with a character which YAML reserves.
 _HINTS = {
     "scanning an alias": '; put text that begins with * in quotes, e.g. "gpt-*"',
     "scanning an anchor": "; put text that begins with & in quotes",
@@ -136,9 +136,9 @@ _HINTS = {
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """Composes nodes, not too many and not too deep. An alias counts as all that its anchor holds.
+    """Composes nodes within bounds on number and depth. An alias counts as all nodes of its anchor.
 
-    PyYAML constructs nothing from them.
+    PyYAML constructs no objects from them.
     """
 
     def __init__(self, text: str, file: str) -> None:
@@ -147,7 +147,7 @@ class _BoundedLoader(yaml.SafeLoader):
         self._values = 0
         self._level = 0
         self._max_level = 0
-        self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # values and levels of each node that has ended
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}  # values and levels of each complete node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
         line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call] # not in the stubs
@@ -155,7 +155,7 @@ class _BoundedLoader(yaml.SafeLoader):
             node: Any = super().compose_node(parent, index)
             if node not in self._sizes:
                 line = node.start_mark.line + 1
-                raise _fatal_error(self._file, line, "an anchor that contains itself, expected one that ends")
+                raise _fatal_error(self._file, line, "an anchor contains itself, expected an anchor without a cycle")
             self._add(line, *self._sizes[node])
             return node
         self._add(line, 1, 1)

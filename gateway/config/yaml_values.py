@@ -1,4 +1,4 @@
-"""From YAML nodes to plain values: anchors, merge keys, `${VAR}`, scalars, and what is not allowed of them."""
+"""Turn YAML nodes into plain values: anchors, merge keys, `${VAR}` and scalars, and their faults."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _Entry = tuple[str, yaml.Node, yaml.Node]
 
 
 class ScalarInvalid(ValueError):
-    """A scalar that is not what its tag or its looks say; the text is the whole sentence."""
+    """A scalar that does not fit its tag or its form. The text is the whole sentence."""
 
 
 class NodeReader:
-    """Turns the nodes of one document into values, noting where each is and what is wrong with it.
+    """Turns the nodes of one document into values, and records their places and faults.
 
     No anchor of the document may contain itself.
     """
@@ -39,13 +39,13 @@ class NodeReader:
     def __init__(self, file: str, environ: Mapping[str, str] | None) -> None:
         self.marks: dict[KeyPath, tuple[int, int]] = {(): (1, 1)}
         self.faults: list[ConfigError] = []
-        self.substituted: dict[KeyPath, str] = {}  # the text as written where `${VAR}` was replaced
-        self.unreadable: set[KeyPath] = set()  # where a fault left only a stand-in
+        self.substituted: dict[KeyPath, str] = {}  # the original text of values with `${VAR}`
+        self.unreadable: set[KeyPath] = set()  # values that a fault has replaced
         self._file = file
         self._environ = environ
 
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        """The mapping with its merges; a key of its own goes before a merged one."""
+        """Return the mapping with its merged keys. Its own keys go first."""
         self._check_tag(node, path, "map")
         found: dict[str, Any] = {}
         for key, key_node, value_node in self._mapping_entries(node, path):
@@ -75,7 +75,7 @@ class NodeReader:
                     yield entry
 
     def _merged(self, node: yaml.Node, path: KeyPath) -> Iterator[_Entry]:
-        """The entries that `<<: node` brings; of a list of mappings, an earlier one goes first."""
+        """Yield the entries of `<<: node`. In a list of mappings, an earlier one wins."""
         if isinstance(node, yaml.MappingNode):
             yield from self._mapping_entries(node, path)
         elif isinstance(node, yaml.SequenceNode) and all(isinstance(i, yaml.MappingNode) for i in node.value):
@@ -121,9 +121,9 @@ class NodeReader:
             return resolve_scalar(text) if node.style is None else _construct_scalar(node.tag, text)
         except ScalarInvalid as invalid:
             self.unreadable.add(path)
-            # What came out of a variable is not repeated: it may be a secret.
+            # The sentence must not repeat the value of a variable: it may be a secret.
             self._fault(node, path, str(invalid).replace(format_value(text), format_value(node.value)))
-            return node.value  # a stand-in: the key is given, so nobody is to miss it
+            return node.value  # a placeholder, so that the key does not count as missing
 
     def _variable(self, match: re.Match[str]) -> str:
         name = match[1]
@@ -150,24 +150,24 @@ def _place(node: yaml.Node) -> tuple[int, int]:
 
 
 def _is_tag(node: yaml.Node, name: str) -> bool:
-    """Whether the node has this tag of YAML's own, such as `map`."""
+    """Return whether the node has this tag of YAML itself, such as `map`."""
     return str(node.tag) == _TAG + name
 
 
 def _tag_name(tag: str) -> str:
-    """The tag as it is written: `!!set`."""
+    """Return the tag in its short form: `!!set`."""
     return "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
 
 
 def resolve_scalar(text: str) -> Any:
-    """A text as an unquoted scalar: `8` is a number, `off` false, `24h` text. Raises `ScalarInvalid`."""
+    """Return a text as an unquoted scalar: `8` is a number, `off` false, `24h` text. Raise `ScalarInvalid`."""
     loader = yaml.SafeLoader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call] # not in the stubs
     return _construct_scalar(tag, text)
 
 
 def _construct_scalar(tag: str, text: str) -> Any:
-    """The value of a scalar that the parser has given a tag. Raises `ScalarInvalid`."""
+    """Return the value of a scalar with a resolved tag. Raise `ScalarInvalid`."""
     kind = tag.removeprefix(_TAG)
     if kind not in _SCALARS:
         raise ScalarInvalid(f"the tag {format_value(_tag_name(tag))} is not supported, expected a plain value")

@@ -226,8 +226,8 @@ async def test_a_folder_that_cannot_be_written_is_a_sentence_and_nothing_changes
     answer = await send(served, "/admin/policy", CHANGED)
     assert answer.status == 503
     assert answer.json["error"] == (
-        f"{tmp_path}/policies cannot be written (Read-only file system): expected a folder in which the gateway may "
-        "write, or the change made there"
+        f"{tmp_path}/policies cannot be written (Read-only file system): expected a folder that the gateway can "
+        "write, or an edit of the files in place"
     )
     assert await route_of(served) == "default"
     assert (tmp_path / "policies" / "default.yaml").read_text() == DEFAULT

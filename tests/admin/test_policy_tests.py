@@ -90,10 +90,13 @@ def test_what_is_no_request_is_a_fault() -> None:
 @pytest.mark.parametrize(
     ("test", "said"),
     [
-        ("{name: a, request: {}, expect: {}}", "tests[0].expect: expects nothing, expected one of: route"),
+        (
+            "{name: a, request: {}, expect: {}}",
+            "tests[0].expect: an expectation is required, expected one or more of: route",
+        ),
         ("{name: a, request: {}, expect: {cache: semantc}}", "did you mean 'semantic'?"),
-        ("{name: a, request: {path: /x, question: y}, expect: {route: z}}", "alone, expected body beside this path"),
-        ("{name: a, request: {body: {}, question: y}, expect: {route: z}}", "body says that already"),
+        ("{name: a, request: {path: /x, question: y}, expect: {route: z}}", "only, expected body for this path"),
+        ("{name: a, request: {body: {}, question: y}, expect: {route: z}}", "cannot stand next to body"),
         ("{name: a, expect: {route: z}}", "'request' is required, e.g. request: {question: \"What is a scope?\"}"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_policy_with_the_other_ending_is_not_silently_left_out(place: Path) ->
     Path("policies/a.yml").write_text("")
     (warning,) = check([], place, {}).warnings
     assert str(warning) == (
-        "policies/a.yml:1: (document): policy files end in .yaml, expected the file renamed: it is not in force"
+        "policies/a.yml:1: (document): the file is not in force, expected a name that ends in .yaml"
     )
 
 
@@ -99,7 +99,9 @@ def test_the_result_is_readable_by_machines(place: Path) -> None:
 def test_a_migration_from_the_model_in_use_is_warned_of(place: Path, embedder: str, warned: bool) -> None:
     place.write_text(CONFIG + f"embedder: {embedder}\n")
     result = check([], place, {})
-    sentence = "config.yaml:4: embedder.migrate_from: names the model in use, expected the one before it, or none"
+    sentence = (
+        "config.yaml:4: embedder.migrate_from: names the model in use, expected the previous model, or no migrate_from"
+    )
     assert list(map(str, result.warnings)) == [sentence] * warned
     assert result.faults == ()
 

@@ -133,16 +133,16 @@ def test_an_unset_secret_is_a_fault_where_it_is_named(tmp_path: Path) -> None:
 def test_an_admin_port_for_other_machines_takes_a_token(tmp_path: Path) -> None:
     environ = {"NEARHIT_SERVER__ADMIN": "0.0.0.0:9090"}
     (fault,) = refused(tmp_path, environ=environ)
-    assert "other machines reach admin at 0.0.0.0:9090" in fault
+    assert "other machines can reach admin at 0.0.0.0:9090" in fault
     load(tmp_path, environ={**environ, "NEARHIT_AUTH__ADMIN_TOKEN_ENV": "TOKEN", "TOKEN": "x"})
 
 
 def test_no_two_ports_are_one(tmp_path: Path) -> None:
     """Those that are not named included; port 0 is another one each time."""
     (fault,) = refused(tmp_path, environ={"NEARHIT_SERVER__LISTEN": "127.0.0.1:9090"})
-    assert fault.endswith("server: listen and admin are both 127.0.0.1:9090, expected a port for each")
+    assert fault.endswith("server: listen and admin are both 127.0.0.1:9090, expected different ports")
     (fault,) = refused(tmp_path, environ={"NEARHIT_SERVER__GRPC": "127.0.0.1:8080"})
-    assert fault.endswith("server: listen and grpc are both 127.0.0.1:8080, expected a port for each")
+    assert fault.endswith("server: listen and grpc are both 127.0.0.1:8080, expected different ports")
     load(tmp_path, environ={"NEARHIT_SERVER__LISTEN": "127.0.0.1:0", "NEARHIT_SERVER__ADMIN": "127.0.0.1:0"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,26 @@ def test_what_is_published_is_what_the_code_says(kind: str, capsys: pytest.Captu
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_the_schema_is_one(kind: str) -> None:
     Draft202012Validator.check_schema(SCHEMAS[kind]())
+
+
+def keys_of(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Every key of every section, with its schema."""
+    for section in [schema, *schema["$defs"].values()]:
+        yield from section.get("properties", {}).items()
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_key_has_a_description_and_a_default_that_is_valid(kind: str) -> None:
+    schema = SCHEMAS[kind]()
+    for key, form in keys_of(schema):
+        assert form.get("description"), key
+        if "default" in form:
+            Draft202012Validator({**form, "$defs": schema["$defs"]}).validate(form["default"])
+
+
+def test_a_description_says_how_to_write_the_value() -> None:
+    properties = policy_schema()["$defs"]["ExactRule"]["properties"]
+    assert properties["ttl"]["description"].endswith("Write a duration such as 250ms, 30s, 5m, 24h or 7d.")
 
 
 def test_what_the_repository_ships_is_valid() -> None:

@@ -60,12 +60,14 @@ def test_a_default_in_an_earlier_file_makes_later_files_unreachable(tmp_path: Pa
     (tmp_path / "a.yaml").write_text(text(rule("one")))
     (tmp_path / "default.yaml").write_text(text(rule("default")))
     assert refused(tmp_path) == [
-        "a.yaml:4: routes[0].match: matches everything, no rule after it is ever reached, expected it last"
+        "a.yaml:4: routes[0].match: matches every request, so later rules are unreachable, expected this rule last"
     ]
 
 
 def test_an_empty_folder_and_none_are_faults(tmp_path: Path) -> None:
-    assert refused(tmp_path) == [f"{tmp_path}:1: (document): no policy file in it, expected at least default.yaml"]
+    assert refused(tmp_path) == [
+        f"{tmp_path}:1: (document): the folder has no policy file, expected at least default.yaml"
+    ]
     assert "expected a folder of policy files" in refused(tmp_path / "none")[0]
     (tmp_path / "default.yml").write_text(text(rule("default")))
     assert refused(tmp_path)[0].endswith("expected at least default.yaml, each with a name that ends in .yaml")

@@ -64,10 +64,10 @@ def test_a_rule_behind_a_wider_one_is_never_reached() -> None:
         rule("default"),
     )
     assert warnings(document) == [
-        "p.yaml:7: routes[1].match: never reached: before it comes 'wide' (p.yaml:3), which is wider and takes all of "
-        "it, expected the narrower rule first",
-        "p.yaml:10: routes[2].match: never reached: before it comes 'wide' (p.yaml:3), which matches the same, "
-        "expected another match or one of the two",
+        "p.yaml:7: routes[1].match: unreachable: the earlier rule 'wide' (p.yaml:3) is wider, expected the narrower "
+        "rule first",
+        "p.yaml:10: routes[2].match: unreachable: the earlier rule 'wide' (p.yaml:3) matches the same requests, "
+        "expected another match, or only one of the two rules",
     ]
 
 
@@ -88,10 +88,10 @@ def test_headers_and_the_rest_must_all_be_covered(first: str, second: str, warne
 @pytest.mark.parametrize(
     ("cache", "tenant", "said"),
     [
-        ("{exact: {ttl: 1h}, share: global}", "", "another is served, expected"),
-        ("{semantic: {ttl: 1h, max_wrong_hits: 1%}, share: global}", "", "for questions that are only alike, too"),
+        ("{exact: {ttl: 1h}, share: global}", "", "get the answers of one tenant, expected"),
+        ("{semantic: {ttl: 1h, max_wrong_hits: 1%}, share: global}", "", "even to similar questions"),
         ("{exact: {ttl: 1h}, share: global}", "tenant: acme", None),
-        ("{exact: {ttl: 1h}, share: global}", "tenant: 'a*'", "another is served, expected"),
+        ("{exact: {ttl: 1h}, share: global}", "tenant: 'a*'", "get the answers of one tenant, expected"),
         ("{exact: off, share: global}", "", None),
         ("{exact: {ttl: 1h}, share: tenant}", "", None),
     ],
@@ -126,7 +126,7 @@ def test_a_backend_that_no_rule_uses_is_warned_of_where_all_files_are_there(tmp_
     (tmp_path / "policies" / "default.yaml").write_text(text(rule("default", more=cache)))
     (found,) = check([], tmp_path / "config.yaml", {}).warnings
     assert str(found).endswith("policies:1: (document): no rule uses the backend 'idle' of the configuration, expected "
-                               "one that does, or none")  # fmt: skip
+                               "a rule with it, or no such backend")  # fmt: skip
     assert check([tmp_path / "policies" / "default.yaml"], tmp_path / "config.yaml", {}).warnings == ()
 
 

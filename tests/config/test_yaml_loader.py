@@ -73,7 +73,7 @@ def test_depth_is_bounded_through_anchors() -> None:
 
 @pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}", "a: &a\n  <<: *a"])
 def test_an_anchor_that_contains_itself_is_refused(text: str) -> None:
-    assert refused(text) == "file.yaml:1: (document): an anchor that contains itself, expected one that ends"
+    assert refused(text) == "file.yaml:1: (document): an anchor contains itself, expected an anchor without a cycle"
 
 
 def test_a_second_anchor_of_one_name_is_refused() -> None:

@@ -78,16 +78,13 @@ def one_policy(route: str, more: str = "") -> str:
 
 def test_every_documented_key_has_a_policy_here() -> None:
     text = (DOCS / "configuration.md").read_text()
-    named = re.findall(r"^\| (`routes\[\]\.(?:route\.|limits).*?) \|", text, re.MULTILINE)
-    documented: set[str] = set()
-    for cell in named:
-        first, *others = [
-            name.removeprefix("routes[].").removeprefix("route.") for name in re.findall(r"`(.+?)`", cell)
-        ]
-        documented.add(first)
-        documented |= {other.removeprefix(".") for other in others if not other.startswith((".burst", ".per_month"))}
-    assert documented - set(KEYS) == set()
-    assert set(KEYS) - documented == set()
+    named = re.findall(r"^\| \[?`routes\[\]\.(route\.[^`]+|limits[^`]*)`", text, re.MULTILINE)
+    documented = {name.removeprefix("route.") for name in named}
+    written = [" ".join(policy) for policy in KEYS.values()]
+    # A key that only another one makes sense of, such as `shadow.share`, is in the policy of that one.
+    unwritten = {key for key in documented - set(KEYS) if not any(f"{key.rpartition('.')[2]}: " in p for p in written)}
+    assert unwritten == set()
+    assert set(KEYS) - documented == {"backend: {NAME: SHARE}"}
 
 
 def tally(served: Served) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""What `nearhit check` finds: every fault of the configuration and its policies at once."""
+"""The checks of `nearhit check`: every fault of the configuration and its policies at once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gateway.config.yaml_loader import load_yaml, read_file
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What was checked and what was found. Good when `faults` is empty."""
+    """The result of a check. It is good if `faults` is empty."""
 
     faults: tuple[ConfigError, ...]
     warnings: tuple[ConfigError, ...]
     files: tuple[str, ...]
 
     def with_warnings(self, extra: Iterable[ConfigError]) -> CheckResult:
-        """The same with more warnings."""
+        """Return the result with more warnings."""
         return replace(self, warnings=(*self.warnings, *extra))
 
     def as_json(self) -> dict[str, Any]:
-        """The result as machines read it."""
+        """Return the result for JSON."""
         return {
             "ok": not self.faults,
             "files": list(self.files),
@@ -39,7 +39,7 @@ class CheckResult:
 
 
 Rehearse = Callable[[Policy, Mapping[str, str]], Iterable[ConfigError]]
-"""Runs the expectations of a policy, given the adapter of each backend -> those that do not hold."""
+"""Runs the expectations of a policy, given the adapter of each backend, and returns those that fail."""
 
 
 def _no_rehearsal(*_: object) -> Iterable[ConfigError]:
@@ -52,12 +52,11 @@ def check(
     environ: Mapping[str, str] = os.environ,
     rehearse: Rehearse = _no_rehearsal,
 ) -> CheckResult:
-    """Checks each path: a configuration file, a policy file, or a folder of policy files. None: the configuration and
-    its policies.
+    """Check each path: a configuration file, a policy file, or a folder of policy files.
 
-    Backends that policies name are held against the first configuration among the paths, else against
-    `config_path`; where that does not exist they are not checked. Expectations are run where all rules are there:
-    those of one file before a default depend on others.
+    Without paths, check the configuration and its policies. Policies may name the backends of the first configuration
+    among the paths, or else of `config_path`. If that does not exist, the names are not checked. Expectations run only
+    on a complete policy, because those of a single file depend on the others.
     """
     configs = [path for path in paths if _is_config(path, config_path)]
     reading = read_config(configs[0] if configs else config_path, environ)
@@ -74,7 +73,7 @@ def check(
 
 
 class _Checking:
-    """What has been found so far."""
+    """The faults and warnings so far."""
 
     def __init__(self, reading: ConfigReading, rehearse: Rehearse) -> None:
         self._backends = reading.backends
@@ -86,14 +85,15 @@ class _Checking:
         self._files: list[str] = []
 
     def add_config(self, path: Path, reading: ConfigReading) -> None:
+        """Add the faults and warnings of a configuration."""
         self._files.append(str(path))
         self._faults += reading.faults
         self._warnings += reading.warnings
 
     def add_policies(self, path: Path) -> None:
-        """A folder as a whole, or one file."""
+        """Check a folder as a whole, or one file."""
         if not path.is_dir():
-            # Before a default.yaml a file is only a part: the default is not its business.
+            # With a default.yaml in its folder, a file is a part of the policy and needs no default rule.
             part = path.name != LAST_FILE and (path.parent / LAST_FILE).is_file()
             self._read_files([path], ends=not part)
             return
@@ -103,10 +103,11 @@ class _Checking:
             self._faults += invalid.faults
             return
         for other in sorted(path.glob("*.yml")):
-            message = "policy files end in .yaml, expected the file renamed: it is not in force"
+            message = "the file is not in force, expected a name that ends in .yaml"
             self._warnings.append(ConfigError(str(other), 1, (), message))
 
     def result(self) -> CheckResult:
+        """Return all faults and warnings, sorted."""
         return CheckResult(sort_errors(self._faults), sort_errors(self._warnings), tuple(self._files))
 
     def _read_files(self, paths: Sequence[Path], ends: bool, folder: Path | None = None) -> None:
@@ -120,7 +121,7 @@ class _Checking:
 
 
 def _is_config(path: Path, config_path: Path) -> bool:
-    """Whether a file is a configuration: by its name, else by what it says."""
+    """Return whether a file is a configuration, by its name or else by its keys."""
     if path == config_path or path.name == config_path.name:
         return True
     if path.is_dir():

@@ -1,5 +1,7 @@
-"""Checks between the rules of a policy: references that lead nowhere, rules that no request reaches, doubtful
-values."""
+"""Checks between the rules of a policy: unknown backends, unreachable rules, doubtful values.
+
+They work on values as written, faulty ones included, so that all faults are found together.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ _STAR, _ONE = "*", "?"
 
 
 def covers(wide: str | None, narrow: str | None) -> bool:
-    """True: every text that `narrow` matches is matched by `wide`; None stands for any text, even none at all. False:
-    it is not so, or it cannot be told by comparing piece by piece."""
+    """Return whether `wide` matches every text that `narrow` matches. None stands for any text, or for no text at all.
+
+    False may also mean that a comparison piece by piece cannot tell.
+    """
     if wide is None or wide == _STAR:
         return True
     if narrow is None:
         return False
     a, b = _glob_tokens(wide), _glob_tokens(narrow)
-    # row[j]: whether what is left of `a` covers b[j:]; from the end of `a` to its beginning.
+    # row[j]: whether the rest of `a` covers b[j:]; `a` is read from its end to its beginning.
     row = [False] * len(b) + [True]
     for token in reversed(a):
         above, row = row, [False] * (len(b) + 1)
@@ -35,7 +39,7 @@ def covers(wide: str | None, narrow: str | None) -> bool:
 
 
 def _covers_character(token: str, other: str) -> bool:
-    """Of pieces that stand for one character; a star stands for any number."""
+    """Return whether a piece covers another, both for one character. A star stands for any number."""
     if other == _STAR:
         return False
     if token in (_ONE, other):
@@ -44,7 +48,7 @@ def _covers_character(token: str, other: str) -> bool:
 
 
 def _glob_tokens(glob: str) -> Sequence[str]:
-    """`*`, `?`, `[...]` and single characters, as `fnmatch` reads them: a bracket that is not closed is a character."""
+    """Split a glob into `*`, `?`, `[...]` and characters, as `fnmatch` does: an unclosed bracket is a character."""
     found: list[str] = []
     i = 0
     while i < len(glob):
@@ -58,25 +62,23 @@ def _glob_tokens(glob: str) -> Sequence[str]:
 
 
 def _closing_bracket(glob: str, start: int) -> int | None:
-    """Where a set that begins at `start` ends: a `]` right after the beginning, or after `!`, belongs to it."""
+    """Return the end of a set that begins at `start`. A `]` right after its beginning, or after `!`, belongs to it."""
     first = start + 2 if glob[start + 1 : start + 2] == "!" else start + 1
     end = glob.find("]", first + 1)
     return None if end < 0 else end
 
 
-# What must hold between rules and files. Works on values as they were written, faulty ones included, so that these
-# faults are found together with all others.
 JUDGES = (("cache", "semantic", "audit", "judge"), ("route", "audit", "judge"))
 
 Rule = tuple[YamlSource, KeyPath, dict[str, Any]]
-"""One rule as it was written: its file, the path to it, its keys."""
+"""One rule as written: its file, its path, its keys."""
 
 
 def rule_errors(sources: Sequence[YamlSource], backends: Collection[str], ends: bool) -> Iterator[ConfigError]:
-    """Faults between the rules of all files, in their order.
+    """Yield the faults between the rules of all files, in their order.
 
-    `backends` is what the configuration has; when empty nothing is held against it. `ends`: the last of `sources`
-    is the last file of the policy, so that its last rule must be the default.
+    `backends` are those of the configuration; if there are none, references to backends are not checked. `ends`: the
+    last of `sources` is the last file of the policy, so its last rule must be the default.
     """
     rules = [rule for source in sources for rule in read_rules(source)]
     yield from _duplicate_names(rules)
@@ -88,7 +90,7 @@ def rule_errors(sources: Sequence[YamlSource], backends: Collection[str], ends: 
 
 
 def read_rules(source: YamlSource) -> Iterator[Rule]:
-    """The rules of a file that are mappings at all."""
+    """Yield the rules of a file that are mappings."""
     routes = source.value.get("routes")
     for index, rule in enumerate(routes if isinstance(routes, list) else ()):
         if isinstance(rule, dict):
@@ -103,7 +105,9 @@ def _duplicate_names(rules: Sequence[Rule]) -> Iterator[ConfigError]:
             continue
         place = f"{source.file}:{source.locate((*path, 'name'))[0]}"
         if name in first:
-            yield source.fault((*path, "name"), f"{name!r} is taken by {first[name]}, expected another name")
+            yield source.fault(
+                (*path, "name"), f"the name {name!r} is already used at {first[name]}, expected another name"
+            )
         first.setdefault(name, place)
 
 
@@ -112,7 +116,7 @@ def _unreachable(rules: Sequence[Rule]) -> Iterator[ConfigError]:
         match = rule.get("match")
         if isinstance(match, dict) and all(pattern == "*" or pattern == {} for pattern in match.values()):
             yield source.fault(
-                (*path, "match"), "matches everything, no rule after it is ever reached, expected it last"
+                (*path, "match"), "matches every request, so later rules are unreachable, expected this rule last"
             )
 
 
@@ -137,22 +141,20 @@ def _unknown_backends(rules: Sequence[Rule], backends: Sequence[str]) -> Iterato
 
 
 def value_at(rule: Any, keys: Sequence[str]) -> Any:
-    """What is written there; None where nothing is."""
+    """Return the value at a path of keys, or None."""
     for key in keys:
         rule = rule.get(key) if isinstance(rule, dict) else None
     return rule
 
 
-# What is allowed in a policy and hardly meant: warnings, each only where it is certain.
-#
-# Works on values as they were written, of files without faults.
-MAX_COMPARED = 512  # rules: each is held against all before it
+# Warnings: valid policies that are unlikely to be meant. They read the values of files without faults.
+MAX_COMPARED = 512  # rules: each is compared with all rules before it
 
 _ADAPTERS_WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve"})
 
 
 def rule_warnings(sources: Sequence[YamlSource], adapters: Mapping[str, str]) -> Iterator[ConfigError]:
-    """Warnings about the rules of all files, in their order. `adapters`: of each backend, as far as known."""
+    """Yield warnings about the rules of all files, in their order. `adapters` has the known adapters of backends."""
     rules = [rule for source in sources for rule in read_rules(source)]
     yield from _shadowed_rules(rules[:MAX_COMPARED])
     for rule in rules:
@@ -161,32 +163,35 @@ def rule_warnings(sources: Sequence[YamlSource], adapters: Mapping[str, str]) ->
 
 
 def unused_backends(sources: Sequence[YamlSource], backends: Collection[str], place: str) -> Iterator[ConfigError]:
-    """Backends of the configuration that no rule names. `sources`: all files; `place`: what the warning is of."""
+    """Yield a warning for each backend of the configuration that no rule names. `sources` are all files."""
     used: set[object] = set()
     for source in sources:
         for _, _, rule in read_rules(source):
             used |= {name for _, name in backend_names(rule["route"])} | {value_at(rule, keys) for keys in JUDGES}
     for name in sorted(set(backends) - used):
         yield ConfigError(
-            place, 1, (), f"no rule uses the backend {name!r} of the configuration, expected one that does, or none"
+            place,
+            1,
+            (),
+            f"no rule uses the backend {name!r} of the configuration, expected a rule with it, or no such backend",
         )
 
 
 def _shadowed_rules(rules: Sequence[Rule]) -> Iterator[ConfigError]:
     for place, (source, path, rule) in enumerate(rules):
         match = rule["match"]
-        if not match:  # the default: that nothing stands before it which takes all is checked elsewhere
+        if not match:  # the default; another check finds a rule before it that matches every request
             continue
         for earlier, earlier_path, other in rules[:place]:
             if not _match_covers(other["match"], match):
                 continue
             name, line = other["name"], earlier.locate(earlier_path)[0]
             if _match_covers(match, other["match"]):
-                why = "which matches the same, expected another match or one of the two"
+                why = "matches the same requests, expected another match, or only one of the two rules"
             else:
-                why = "which is wider and takes all of it, expected the narrower rule first"
+                why = "is wider, expected the narrower rule first"
             yield source.fault(
-                (*path, "match"), f"never reached: before it comes {name!r} ({earlier.file}:{line}), {why}"
+                (*path, "match"), f"unreachable: the earlier rule {name!r} ({earlier.file}:{line}) {why}"
             )
             break
 
@@ -208,9 +213,9 @@ def _sharing_warnings(rule: Rule) -> Iterator[ConfigError]:
         return
     semantic, exact = (isinstance(cache.get(kind), dict) for kind in ("semantic", "exact"))
     if semantic or exact:
-        what = "what one tenant was answered, another is served"
-        alike = ", for questions that are only alike, too" if semantic else ""
-        expected = "expected share: tenant, unless nothing in these prompts and answers belongs to anybody"
+        what = "other tenants get the answers of one tenant"
+        alike = ", even to similar questions" if semantic else ""
+        expected = "expected share: tenant, unless nothing in these prompts and answers is private"
         yield source.fault((*path, "cache", "share"), f"{what}{alike}, {expected}")
 
 
@@ -225,6 +230,6 @@ def _logprobs_warnings(rule: Rule, adapters: Mapping[str, str]) -> Iterator[Conf
     if names and all(adapters.get(name) in _ADAPTERS_WITHOUT_LOGPROBS for name in names):
         said = ", ".join(f"{name!r} ({adapters[name]})" for name in names)
         message = (
-            f"{said} gives no log probabilities, so each of its answers is thrown away, expected otherwise: verifier"
+            f"{said} gives no log probabilities, so each of its answers is discarded, expected otherwise: verifier"
         )
         yield source.fault((*path, "route", "cascade", "check"), message)

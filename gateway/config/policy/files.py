@@ -1,4 +1,4 @@
-"""The folder of policy files, written: each file whole or not at all, also when the machine stops on the way."""
+"""Write policy files to their folder, each file completely or not at all, even if the machine stops."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NEW_FILE_MODE = 0o644
 
 
 class NotWritable(GatewayError):
-    """The files cannot be made to say it; nothing has changed."""
+    """The policy files cannot be written. The policy in force has not changed."""
 
     status = 503
     kind = "policy_not_writable"
 
 
 def validate_name(name: str) -> str:
-    """Of a policy file in the folder itself. Raises `BadRequest`."""
+    """Return the name of a policy file in the folder itself. Raise `BadRequest`."""
     if _NAME.fullmatch(name) is None:
         raise BadRequest(
             "file: expected the name of a policy file such as support.yaml: letters, digits, '.', '_' and '-'"
@@ -34,34 +34,34 @@ def validate_name(name: str) -> str:
 
 
 class PolicyFolder:
-    """The files that say what is in force."""
+    """The files of the policy in force."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def texts(self) -> list[PolicySource]:
-        """All files in their order. Raises `ConfigInvalid` where one cannot be read."""
+        """Return all files in their order. Raise `ConfigInvalid` if one is not readable."""
         texts, faults = read_texts(policy_files(self.path))
         if faults:
             raise ConfigInvalid(faults)
         return texts
 
     def modified_at(self) -> float | None:
-        """When the youngest of the files was written, seconds since 1970; None where there are none."""
+        """Return the modification time of the newest file, in seconds since 1970, or None without files."""
         try:
             return max((path.stat().st_mtime for path in policy_files(self.path)), default=None)
         except (OSError, ConfigInvalid):
             return None
 
     def to_texts(self, files: Mapping[str, bytes]) -> list[PolicySource]:
-        """The same of files that do not lie here yet."""
+        """Return the sources of files that are not in the folder yet."""
         return [PolicySource(str(self.path / name), content) for name, content in files.items()]
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Makes the folder have these policy files, and no other ones. What is the same already is not touched.
+        """Replace the policy files of the folder by these. Leave equal files alone.
 
-        Each file is replaced as one (written beside it, synced, renamed); between two of them the machine may stop.
-        Raises `NotWritable` before the first change where it can be told, and with what was done where it cannot.
+        Each file is replaced atomically (temporary file, sync, rename); the machine may stop between two files. Raise
+        `NotWritable`, if possible before the first change; otherwise the error lists the changed files.
         """
         before = {path.name: path for path in policy_files(self.path)} if self.path.is_dir() else {}
         gone = sorted(before.keys() - files.keys())
@@ -78,20 +78,20 @@ class PolicyFolder:
                 done.append(name)
             _fsync_folder(self.path)
         except OSError as error:
-            had = f"; {', '.join(done)} had been changed" if done else ""
+            had = f"; {', '.join(done)} have changed" if done else ""
             raise NotWritable(
-                f"{self.path} cannot be written ({error.strerror}){had}: expected a folder in which the gateway may "
-                "write, or the change made there"
+                f"{self.path} cannot be written ({error.strerror}){had}: expected a folder that the gateway can write, "
+                "or an edit of the files in place"
             ) from None
 
     @staticmethod
     def _reject_symlink(path: Path) -> None:
-        if path.is_symlink():  # a Kubernetes volume: what lies behind the link is changed elsewhere
-            raise NotWritable(f"{path} is a link: expected the change made in what it points to")
+        if path.is_symlink():  # a Kubernetes volume: the target of the link is changed elsewhere
+            raise NotWritable(f"{path} is a link: expected a change of the file that it points to")
 
     @staticmethod
     def _replace(path: Path, content: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.new")  # hidden: nobody takes it for a policy file
+        temporary = path.with_name(f".{path.name}.new")  # hidden, so that it is not read as a policy file
         mode = path.stat().st_mode & 0o777 if path.exists() else _NEW_FILE_MODE
         try:
             replaced(path, content, temporary, mode)

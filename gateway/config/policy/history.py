@@ -1,4 +1,4 @@
-"""Every policy that came into force: when, by whom, what changed, and its files, so that it can come back."""
+"""The history of policies: time, author, diff and files of each, so that a rollback can restore it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from gateway.config.policy.load import file_order
 from gateway.config.policy.model import Policy
 from gateway.files import replaced
 
-# What has changed between two sets of policy files, as a unified diff. Pure.
-MAX_LINES = 5_000  # of a file: the comparison takes up to the square of it
+MAX_LINES = 5_000  # in a file: a comparison takes up to quadratic time
 
-MAX_CHARACTERS = 2**18  # of a diff
+MAX_CHARACTERS = 2**18  # in a diff
 
 
 def unified_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Name -> content, before and after -> a unified diff over all of them; empty where nothing has changed."""
+    """Return a unified diff of two sets of files (name -> content), empty if nothing has changed."""
     lines: list[str] = []
     length = 0
     for line in _lines(before, after):
         length += len(line)
         if length > MAX_CHARACTERS:
-            lines.append(f"\\ the diff goes on: it is longer than {MAX_CHARACTERS} characters\n")
+            lines.append(f"\\ the diff is cut: it is longer than {MAX_CHARACTERS} characters\n")
             break
         lines.append(line)
     return "".join(lines)
 
 
 def count_changes(diff: str) -> tuple[int, int]:
-    """Of a unified diff -> lines added, lines removed."""
+    """Return the numbers of lines that a unified diff adds and removes."""
     body = [line for line in diff.splitlines() if not line.startswith(("+++ ", "--- "))]
     return sum(line.startswith("+") for line in body), sum(line.startswith("-") for line in body)
 
@@ -58,16 +57,16 @@ LOG = logging.getLogger("nearhit")
 
 MAX_VERSIONS = 100
 
-MAX_BYTES = 32 * 2**20  # of all versions; the last one is kept whatever its size
+MAX_BYTES = 32 * 2**20  # of all versions together; the last one is kept at any size
 
-AUTHOR, COMMENT = "x-nearhit-author", "x-nearhit-comment"  # headers that say who changes it, and why
+AUTHOR, COMMENT = "x-nearhit-author", "x-nearhit-comment"  # headers with the author of a change and the reason
 
 _PENDING = "pending.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who changed the policy, and how."""
+    """The author of a change."""
 
     name: str
     via: str  # file | api | rollback | fleet
@@ -79,20 +78,21 @@ BY_FILE = Author("file", "file")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One policy that came into force."""
+    """One policy that was in force."""
 
     version: int  # counts from 1
     at: float  # seconds since 1970
     hash: str
     author: Author
-    files: Mapping[str, str]  # name -> content, in the order in which their rules are tried
-    diff: str  # unified, from the version before
+    files: Mapping[str, str]  # name -> content, in the order of their rules
+    diff: str  # unified, from the previous version
 
     def as_json(self) -> dict[str, Any]:
+        """Return the version for JSON, with its files and its diff."""
         return {**self.summary(), "files": dict(self.files), "diff": self.diff}
 
     def summary(self) -> dict[str, Any]:
-        """Without contents."""
+        """Return the version for JSON, without contents."""
         added, removed = count_changes(self.diff)
         return {
             "version": self.version,
@@ -109,15 +109,15 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """What is about to be done to the files, noted before: if the gateway ends on the way, the next start knows."""
+    """A change of the files, recorded before it happens. If the gateway ends meanwhile, the next start knows of it."""
 
-    hash: str  # of the policy that is to come
+    hash: str  # of the next policy
     author: Author
     before: Mapping[str, str]
     after: Mapping[str, str]
 
     def is_partially_applied(self, on_disk: Mapping[str, str]) -> bool:
-        """Whether the files are neither what they were nor what they were to be, but some of both."""
+        """Return whether some files have changed and others have not."""
         return (
             on_disk != self.before
             and on_disk != self.after
@@ -129,26 +129,27 @@ class PolicyChange:
 
 
 class History:
-    """Kept in a folder of its own, a file a version. `wall`: seconds since 1970. Blocks: for threads.
+    """The versions of the policy, one file each in their own folder. `wall` returns seconds since 1970.
 
-    What cannot be written is said in the log, and hinders nobody: the policy is in force all the same.
+    All methods block, so call them in a thread. A version that cannot be written is logged; the policy is in force even
+    then.
     """
 
     def __init__(self, folder: Path, wall: Callable[[], float]) -> None:
         self._folder = folder
         self._wall = wall
-        self._versions: list[dict[str, Any]] = []  # outlines, oldest first
+        self._versions: list[dict[str, Any]] = []  # summaries, oldest first
 
     def open(self) -> None:
-        """Reads what is there."""
+        """Read the versions of the folder."""
         self._versions = [version.summary() for path in self._paths() if (version := _read(path)) is not None]
 
     def list_versions(self, limit: int) -> list[dict[str, Any]]:
-        """The youngest first."""
+        """Return summaries, the newest first."""
         return list(reversed(self._versions))[:limit]
 
     def find(self, key: str) -> Version | None:
-        """By its number, or the youngest one of a hash or of at least four digits that it begins with."""
+        """Return a version by its number, or the newest one whose hash begins with `key` (four digits or more)."""
         number = int(key) if key.isascii() and key.isdigit() and len(key) <= 9 else None
         for summary in reversed(self._versions):
             if summary["version"] == number or (len(key) >= 4 and summary["hash"].startswith(key)):
@@ -156,14 +157,14 @@ class History:
         return None
 
     def previous(self) -> Version | None:
-        """What was in force before the policy that is."""
+        """Return the version before the current one."""
         return self.find(str(self._versions[-2]["version"])) if len(self._versions) > 1 else None
 
     def record(self, policy: Policy, author: Author) -> None:
-        """Adds the policy that has come into force, unless it is the last one already."""
+        """Add the policy that is now in force, unless it is the last version already."""
         pending = self.pending()
         if pending is not None and pending.hash == policy.hash and author.via == "file":
-            author = pending.author  # it had asked for this when the gateway ended
+            author = pending.author  # this author had requested the change before the gateway ended
         if not self._versions or self._versions[-1]["hash"] != policy.hash:
             self._add(policy, author)
         self.clear_pending()
@@ -188,14 +189,12 @@ class History:
         left = {path.name for path in self._paths()}
         self._versions = [o for o in self._versions if self._path(o["version"], o["hash"]).name in left]
 
-    # What is under way
-
     def record_pending(self, change: PolicyChange) -> None:
-        """Notes what is about to be done to the files."""
+        """Record a change before it happens."""
         self._write(self._folder / _PENDING, asdict(change))
 
     def pending(self) -> PolicyChange | None:
-        """What was announced and not settled."""
+        """Return the recorded change that has not been cleared, or None."""
         try:
             said = orjson.loads((self._folder / _PENDING).read_bytes())
             return PolicyChange(said["hash"], Author(**said["author"]), said["before"], said["after"])
@@ -203,7 +202,7 @@ class History:
             return None
 
     def clear_pending(self) -> None:
-        """Nothing is under way."""
+        """Remove the recorded change."""
         try:
             (self._folder / _PENDING).unlink(missing_ok=True)
         except OSError as error:
@@ -213,7 +212,7 @@ class History:
         return self._folder / f"{number:06d}-{policy_hash}.json"
 
     def _paths(self) -> Sequence[Path]:
-        """Oldest first."""
+        """Return the files of the versions, oldest first."""
         return sorted(self._folder.glob("[0-9][0-9][0-9][0-9][0-9][0-9]-*.json"))
 
     def _write(self, path: Path, value: object) -> bool:
@@ -227,7 +226,7 @@ class History:
 
 
 def _read(path: Path) -> Version | None:
-    """None: it is not there, or not as it was written."""
+    """Return a version, or None if its file is missing or damaged."""
     try:
         said = orjson.loads(path.read_bytes())
         return Version(**{**said, "author": Author(**said["author"])})

@@ -1,6 +1,6 @@
-"""What a tenant may have of a route: the limits of a rule, as they are written and as they are asked.
+"""The limits of a rule: the sections of the policy file, and the `Limits` that they compile to.
 
-Field names of the sections are the keys of the file. `gateway.limits` does the arithmetic.
+`gateway.limits` does the arithmetic.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MAX_AMOUNT = 10**12
 
 
 def parse_pace(value: object) -> Pace:
-    """`600/min`, `100k/day`; the burst is the whole amount."""
+    """Parse `600/min` or `100k/day`; the burst is the whole amount. Raise `ValueError`."""
     match = _PACE.read(value)
     amount = float(match[1]) * _MULTIPLIERS[match[2]]
     if amount != int(amount) or not 1 <= amount <= _MAX_AMOUNT:
-        raise ValueError(f"expected a whole number between 1 and {_MAX_AMOUNT} a period, got {format_value(value)}")
+        raise ValueError(f"expected a whole number between 1 and {_MAX_AMOUNT} per period, got {format_value(value)}")
     return Pace(int(amount), match[3], int(amount))
 
 
 def parse_micros(value: object) -> int:
-    """Millionths of a dollar, from `20 USD`."""
+    """Return the millionths of a dollar of `20 USD`. Raise `ValueError`."""
     micros = round(float(_DOLLARS.read(value)[1]) * 1e6)
     if micros <= 0:
         raise ValueError(f"expected {_DOLLARS.expected}, got {format_value(value)}")
@@ -48,14 +48,16 @@ _Micros = Annotated[int, BeforeValidator(parse_micros), WithJsonSchema(_DOLLARS.
 
 
 class PaceRule(Section):
-    """A rate whose burst is not the whole amount."""
+    """A rate with its burst."""
 
     rate: _PaceField = Field(examples=["600/min"])
+    """The amount per time, such as `600/min`."""
     burst: Annotated[int, Field(ge=1, le=_MAX_AMOUNT)] | None = None
+    """The amount that may come at once. Without it, the whole amount of `rate`."""
 
 
 def _parse_paces(value: object) -> object:
-    """One rate or several, each in text or with its burst."""
+    """Return a list of rate mappings, from one rate or several, each as text or as a mapping."""
     items = value if isinstance(value, list) else [value]
     return [item if isinstance(item, dict | PaceRule) else {"rate": item} for item in items]
 
@@ -75,11 +77,14 @@ _Paces = Annotated[
 
 
 class CostRule(Section):
-    """Caps on what the backends' prices come to."""
+    """Caps on cost, by the `price` of the backends."""
 
     per_day: _Micros | None = None
+    """The cap for a UTC day, such as `20 USD`."""
     per_month: _Micros | None = None
+    """The cap for a UTC month, such as `400 USD`."""
     then: Annotated[Literal["refuse", "light"], one_of("refuse", "light")] = "refuse"
+    """Beyond the cap: `refuse` answers 429, except for hits. `light` lets the lightest model answer, and counts on."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -88,27 +93,34 @@ class CostRule(Section):
 
 
 class LimitRule(Section):
-    """What everybody of a kind may have of a route."""
+    """A limit on a route, for each tenant, key or user, or for the route as a whole."""
 
     per: Annotated[Per, one_of("tenant", "key", "user", "route")] = "tenant"
+    """The unit that the limit applies to: each `tenant`, `key` (API key) or `user`, or the `route` as a whole."""
     requests: _Paces | None = None
+    """Calls to a backend per time, such as `600/min`. A list has several windows: `[20/s, 600/min]`."""
     tokens: _Paces | None = None
+    """Tokens of calls per time, in and out, such as `100k/min`, or a list."""
     concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Calls in flight."""
     large_share: PositiveShare | None = None
+    """The share of calls that may go to the largest model, such as `30%`. Beyond it the lightest model answers."""
     cost: CostRule | None = None
+    """Caps on cost, such as `{per_day: 20 USD}`."""
     count_hits: Switch = False
+    """`on`: `requests` also counts hits. Each hit then costs a request to the store."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         limits = ("requests", "tokens", "concurrency", "large_share", "cost")
         if not any(given.get(key) is not None for key in limits):
-            yield Problem(None, f"a limit is required, expected one of: {', '.join(limits)}, e.g. requests: 600/min")
+            yield Problem(None, f"a limit is required, expected one of: {', '.join(limits)}; e.g. requests: 600/min")
         elif given.get("count_hits") in (True, "on") and given.get("requests") is None:
-            yield Problem("count_hits", "has no meaning without requests, expected e.g. requests: 600/min beside it")
+            yield Problem("count_hits", "has no effect without requests, expected e.g. requests: 600/min")
 
 
 def as_list(value: object) -> object:
-    """A lone rule stands for a list of it."""
+    """Return a list of rules; a single rule stands for a list of one."""
     return [value] if isinstance(value, dict | LimitRule) else value
 
 
@@ -121,24 +133,24 @@ LimitRules = Annotated[
 
 
 def tier_limit_problems(limits: object) -> Iterator[Problem]:
-    """Limits that choose between models, on a route that has one. `limits` as written."""
+    """Yield the limits that choose between models, for a route with one backend. `limits` is as written."""
     for rule in limits if isinstance(limits, list) else [limits]:
         if not isinstance(rule, dict):
             continue
         cost = rule.get("cost")
         if rule.get("large_share") is not None:
-            yield Problem("limits", "large_share has no meaning with one backend, expected light and large in route")
+            yield Problem("limits", "large_share has no effect with one backend, expected light and large in route")
         if isinstance(cost, dict) and cost.get("then") == "light":
-            yield Problem("limits", "then: light has no meaning with one backend, expected light and large in route")
+            yield Problem("limits", "then: light has no effect with one backend, expected light and large in route")
 
 
 def duplicate_limit_problems(limits: object) -> Iterator[Problem]:
-    """Limits of one kind for the same ones over the same time. `limits` as written."""
+    """Yield the limits that repeat kind, unit and time of another one. `limits` is as written."""
     seen: set[tuple[object, ...]] = set()
     for rule in limits if isinstance(limits, list) else [limits]:
         for limit in _limit_keys(rule) if isinstance(rule, dict) else ():
             if limit in seen:
-                yield Problem("limits", f"{limit[1]} per {limit[0]} is limited twice over the same time, expected once")
+                yield Problem("limits", f"two limits on {limit[1]} per {limit[0]} for the same period, expected one")
             seen.add(limit)
 
 
@@ -161,7 +173,7 @@ def _limit_keys(rule: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def compile_limits(rules: tuple[LimitRule, ...]) -> tuple[Limits, ...]:
-    """From what was written to what is asked."""
+    """Return the limits that the rules compile to."""
     return tuple(
         Limits(
             per=rule.per,

@@ -1,4 +1,4 @@
-"""From the files of a folder to a `Policy`, or to every fault in them."""
+"""Read the files of a folder into a `Policy`, or into all of their faults."""
 
 from __future__ import annotations
 
@@ -36,14 +36,11 @@ from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
 from gateway.ports import Acceptance
 from gateway.priority import Priority
 
-# From checked rules to routes that can be asked.
-
-# Where the light model's answer is as likely to be worse as not.
-DEFAULT_THRESHOLD = 0.5
+DEFAULT_THRESHOLD = 0.5  # complexity at which the light model's answer is as likely to be worse as not
 
 
 def compile_routes(file: PolicyFile, source: YamlSource) -> Iterator[Route]:
-    """The routes of one file."""
+    """Yield the routes of one file."""
     for index, rule in enumerate(file.routes):
         yield _compile_route(rule, source.file, source.locate(("routes", index))[0])
 
@@ -91,7 +88,7 @@ def _compile_tiers(rule: TargetRule) -> Target:
     if rule.backend is not None:
         return Target((tier_from_parts(None, rule.backend),))
     given = rule.tiers if rule.tiers is not None else (rule.light, rule.large)
-    *lower, best = [parts for parts in given if parts is not None]  # the schema has all of them, or a backend
+    *lower, best = [parts for parts in given if parts is not None]  # the schema requires all of them, or a backend
     names = ["light", *(None for _ in lower[1:]), "large"]
     tiers = tuple(tier_from_parts(name, parts) for name, parts in zip(names, [*lower, best], strict=True))
     return Target(tiers, (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above)
@@ -103,7 +100,7 @@ def _compile_match(rule: MatchRule) -> RouteMatch:
         compile_glob(rule.path),
         compile_glob(rule.model),
         compile_glob(rule.tenant),
-        # `*` asks for a header that is there, whatever it says.
+        # `*` requires the header, with any value.
         tuple((name, wanted or _match_any) for name, wanted in headers),
     )
 
@@ -133,7 +130,7 @@ MAX_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class PolicyReader:
-    """What the files say, as far as they can be read."""
+    """The policy of some files, as far as they are readable."""
 
     policy: Policy | None  # None: there are faults
     faults: tuple[ConfigError, ...]
@@ -141,12 +138,12 @@ class PolicyReader:
 
 
 def load_policy(folder: Path, config: Config) -> Policy:
-    """Reads every `*.yaml` of the folder itself, in the order of their names, `default.yaml` last.
+    """Read every `*.yaml` of the folder itself, in the order of their names, with `default.yaml` last.
 
-    Raises `ConfigInvalid` with the faults of all files.
+    Raise `ConfigInvalid` with the faults of all files.
     """
     texts, faults = read_texts(policy_files(folder))
-    # Where a file is missing nobody knows which rule is the last.
+    # If a file is missing, the last rule is unknown.
     reading = read_policy(texts, config.backends, ends=not faults)
     if faults or reading.policy is None:
         raise ConfigInvalid([*faults, *reading.faults])
@@ -154,7 +151,7 @@ def load_policy(folder: Path, config: Config) -> Policy:
 
 
 def read_texts(paths: Iterable[Path]) -> tuple[list[PolicySource], list[ConfigError]]:
-    """The files that can be read, and why others cannot."""
+    """Return the readable files, and the faults of the others."""
     texts: list[PolicySource] = []
     faults: list[ConfigError] = []
     for path in paths:
@@ -166,7 +163,7 @@ def read_texts(paths: Iterable[Path]) -> tuple[list[PolicySource], list[ConfigEr
 
 
 def policy_from_text(text: str | bytes, name: str, config: Config) -> Policy:
-    """A whole policy from one text; `name` stands for the file in faults. Raises `ConfigInvalid`."""
+    """Return the policy of one text; faults show `name` as the file. Raise `ConfigInvalid`."""
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     reading = read_policy([PolicySource(name, content)], config.backends)
     if reading.policy is None:
@@ -175,9 +172,9 @@ def policy_from_text(text: str | bytes, name: str, config: Config) -> Policy:
 
 
 def policy_files(folder: Path) -> list[Path]:
-    """The files of a policy in the order in which their rules are tried.
+    """Return the files of a policy in the order of their rules.
 
-    Hidden files are left out, since editors keep unfinished copies in them. Raises `ConfigInvalid`.
+    Leave out hidden files, because editors keep unfinished copies in them. Raise `ConfigInvalid`.
     """
     try:
         shown = [path for path in folder.iterdir() if not path.name.startswith(".")]
@@ -186,14 +183,14 @@ def policy_files(folder: Path) -> list[Path]:
     found = [path for path in shown if path.suffix == ".yaml"]
     if not found:
         hint = ", each with a name that ends in .yaml" if any(path.suffix == ".yml" for path in shown) else ""
-        raise _folder_fault(folder, f"no policy file in it, expected at least {LAST_FILE}{hint}")
+        raise _folder_fault(folder, f"the folder has no policy file, expected at least {LAST_FILE}{hint}")
     if len(found) > MAX_FILES:
         raise _folder_fault(folder, f"{len(found)} policy files, expected at most {MAX_FILES}")
     return sorted(found, key=lambda path: file_order(path.name))
 
 
 def file_order(name: str) -> tuple[bool, str]:
-    """Sorts names of files into the order in which their rules are tried."""
+    """Return a sort key that brings file names into the order of their rules."""
     return name == LAST_FILE, name
 
 
@@ -205,8 +202,11 @@ def read_policy(
     folder: Path | None = None,
     adapters: Mapping[str, str] | None = None,
 ) -> PolicyReader:
-    """Reads files in their order. `ends`: the last of them is the policy's last, which must end in the default.
-    `folder`: these are all of it. `adapters`: of each backend; where they are not known, no warning hangs on them."""
+    """Read files in their order.
+
+    `ends`: the last file is the policy's last, so it must end in the default rule. `folder`: the files are all of this
+    folder. `adapters` has the adapters of the backends; without them, the warnings that need them are left out.
+    """
     faults: list[ConfigError] = []
     warnings: list[ConfigError] = []
     sources: list[YamlSource] = []
@@ -243,7 +243,7 @@ def read_policy(
 
 
 def hash_texts(texts: Iterable[PolicySource]) -> str:
-    """Of a policy: of the names and the bytes of its files, in their order."""
+    """Return the hash of a policy: of the names and the bytes of its files, in their order."""
     digest = hashlib.sha256()
     for text in texts:
         name = text.name.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The policy in force: routes in order, ready to be asked. Immutable; a reload replaces the whole."""
+"""The compiled policy: routes in order. It is immutable, and a reload replaces it as a whole."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gateway.priority import Priority
 Pattern = Callable[[str], object]
 """Truthy for a text that matches."""
 Names = tuple[str, str, str]  # path, model and tenant
-MAX_CACHED_MATCHES, MAX_CACHED_NAME_CHARS = 1024, 512  # names that are kept, and their characters: a megabyte at most
+MAX_CACHED_MATCHES, MAX_CACHED_NAME_CHARS = 1024, 512  # cached names and their characters: at most a megabyte
 
 
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """The requests of a route. A None matches whatever is there, nothing included."""
+    """The requests of a route. None matches any value, and a missing one."""
 
     path: Pattern | None = None
     model: Pattern | None = None
@@ -32,7 +32,7 @@ class RouteMatch:
     headers: tuple[tuple[str, Pattern], ...] = ()  # lower-case names
 
     def names(self, path: str, model: str, tenant: str) -> bool:
-        """Whether it matches but for the headers."""
+        """Return whether path, model and tenant match."""
         return (
             (self.path is None or bool(self.path(path)))
             and (self.model is None or bool(self.model(model)))
@@ -40,64 +40,65 @@ class RouteMatch:
         )
 
     def matches_headers(self, headers: Mapping[str, str]) -> bool:
+        """Return whether the headers match."""
         return all(_has_header(headers, name, compile_glob) for name, compile_glob in self.headers)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """Which answers are checked against a fresh one, and what that may cost: semantic hits, or the light model's."""
+    """Audits of semantic hits, or of the light model's answers, with their bounds."""
 
-    share: float = 0.0  # of them, in [0, 1]
-    per_hour: int | None = None  # calls, those of the judge included; None: no bound
-    cost_per_day: float | None = None  # US dollars, the judge's included; None: no bound
-    judge: str | None = None  # the backend that is asked where the comparison cannot tell
+    share: float = 0.0  # share of the answers, in [0, 1]
+    per_hour: int | None = None  # calls per hour, those of the judge included; None: no bound
+    cost_per_day: float | None = None  # US dollars per day, the judge's included; None: no bound
+    judge: str | None = None  # the backend that decides if the comparison cannot tell
 
 
 @dataclass(frozen=True, slots=True)
 class Semantic:
-    """How the semantic cache works on a route."""
+    """The semantic cache of a route."""
 
     ttl_s: float
     acceptance: Acceptance
     audit: AuditSettings = AuditSettings()
-    learn: bool = True  # whether labels move the threshold; off: they measure alone
+    learn: bool = True  # whether labels move the threshold; off: they are counted only
     coalesce: bool = False  # whether a question waits for one in flight that asks the same in other words
 
     @property
     def learns(self) -> bool:
-        """A plain `min_similarity` is what it says: nothing moves it."""
+        """Whether labels move the threshold. Nothing moves a plain `min_similarity`."""
         return self.learn and self.acceptance.max_wrong_hits is not None
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """Which complete and successful answers are stored; None: no bound."""
+    """The complete and successful responses that are stored. None: no bound."""
 
     max_temperature: float | None = None  # of the request, in [0, 2]
-    tools: bool = False  # whether answers that call tools are
-    min_tokens: int | None = None  # of the answer
+    tools: bool = False  # whether responses that call tools are stored
+    min_tokens: int | None = None  # of the response
     max_tokens: int | None = None
     max_size: int | None = None  # bytes
     min_cost: float | None = None  # US dollars that the call cost
-    roles: tuple[str, ...] | None = None  # that the messages of the request may have
-    after: int = 1  # how often the question must have been asked lately
+    roles: tuple[str, ...] | None = None  # the only roles that messages of the request may have
+    after: int = 1  # how often a backend must have got the question lately
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """How hits are played back."""
+    """The replay of hits."""
 
-    paced: bool = False  # streams at the pace of a model rather than at once
-    rate: float | None = None  # tokens a second; None: the pace at which each answer came
-    fresh_ids: bool = False  # each hit under an id and a time of its own, rather than byte for byte
+    paced: bool = False  # hits stream at the pace of a model, not at once
+    rate: float | None = None  # tokens per second; None: the pace at which each response came
+    fresh_ids: bool = False  # each hit has its own id and time; off: byte for byte
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
-    """What of a route's requests is kept for `nearhit simulate`."""
+    """The part of a route's traffic that is recorded for `nearhit simulate`."""
 
-    share: float = 1.0  # of the questions, in (0, 1]: of one that is drawn every request is kept
-    prompts: bool = False  # whether the questions themselves are
+    share: float = 1.0  # share of the questions, in (0, 1], with every request of a drawn question
+    prompts: bool = False  # whether the texts of the questions are recorded
 
 
 Late = Literal["soonest", "light", "stale", "refuse"]
@@ -105,20 +106,20 @@ Late = Literal["soonest", "light", "stale", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class SloSettings:
-    """What a latency budget is worth."""
+    """The handling of latency budgets."""
 
-    confidence: float = 0.95  # share of the budgets that are to be kept, in (0, 1)
-    per_request: bool = False  # asked of each request, rather than of all that were promised
-    late: Late = "soonest"  # where no backend is predicted to keep it
+    confidence: float = 0.95  # share of the budgets to keep, in (0, 1)
+    per_request: bool = False  # applies to each request, not to all budgets together
+    late: Late = "soonest"  # if no backend is predicted to keep the budget
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
     """One step between the lightest model and the best one."""
 
-    name: str  # light | large, or what lies between them by the name of its backend
-    backend: str  # where its calls are divided, the one with the largest share, or what a request was given
-    parts: tuple[TierPart, ...] = ()  # whom its calls are divided among; empty: all go to `backend`
+    name: str  # light | large; a middle tier has the name of its backend
+    backend: str  # in a split, the one with the largest share, or the one that a request was given
+    parts: tuple[TierPart, ...] = ()  # the split; empty: all calls go to `backend`
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -127,45 +128,45 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who answers what the caches do not."""
+    """The backends that answer a miss."""
 
-    tiers: tuple[Tier, ...]  # from the lightest to the best; one: nothing to choose between
+    tiers: tuple[Tier, ...]  # from the lightest to the best; one: no choice
     escalate_above: tuple[float, ...] = ()  # complexities in [0, 1], ascending: above each, one tier further
-    # Instead of a threshold that stands, one that follows the traffic; one of them at most.
-    large_share: float | None = None  # share of the misses that the large one answers, in [0, 1]
-    quality: float | None = None  # part of the gap between both models' answers that is kept, in [0, 1]
-    audit: AuditSettings = AuditSettings()  # which of the light model's answers are compared with the large one's
-    learn: bool = True  # whether labels move what scores are taken to mean; off: as it stands
-    fallback: tuple[str, ...] = ()  # backends that are asked, in order, when all tiers have failed
+    # Instead of a fixed threshold, one that follows the traffic; at most one of the two.
+    large_share: float | None = None  # share of the misses that the large model answers, in [0, 1]
+    quality: float | None = None  # share of the quality gap between both models to keep, in [0, 1]
+    audit: AuditSettings = AuditSettings()  # comparisons of the light model's answers with the large model's
+    learn: bool = True  # whether labels change the learnt meaning of scores
+    fallback: tuple[str, ...] = ()  # backends to try, in order, if all tiers have failed
     shadow: Shadow | None = None
     cascade: Cascade | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """One a tier."""
+        """The backend of each tier."""
         return tuple(tier.backend for tier in self.tiers)
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All that may answer, each once."""
+        """All backends that may answer, each once."""
         return tuple(dict.fromkeys([*(name for tier in self.tiers for name in tier.members), *self.fallback]))
 
     def tier_with_backend(self, backend: str) -> str | None:
-        """None where there is nothing to choose."""
+        """Return the name of the tier with a backend, or None if the route has one tier."""
         if len(self.tiers) == 1:
             return None
         return next((tier.name for tier in self.tiers if backend in (tier.backend, *tier.members)), None)
 
 
 def tier_from_parts(name: str | None, parts: tuple[TierPart, ...]) -> Tier:
-    """`name` None: that of its backend."""
+    """Return the tier of a split. Without `name` it has the name of its largest part."""
     main = max(parts, key=lambda part: part.share).backend
     return Tier(name or main, main, parts if len(parts) > 1 else ())
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What happens to a request that matches. Durations are seconds."""
+    """The decisions about a request that matches. Durations are in seconds."""
 
     name: str
     target: Target
@@ -173,7 +174,7 @@ class Route:
     exact_ttl_s: float | None = None  # None: off
     semantic: Semantic | None = None  # None: off
     share: Literal["user", "tenant", "global"] = "tenant"
-    jitter: float = 0.0  # share of a TTL by up to which an entry's own is shorter, in [0, 1]
+    jitter: float = 0.0  # share of the TTL by which an entry may expire earlier, in [0, 1]
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0
     admission: AdmissionRules = AdmissionRules()
@@ -182,12 +183,12 @@ class Route:
     slo: SloSettings = SloSettings()
     limits: tuple[Limits, ...] = ()
     priority: Priority = Priority.NORMAL
-    client_priority: bool = False  # whether clients may ask for more than that; less they always may
+    client_priority: bool = False  # whether clients may raise the priority; they may always lower it
     record: RecordSettings | None = None  # None: off
     expose_headers: bool = True
-    file: str = ""  # where the rule is written
+    file: str = ""  # the file of the rule
     line: int = 0
-    caches: bool = field(init=False)  # any of its caches is on
+    caches: bool = field(init=False)  # whether a cache is on
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caches", self.exact_ttl_s is not None or self.semantic is not None)
@@ -195,31 +196,31 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """One file as it was read: its name as faults show it, and its bytes."""
+    """One policy file: its name as faults show it, and its bytes."""
 
     file: str
     content: bytes
 
     @property
     def name(self) -> str:
-        """Within its folder."""
+        """The name within the folder."""
         return PurePath(self.file).name
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Routes in the order in which they are tried; the last one matches everything."""
+    """The routes in their order. The last one matches every request."""
 
     routes: tuple[Route, ...]
     hash: str  # first 12 hex digits of a SHA-256 over the sources
-    warnings: tuple[ConfigError, ...] = ()  # what is accepted but does not work yet, or hardly as it was meant
-    texts: tuple[PolicySource, ...] = ()  # what it was read from
-    expectations: tuple[Expectation, ...] = ()  # what it is to do, by its own account
-    # What the routes say to names that were asked for before: 64 routes are 100 us of globs, this is 0.3 us.
+    warnings: tuple[ConfigError, ...] = ()  # valid, but unlikely to be meant
+    texts: tuple[PolicySource, ...] = ()  # its files
+    expectations: tuple[Expectation, ...] = ()  # its tests
+    # Names seen before -> their routes. The globs of 64 routes take 100 us, a lookup here takes 0.3 us.
     _match_cache: dict[Names, tuple[Route, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def match(self, path: str, model: str, tenant: str, headers: Mapping[str, str]) -> Route:
-        """The first route that matches. `model` is empty where a request names none."""
+        """Return the first route that matches. `model` is empty if the request has none."""
         names = path, model, tenant
         for route in self._match_cache.get(names) or self._match_names(names):
             if not route.match.headers or route.match.matches_headers(headers):
@@ -227,7 +228,7 @@ class Policy:
         return self.routes[-1]
 
     def _match_names(self, names: Names) -> tuple[Route, ...]:
-        """The routes that match but for the headers, up to one that wants none."""
+        """Return the routes whose names match, up to the first without headers."""
         found = []
         for route in self.routes:
             if route.match.names(*names):
@@ -242,12 +243,12 @@ class Policy:
 
 
 def compile_glob(glob: str | None) -> Pattern | None:
-    """A glob (`*`, `?`, `[...]`, case-sensitive), compiled; None for one that matches everything."""
+    """Compile a glob (`*`, `?`, `[...]`, case-sensitive). Return None for one that matches everything."""
     if glob is None or glob == "*":
         return None
     return re.compile(translate(glob)).match if any(c in glob for c in "*?[") else glob.__eq__
 
 
 def _has_header(headers: Mapping[str, str], name: str, value_matches: Pattern) -> bool:
-    # A header may come more than once and in any case: a plain lookup would miss both.
+    # A header may occur more than once and in any case; a plain lookup would miss both.
     return any(key.lower() == name and value_matches(value) for key, value in headers.items())

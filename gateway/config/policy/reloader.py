@@ -1,4 +1,4 @@
-"""The policy in force, and its replacement while requests are served."""
+"""The policy in force, and its replacement while the gateway serves requests."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from gateway.config.policy.history import BY_FILE, Author
 from gateway.config.policy.model import Policy
 
 OnReload = Callable[[Policy | None, tuple[ConfigError, ...]], None]
-"""Called with the policy that is now in force, or with None and the faults that kept the last good one."""
+"""Called with the policy that is now in force, or with None and the faults of the rejected one."""
 Record = Callable[[Policy, Author], None]
-"""Called in a thread with each policy that has come into force, and who wrote it. Raises nothing."""
+"""Called in a thread with each policy that is put in force, and its author. Raises nothing."""
 
-# watchfiles imports it at its first wait, in the event loop of a gateway that serves by then: 30 ms and more.
+# watchfiles would import it at its first wait, and block the event loop of a serving gateway for 30 ms and more.
 import_module("anyio._backends._asyncio")
 
-_POLL_S = 2.0  # bounds what a missed event costs: network and bind mounts have none
-_DEBOUNCE_MS = 100  # an editor's rename-and-replace is over by then
+_POLL_S = 2.0  # bounds the delay of a missed event: network and bind mounts send none
+_DEBOUNCE_MS = 100  # long enough for an editor's rename-and-replace
 
 
 def _no_history(policy: Policy, author: Author) -> None:
-    """Where no history is kept."""
+    """Keep no history."""
 
 
 class PolicyHolder:
-    """One reference to the policy in force. Readers take `current` once a request and see one policy throughout."""
+    """Holds the policy in force. A reader takes `current` once per request, and sees one policy throughout."""
 
     def __init__(
         self, initial: Policy, load: Callable[[], Policy], on_reload: OnReload, record: Record = _no_history
     ) -> None:
-        """`load` reads and checks everything, and raises `ConfigInvalid`; it runs in a thread."""
+        """`load` reads and checks all files, and raises `ConfigInvalid`. It runs in a thread."""
         self._current = initial
         self._load = load
         self._on_reload = on_reload
         self._record = record
         self._faults: tuple[ConfigError, ...] = ()
-        self._lock = asyncio.Lock()  # reloads in turn: an older reading never replaces a newer one
+        self._lock = asyncio.Lock()  # one reload at a time, so that an older reading never replaces a newer one
 
     @property
     def current(self) -> Policy:
@@ -50,20 +50,20 @@ class PolicyHolder:
 
     @property
     def faults(self) -> tuple[ConfigError, ...]:
-        """Why the last reload failed; empty when it did not."""
+        """The faults of the last reload; empty if it succeeded."""
         return self._faults
 
     def replace(self, policy: Policy) -> None:
-        """Puts a checked policy in force, until the files change."""
+        """Put a checked policy in force until the files change."""
         self._current = policy
         self._faults = ()
         self._on_reload(policy, ())
 
     async def change(self, stage: Callable[[Policy], Policy], write: Callable[[Policy], None], author: Author) -> bool:
-        """Puts another policy in force, files first: they stay the truth. False: it is in force already.
+        """Write and put in force another policy. Return False if it is in force already.
 
-        `stage` makes and checks it, given the one in force; `write` makes the files say it. Both run in a thread, no
-        reload comes between them, and while either raises the policy in force stays.
+        `stage` makes and checks the policy, given the one in force; `write` writes its files, which stay the source of
+        truth. Both run in a thread, without a reload between them. If either raises, the policy in force stays.
         """
         async with self._lock:
             policy = await asyncio.to_thread(stage, self._current)
@@ -76,15 +76,15 @@ class PolicyHolder:
             return True
 
     async def reload(self) -> tuple[ConfigError, ...]:
-        """Reads the files anew. On a fault the policy in force stays; the faults are returned."""
+        """Read the files again, and return their faults. If there are any, the policy in force stays."""
         return await self._reload(quiet=False)
 
     async def watch(self, folder: Path) -> None:
-        """Reloads whenever the files of the folder have changed, until cancelled.
+        """Reload after every change of the files, until cancelled.
 
-        A change that makes no difference is not reported. The folder may go away and come back.
+        A change without effect is not reported. The folder may go away and come back.
         """
-        seen: object = None  # nothing: what changed before the watch began is found at once
+        seen: object = None  # differs from any state, so that a change before the watch is found at once
         while True:
             watched = _folder_identity(folder)
             if (state := _folder_state(folder)) != seen:
@@ -95,7 +95,7 @@ class PolicyHolder:
                 continue
             changes = awatch(
                 folder,
-                watch_filter=None,  # a Kubernetes volume changes by a hidden link, which the default filter drops
+                watch_filter=None,  # a Kubernetes volume changes a hidden link, which the default filter drops
                 debounce=_DEBOUNCE_MS,
                 rust_timeout=int(_POLL_S * 1000),
                 yield_on_timeout=True,
@@ -107,8 +107,8 @@ class PolicyHolder:
                         seen = state
                         await self._reload(quiet=True)
                     if _folder_identity(folder) != watched:
-                        break  # another folder has this name now: the events still come from the old one
-            except OSError:  # gone between the look and the watch, or the system has no watches left
+                        break  # another folder has this name now, and the events still come from the old one
+            except OSError:  # the folder went away before the watch, or the system has no watches left
                 await asyncio.sleep(_POLL_S)
 
     async def _reload(self, quiet: bool) -> tuple[ConfigError, ...]:
@@ -131,7 +131,7 @@ class PolicyHolder:
 
 
 def _folder_identity(folder: Path) -> tuple[int, int] | None:
-    """Which folder has this name; None: none."""
+    """Return the identity of the folder with this name, or None if there is none."""
     try:
         found = folder.stat()
     except OSError:
@@ -140,7 +140,7 @@ def _folder_identity(folder: Path) -> tuple[int, int] | None:
 
 
 def _folder_state(folder: Path) -> object:
-    """Differs when a policy file has come, gone or changed. Links are followed: what they point to counts."""
+    """Return a value that differs after a policy file is added, removed or changed. Links are followed."""
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".yaml")
         stats = [(path.name, path.stat()) for path in files]

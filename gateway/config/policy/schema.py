@@ -1,4 +1,4 @@
-"""What a file of `policies/` may say. Field names are the keys of the file; durations are seconds."""
+"""The sections of a policy file. Field names are the keys of the file; durations are in seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.config.fields import Name, Text, Version, optional_section
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
 from gateway.config.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
-from gateway.config.schema_types import OFF, SWITCH, or_schemas
+from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, WrittenAs, or_schemas
 from gateway.config.units import (
     SHARE,
     Duration,
@@ -22,28 +22,34 @@ from gateway.config.units import (
     Share,
     Size,
     Switch,
+    format_share,
     parse_share,
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
 
 class ExactRule(Section):
-    """Answers to the very same request are served again."""
+    """The exact cache, which serves the stored response to an identical request."""
 
     ttl: PositiveDuration = Field(examples=["1h"])
+    """How long an entry stays fresh."""
 
 
 class AuditRule(Section):
-    """Which answers are checked against a fresh one, and what that may cost: semantic hits, or the light model's."""
+    """Audits, which compare semantic hits, or answers of the light model, with a second answer."""
 
     share: Share = Field(examples=["2%"])
+    """The share of the answers to check, such as `2%`."""
     per_hour: Annotated[int, Field(ge=1)] | None = None
-    cost_per_day: Annotated[float, Field(gt=0)] | None = None  # US dollars
+    """Calls per hour that audits may make, those of the judge included. Without it, no bound."""
+    cost_per_day: Annotated[float, Field(gt=0)] | None = None
+    """US dollars per day that audits may cost, by the `price` of the backends. Without it, no bound."""
     judge: Text | None = None
+    """The backend that decides if the comparison cannot tell. It gets the question and both answers."""
 
 
 def _share_or_rule(value: object) -> object:
-    """`2%` stands for `{share: 2%}`."""
+    """Return the mapping that a share stands for: `2%` is `{share: 2%}`."""
     if isinstance(value, dict | AuditRule):
         return value
     if isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -52,14 +58,23 @@ def _share_or_rule(value: object) -> object:
 
 
 class SemanticRule(Section):
-    """Answers to the same question in other words are served again."""
+    """The semantic cache, which serves the stored response to the same question in other words."""
 
     ttl: PositiveDuration = Field(examples=["1h"])
-    max_wrong_hits: PositiveShare | None = None  # wrong semantic hits over all requests of the route
+    """How long an entry stays fresh."""
+    max_wrong_hits: PositiveShare | None = None
+    """The promise: the share of all requests of the route that may get a wrong semantic hit, such as `1%`. It sets the
+    threshold."""
     min_similarity: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Instead of `max_wrong_hits`: a fixed threshold for the similarity, such as 0.93. Nothing moves it."""
     audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_schemas(SHARE)] = None
+    """The share of the semantic hits to check against a fresh answer, such as `2%` or `{share: 2%, per_hour: 200}`."""
     learn: Switch = True
+    """`off`: misses, audits and feedback are counted. They move neither the threshold nor what the gateway knows about
+    a question's neighbourhood."""
     coalesce: Switch = False
+    """`on`: a question waits for one in flight, in the same gateway, that asks the same in other words. Then it is
+    looked up as usual."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -67,11 +82,11 @@ class SemanticRule(Section):
         if promise is None and threshold is None:
             yield Problem(None, "one of max_wrong_hits and min_similarity is required, e.g. max_wrong_hits: 1%")
         elif promise is not None and threshold is not None:
-            yield Problem("min_similarity", "max_wrong_hits sets the threshold already, expected one of the two")
+            yield Problem("min_similarity", "max_wrong_hits already sets the threshold, expected only one of the two")
 
 
 def _section_or_off(example: str) -> BeforeValidator:
-    """YAML 1.1 reads a bare `off` as false; in quotes it stays text. Both mean off."""
+    """Return a validator for `off` or a mapping. YAML 1.1 reads a bare `off` as false; in quotes it stays text."""
 
     def check(value: object) -> object:
         if value is False or value == "off":
@@ -84,71 +99,120 @@ def _section_or_off(example: str) -> BeforeValidator:
 
 
 class AdmitRule(Section):
-    """Which answers are stored."""
+    """Admission: the responses that are stored."""
 
     max_temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """The highest temperature of a request whose response is stored, in [0, 2]. A request without one counts as 1."""
     tools: Switch = False
+    """`on`: responses that call tools are stored too."""
     min_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The fewest tokens of a response to store. A response without a token count is stored."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The most tokens of a response to store. A response without a token count is stored."""
     max_size: Size | None = None
-    min_cost: Annotated[float, Field(gt=0)] | None = None  # US dollars
+    """The largest response to store, such as `64KiB`. `store.max_entry` is the upper bound, and the default."""
+    min_cost: Annotated[float, Field(gt=0)] | None = None
+    """The lowest cost of a call whose response is stored, in US dollars, by the `price` of the backend."""
     roles: Annotated[tuple[Text, ...] | None, Field(strict=False)] = None
+    """The only roles that messages may have, such as `[system, user]`: no conversations, no tools. Without it, any."""
     after: Annotated[int, Field(ge=1, le=100)] = 1
+    """Store a response only after the same question went to a backend this often lately. 2 suits routes where most
+    questions come once."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         low, high = given.get("min_tokens"), given.get("max_tokens")
         if isinstance(low, int) and isinstance(high, int) and low > high:
-            yield Problem("min_tokens", f"no answer has at least {low} and at most {high} tokens")
+            yield Problem("min_tokens", f"is above max_tokens, expected at most {high}, got {low}")
 
 
 class CacheRule(Section):
-    """What may be served again, to whom, and how old."""
+    """The caches of a route: what they serve, to whom, and for how long."""
 
-    exact: Annotated[ExactRule | None, _section_or_off("ttl: 1h"), or_schemas(OFF)] = None
-    semantic: Annotated[SemanticRule | None, _section_or_off("ttl: 1h, max_wrong_hits: 1%"), or_schemas(OFF)] = None
+    exact: Annotated[ExactRule | None, _section_or_off("ttl: 1h"), or_schemas(OFF), ON_OR_OFF] = None
+    """`{ttl: 24h}`: serve the stored response to an identical request. `off`: no exact cache."""
+    semantic: Annotated[
+        SemanticRule | None, _section_or_off("ttl: 1h, max_wrong_hits: 1%"), or_schemas(OFF), ON_OR_OFF
+    ] = None
+    """`{ttl: 6h, max_wrong_hits: 1%}`: serve the stored response to the same question in other words. `off`: no
+    semantic cache."""
     share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] = "tenant"
+    """The clients that share entries: one `user` of a tenant, one `tenant`, or all (`global`)."""
     jitter: Share = 0.0
+    """The share of the TTL by which an entry may expire earlier, such as `10%`. Entries stored together then do not
+    expire together."""
     stale_while_revalidate: Duration = 0.0
+    """How long after its TTL an exact entry is served at once, while one call fetches a fresh one."""
     stale_if_error: Duration = 0.0
+    """How long after its TTL an exact entry is served if the backend fails: no response, or 500, 502, 503 or 504."""
     admit: AdmitRule = Field(default_factory=AdmitRule)
+    """The responses that are stored."""
     replay: Annotated[Literal["full", "paced"], one_of("full", "paced")] = "full"
-    replay_rate: Rate | None = None  # tokens a second
+    """How hits are streamed: `full` at full speed, `paced` like a model."""
+    replay_rate: Rate | None = None
+    """For `replay: paced`: tokens per second, such as `50/s`. Without it, the pace at which each response came."""
     fresh_ids: Switch = False
+    """`on`: each hit has its own `id` and `created`. `off`: a hit is byte for byte the stored response."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         if given.get("replay_rate") is not None and given.get("replay", "full") == "full":
-            yield Problem("replay_rate", "has no meaning at full speed, expected replay: paced beside it")
+            yield Problem("replay_rate", "has no effect with replay: full, expected replay: paced")
 
 
 TIER_THRESHOLDS = ("escalate_above", "large_share", "quality")  # by which the large model is chosen
 
 
 class TargetRule(Section):
-    """Who answers what the caches do not: one backend, a light and a large one, or more tiers; each of them a backend
-    or parts of the calls for several."""
+    """The backends that answer a miss: one, or a light and a large one, or more tiers. A tier may be a split."""
 
     backend: Parts = None
+    """The only backend, or a split such as `{current: 95%, next: 5%}`. The alternatives are `light` and `large`, or
+    `tiers`."""
     light: Parts = None
+    """The lighter of two backends, or a split."""
     large: Parts = None
+    """The larger of two backends, or a split."""
     tiers: Annotated[tuple[TierParts, ...] | None, Field(strict=False)] = None
+    """Two to eight backends or splits, lightest first, such as `[small, medium, large]`."""
     escalate_above: Steps = None
+    """The complexity in [0, 1] above which the large model answers; 0.5 by default. Three and more tiers need one
+    number per step."""
     large_share: Share | None = None
+    """Instead of `escalate_above`: the share of the misses that the large model answers, such as `30%`."""
     quality: Share | None = None
+    """Instead of `escalate_above`: the share of the quality gap between both models to keep, such as 0.95."""
     audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_schemas(SHARE)] = None
+    """The share of the light model's answers to compare with the large model's, such as `2%`. Needs a cache: stored
+    answers are compared."""
     learn: Switch = True
+    """`off`: audits, feedback and cascades are counted, and the learnt meaning of the route's scores stays as it is."""
     latency_budget: PositiveDuration | None = None
-    confidence: Annotated[float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999), WithJsonSchema(SHARE)] = 0.95
+    """The time from the request's arrival to the end of its answer. The gateway calls the best backend that is
+    predicted to keep it."""
+    confidence: Annotated[
+        float, BeforeValidator(parse_share), Field(ge=0.5, le=0.999), WithJsonSchema(SHARE), WrittenAs(format_share)
+    ] = 0.95
+    """The share of latency budgets to keep, from 50% to 99.9%."""
     confidence_of: Annotated[Literal["route", "request"], one_of("route", "request")] = "route"
+    """`route`: all budgets count together, so tight ones are kept less often. `request`: each budget counts alone,
+    which uses large models less."""
     late: Annotated[Literal["soonest", "light", "stale", "refuse"], one_of("soonest", "light", "stale", "refuse")] = (
         "soonest"
     )
+    """If no backend is predicted to keep the budget: call the `soonest` or the `light` backend, serve `stale`, or
+    `refuse` with 504."""
     priority: Annotated[Literal["high", "normal", "low"], one_of("high", "normal", "low")] = "normal"
+    """The order in which requests get a place if a backend has no room for all: `high`, `normal`, `low`."""
     client_priority: Switch = False
+    """`on`: a client's `x-priority` may also raise its requests above `priority`. It may always lower them."""
     fallback: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Backends to try, in this order, if those of all tiers fail before their first byte."""
     shadow: ShadowRule | None = None
+    """`{backend: next, share: 1%}`: send a share of the misses to another backend as well, and compare both answers."""
     cascade: CascadeRule | None = None
+    """`{check: logprobs, accept_above: 0.7}`: try the lightest tier first, check its answer, and escalate if the check
+    is not confident."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -156,38 +220,52 @@ class TargetRule(Section):
 
 
 class RecordRule(Section):
-    """What of the route's requests is kept for `nearhit simulate`."""
+    """The part of a route's traffic that `nearhit simulate` gets."""
 
     share: PositiveShare = 1.0
+    """The share of the questions to record, with every request of a drawn question."""
     prompts: Switch = False
+    """`on`: record the questions too, so that neighbours which were never judged can be judged later."""
 
 
 class MatchRule(Section):
-    """Which requests a route is for. Every pattern given must match; `{}` matches all."""
+    """The requests of a route. Every given pattern must match; `{}` matches all requests."""
 
     path: Text | None = None
+    """A glob for the path. Without it, any path."""
     model: Text | None = None
+    """A glob for the model. Without it, any model."""
     tenant: Text | None = None
+    """A glob for the tenant. Without it, any tenant."""
     headers: Mapping[Text, Text] = Field(default={})
+    """Header names, each with a glob for its value. Without it, any headers."""
 
 
 def _enabled_caches(cache: object) -> bool:
-    """Whether answers are stored. `cache` as written."""
+    """Return whether a cache is on. `cache` is the section as written."""
     return isinstance(cache, dict) and any(isinstance(cache.get(kind), dict) for kind in ("exact", "semantic"))
 
 
 class RouteRule(Section):
-    """One rule of a file."""
+    """One rule of a policy file."""
 
     name: Name = Field(examples=["support"])
+    """The unique name of the rule. Metrics have it in the label `route`."""
     match: MatchRule = Field(examples=["{}"])
+    """The requests of this rule. `{}` matches all requests."""
     cache: CacheRule = Field(default_factory=CacheRule)
+    """The caches of this rule."""
     route: TargetRule = Field(examples=["{backend: main}"])
+    """The backends that answer a miss."""
     limits: LimitRules = ()
+    """One limit or a list of them, for each tenant, key or user, or for the route."""
     record: Annotated[
-        RecordRule | None, BeforeValidator(optional_section(RecordRule, "{share: 10%}")), or_schemas(SWITCH)
+        RecordRule | None, BeforeValidator(optional_section(RecordRule, "{share: 10%}")), or_schemas(SWITCH), ON_OR_OFF
     ] = None
+    """`on`: record what decides about the route's requests, without any text, for `nearhit simulate`. Or `{share: 10%,
+    prompts: on}`."""
     expose_headers: Switch = True
+    """`off`: clients do not see `Cache-Status`, `Age`, `Server-Timing` and `x-nearhit-*`."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -196,21 +274,26 @@ class RouteRule(Section):
             yield from tier_limit_problems(limits)
         cache = given.get("cache")
         if isinstance(target, dict) and target.get("audit") is not None and not _enabled_caches(cache):
-            yield Problem("route", "audit compares answers that are stored, expected cache.exact or cache.semantic on")
+            yield Problem(
+                "route", "audit compares stored answers and no cache is on, expected cache.exact or cache.semantic"
+            )
         stale = isinstance(cache, dict) and cache.get("stale_if_error")
         if isinstance(target, dict) and target.get("late") == "stale" and not stale:
-            yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error beside it")
+            yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error")
         yield from duplicate_limit_problems(limits)
 
 
 class PolicyFile(Section):
-    """A file of `policies/`."""
+    """One policy file."""
 
     version: Version = Field(examples=["1"])
+    """The version of the file format. The only one is 1."""
     routes: Annotated[tuple[RouteRule, ...], Field(strict=False), NOT_EMPTY] = Field(
         examples=["[{name: default, match: {}, route: {backend: main}}]"]
     )
+    """The rules, in order. The first one that matches a request decides."""
     tests: Annotated[tuple[ExpectationRule, ...], Field(strict=False)] = ()
+    """Expectations: requests, each with the decision that the policy must make."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

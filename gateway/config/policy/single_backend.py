@@ -1,4 +1,4 @@
-"""What `nearhit serve --upstream URL` runs with: one backend, both caches on, no file."""
+"""The configuration of `nearhit serve --upstream URL`: one backend, both caches on, no file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ routes:
 
 
 def upstream_config(url: str, environ: Mapping[str, str] | None = None) -> tuple[Config, Policy]:
-    """Configuration and policy for one endpoint, OpenAI's or Anthropic's. Settings of the environment apply as they do
-    to a file.
+    """Return configuration and policy for one endpoint of OpenAI or Anthropic.
 
-    Raises `ConfigInvalid`.
+    Settings of the environment apply as they do to a file. Raise `ConfigInvalid`.
     """
 
     def fault_at(_: KeyPath, message: str) -> ConfigError:

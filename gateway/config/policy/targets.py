@@ -1,4 +1,4 @@
-"""What `route:` may say beyond names of backends: parts, tiers, fallbacks, a shadow and a cascade."""
+"""The section `route` of a rule beyond names of backends: splits, tiers, fallbacks, a shadow and a cascade."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ MAX_TIERS, MAX_SAMPLES = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class TierPart:
-    """One of the backends that a tier's calls are divided among."""
+    """One backend of a tier's split."""
 
     backend: str
-    share: float  # of the calls, in (0, 1]; the parts of a tier sum to 1
+    share: float  # share of the calls, in (0, 1]; the parts of a tier sum to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A backend that is asked the same as some clients have asked, and whose answers nobody is served."""
+    """A backend that gets a copy of some misses. No client gets its answers."""
 
     backend: str
-    share: float  # of the misses, in (0, 1]
-    per_hour: int | None = None  # calls; None: no bound
+    share: float  # share of the misses, in (0, 1]
+    per_hour: int | None = None  # calls per hour; None: no bound
 
 
 Check = Literal["logprobs", "consistency", "verifier"]
@@ -43,51 +43,53 @@ Check = Literal["logprobs", "consistency", "verifier"]
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """The lightest tier is tried first where the complexity asks for more; its answer is served if the check is
-    confident."""
+    """A cascade: the lightest tier answers first, and its answer is served if the check is confident.
+
+    It applies to requests whose complexity calls for a larger tier.
+    """
 
     check: Check
     accept_above: float  # confidence in [0, 1) above which the answer is served
-    samples: int = 3  # answers that `consistency` compares, the one that may be served included
-    judge: str | None = None  # the backend that `verifier` asks for a grade
-    otherwise: Literal["escalate", "consistency", "verifier"] = "escalate"  # where there are no logprobs
+    samples: int = 3  # answers that `consistency` compares, including the one that may be served
+    judge: str | None = None  # the backend that grades the answer for `verifier`
+    otherwise: Literal["escalate", "consistency", "verifier"] = "escalate"  # if the answer has no log probabilities
 
 
 # As written
 
 
 def parse_parts(value: object) -> tuple[TierPart, ...]:
-    """`main`, or `{current: 95%, next: 5%}`. Raises `ValueError`."""
+    """Parse `main`, or `{current: 95%, next: 5%}`. Raise `ValueError`."""
     if isinstance(value, str) and value:
         return (TierPart(value, 1.0),)
     if not isinstance(value, dict) or not value:
         quotes = "; put it in quotes" if isinstance(value, bool | int | float) else ""
         raise ValueError(
-            f"expected a backend, or parts such as {{current: 95%, next: 5%}}, got {format_value(value)}{quotes}"
+            f"expected a backend, or a split such as {{current: 95%, next: 5%}}, got {format_value(value)}{quotes}"
         )
     parts = []
     for name, share in value.items():
         if not isinstance(name, str) or not name:
-            raise ValueError(f"expected names of backends, got {format_value(name)}")
+            raise ValueError(f"expected the name of a backend, got {format_value(name)}")
         try:
             parts.append(TierPart(name, parse_positive_share(share)))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     whole = math.fsum(part.share for part in parts)
     if abs(whole - 1.0) > 1e-6:
-        raise ValueError(f"expected parts that make 100%, got {100 * whole:g}%")
+        raise ValueError(f"expected shares that add up to 100%, got {100 * whole:g}%")
     return tuple(parts)
 
 
 def parse_steps(value: object) -> tuple[float, ...] | None:
-    """One complexity, or one a step between tiers, ascending. Raises `ValueError`."""
+    """Parse one complexity, or one per step between tiers, ascending. Raise `ValueError`."""
     if value is None:
         return None
     given = value if isinstance(value, list | tuple) else [value]
     steps = []
     for step in given:
         if isinstance(step, bool) or not isinstance(step, int | float):
-            raise ValueError(f"expected a number, or one a step such as [0.3, 0.7], got {format_value(step)}")
+            raise ValueError(f"expected a number, or one per step such as [0.3, 0.7], got {format_value(step)}")
         if not 0 <= step <= 1:  # NaN included
             raise ValueError(f"expected {'at most 1' if step > 1 else 'at least 0'}, got {format_value(step)}")
         steps.append(float(step))
@@ -103,7 +105,12 @@ def _parse_optional_parts(value: object) -> tuple[TierPart, ...] | None:
 
 _PARTS = any_of(
     {"type": "string", "minLength": 1, "description": "a backend"},
-    {"type": "object", "minProperties": 1, "additionalProperties": POSITIVE_SHARE, "description": "backend: its part"},
+    {
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": POSITIVE_SHARE,
+        "description": "each backend with its share",
+    },
 )
 _STEP: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _STEPS = any_of(_STEP, {"type": "array", "items": _STEP, "minItems": 1}, {"type": "null"})
@@ -115,77 +122,91 @@ Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), WithJso
 
 
 class ShadowRule(Section):
-    """Which misses are asked of another backend, too."""
+    """Mirroring: a share of the misses also goes to another backend."""
 
     backend: Text = Field(examples=["next"])
+    """The backend that gets the copies."""
     share: PositiveShare = Field(examples=["1%"])
+    """The share of the misses to copy, after the client's answer is complete."""
     per_hour: Annotated[int, Field(ge=1)] | None = None
+    """Calls per hour. Without it, no bound."""
 
 
 class CascadeRule(Section):
-    """How the lightest model's answer is checked."""
+    """The check of the lightest model's answer."""
 
     check: Annotated[Check, one_of("logprobs", "consistency", "verifier")] = Field(examples=["logprobs"])
+    """The check of the lightest tier's answer: `logprobs`, `consistency` or `verifier`. A confident answer is served,
+    any other is escalated."""
     accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), WithJsonSchema(SHARE)] = Field(
         examples=["0.7"]
     )
+    """The confidence in [0, 1) above which the answer is served. It depends on the check, so it has no default."""
     samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 3
+    """For `consistency`: answers to compare, 2 to 9. Each of them is billed."""
     judge: Text | None = None
+    """For `verifier`: the backend that grades the answer. It gets the question and the answer."""
     otherwise: Annotated[
         Literal["escalate", "consistency", "verifier"], one_of("escalate", "consistency", "verifier")
     ] = "escalate"
+    """For `logprobs`, if an answer has no log probabilities: `escalate`, or check by `consistency` or `verifier`."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         checks = {given.get("check")} | ({given.get("otherwise")} if given.get("check") == "logprobs" else set())
         if "otherwise" in given and given.get("check") != "logprobs":
-            yield Problem("otherwise", "says what to do without logprobs, expected check: logprobs beside it")
+            yield Problem("otherwise", "has no effect with this check, expected check: logprobs")
         if "samples" in given and "consistency" not in checks:
-            yield Problem("samples", "has no meaning for this check, expected check: consistency beside it")
+            yield Problem("samples", "has no effect with this check, expected check: consistency")
         if given.get("judge") is not None and "verifier" not in checks:
-            yield Problem("judge", "has no meaning for this check, expected check: verifier beside it")
+            yield Problem("judge", "has no effect with this check, expected check: verifier")
 
 
 def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iterator[Problem]:
-    """What is wrong between the keys that say who answers. `thresholds`: those by which a tier is chosen; the first of
-    them has one number a step, the others are for two tiers."""
+    """Yield the contradictions between the keys that choose a backend.
+
+    `thresholds` are the keys that choose a tier. The first of them has one number per step; the others work with two
+    tiers only.
+    """
     has = {key for key, value in given.items() if value is not None}
     pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "learn", "cascade"}
     if "backend" in has:
         for key in sorted(pair | of_tiers | has & {"tiers"}):
-            yield Problem(key, "backend names the only one already, expected either it or light and large")
+            yield Problem(key, "cannot stand next to backend, expected either backend, or light and large")
         return
     if "tiers" in has:
         for key in sorted(pair):
-            yield Problem(key, "tiers names all of them already, expected either tiers or light and large")
+            yield Problem(key, "cannot stand next to tiers, expected either tiers, or light and large")
         yield from _step_count_problems(given, has, thresholds)
     elif not pair | of_tiers:
         yield Problem(None, "a backend is required, e.g. backend: main, or light: light and large: large")
     else:
         for key in sorted({"light", "large"} - pair):
-            yield Problem(None, f"{key!r} is required beside {min(pair | of_tiers)!r}, e.g. {key}: {key}")
+            yield Problem(None, f"{key!r} is required with {min(pair | of_tiers)!r}, e.g. {key}: {key}")
         if isinstance(steps := given.get("escalate_above"), list) and len(steps) > 1:
-            yield Problem("escalate_above", f"{len(steps)} numbers for one step, expected one between light and large")
+            yield Problem("escalate_above", f"{len(steps)} numbers, expected one: from light to large is one step")
     first, *others = [rule for rule in thresholds if rule in has] or [""]
     for other in others:
-        yield Problem(other, f"{first} decides already, expected one of {', '.join(thresholds)}")
+        yield Problem(other, f"cannot stand next to {first}, expected only one of {', '.join(thresholds)}")
 
 
 def _step_count_problems(given: Mapping[str, Any], has: set[str], thresholds: tuple[str, ...]) -> Iterator[Problem]:
     tiers = given["tiers"]
     if not isinstance(tiers, list):
-        return  # said elsewhere
+        return  # the field itself reports it
     if not 2 <= len(tiers) <= MAX_TIERS:
         yield Problem("tiers", f"expected 2 to {MAX_TIERS} tiers, lightest first, got {len(tiers)}")
         return
     for name in tiers[1:-1]:
-        if name in ("light", "large"):  # those are the names of the first and the last one in metrics
-            yield Problem("tiers", f"a tier in between cannot be the backend {name!r}, expected it under another name")
+        if name in ("light", "large"):  # metrics use these names for the first and the last tier
+            yield Problem(
+                "tiers", f"a middle tier cannot be a backend named {name!r}, expected another name for that backend"
+            )
     if len(tiers) == 2:
         return
     for key in thresholds[1:]:
         if key in has:
-            yield Problem(key, "works between two tiers, expected escalate_above with one number a step")
+            yield Problem(key, "works with two tiers only, expected escalate_above with one number per step")
     steps = given.get("escalate_above")
     count = len(steps) if isinstance(steps, list) else 0 if steps is None else 1
     if count != len(tiers) - 1 and not has & set(thresholds[1:]):
@@ -195,7 +216,7 @@ def _step_count_problems(given: Mapping[str, Any], has: set[str], thresholds: tu
 
 
 def backend_names(route: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every backend that a `route:`, as it was written, names -> (the path to it, its name)."""
+    """Yield every backend that a `route:` as written names, as (path to it, name)."""
     for key in ("backend", "light", "large"):
         yield from _backend_names_at(route.get(key), (key,))
     for key in ("tiers", "fallback"):
