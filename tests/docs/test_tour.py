@@ -1,4 +1,4 @@
-"""docs/operators.md, command by command, in a real shell, with real processes."""
+"""Run docs/tour.md command by command, in a real shell, with real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.docs.console import fits, steps
 from tests.fixtures.gateways import PATIENT_ENVIRON
 from tests.fixtures.triton import free_ports
 
-PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tour.md"
 MARK = "--the-end-of-step"
 # Keeps $? for the next command, as a terminal does.
 PRELUDE = f"""set -m; exec 2>&1
