@@ -26,7 +26,7 @@ __over() {{ local code=$?; printf '%s\\n' '{MARK}'; return $code; }}
 
 @asynccontextmanager
 async def shell(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """One that ends with all that it started."""
+    """Start a shell in `folder`; end it with all processes that it started."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("NEARHIT_")}
     environ |= PATIENT_ENVIRON
@@ -49,7 +49,7 @@ async def shell(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def done(process: asyncio.subprocess.Process, command: str) -> str:
-    """What a command has printed when it is over, or has gone on in the background."""
+    """Run a command, and return its output once it has ended or runs in the background."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(f"{command}\n__over\n".encode())
     said = ""
