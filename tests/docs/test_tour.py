@@ -1,4 +1,4 @@
-"""docs/operators.md, command by command, in a real shell, with real processes."""
+"""Run docs/tour.md command by command, in a real shell, with real processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.docs.console import fits, steps
 from tests.fixtures.gateways import PATIENT_ENVIRON
 from tests.fixtures.triton import free_ports
 
-PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tour.md"
 MARK = "--the-end-of-step"
 # Keeps $? for the next command, as a terminal does.
 PRELUDE = f"""set -m; exec 2>&1
@@ -26,7 +26,7 @@ __over() {{ local code=$?; printf '%s\\n' '{MARK}'; return $code; }}
 
 @asynccontextmanager
 async def shell(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """One that ends with all that it started."""
+    """Start a shell in `folder`; end it with all processes that it started."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("NEARHIT_")}
     environ |= PATIENT_ENVIRON
@@ -49,7 +49,7 @@ async def shell(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def done(process: asyncio.subprocess.Process, command: str) -> str:
-    """What a command has printed when it is over, or has gone on in the background."""
+    """Run a command, and return its output once it has ended or runs in the background."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(f"{command}\n__over\n".encode())
     said = ""

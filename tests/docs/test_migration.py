@@ -1,0 +1,55 @@
+"""Check that `nearhit check` accepts every configuration in docs/migration.md without a warning."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.__main__ import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+BLOCK = re.compile(r"^([^\n]*)\n\n```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LABEL = re.compile(r"nearhit `([^`]+\.yaml)`:")
+OTHERS = re.compile(r"(?:LiteLLM|vLLM Semantic Router)'s `config.yaml`:")
+FILES = ["config.yaml", "policies/default.yaml"]
+
+
+def sections() -> dict[str, dict[str, str]]:
+    """Return the nearhit files of each section that has some."""
+    found = {}
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        blocks = BLOCK.findall(text)
+        unlabelled = [label for label, _ in blocks if not LABEL.fullmatch(label) and not OTHERS.fullmatch(label)]
+        assert not unlabelled and len(blocks) == text.count("```yaml"), (title, unlabelled)
+        files = {match[1]: code for label, code in blocks if (match := LABEL.fullmatch(label))}
+        if files:
+            found[title] = files
+    return found
+
+
+def test_every_product_has_both_files() -> None:
+    assert {title: sorted(files) for title, files in sections().items()} == {
+        "From LiteLLM": FILES,
+        "From GPTCache": FILES,
+        "From vLLM Semantic Router": FILES,
+    }
+
+
+@pytest.mark.parametrize("title", sections())
+def test_the_configuration_is_valid(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sections()[title]
+    (tmp_path / "policies").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for variable in re.findall(r"api_key_env: (\w+)", files["config.yaml"]):
+        monkeypatch.setenv(variable, "secret")
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "--config", "config.yaml"]) == 0
+    said = capsys.readouterr()
+    assert "no faults" in said.out
+    assert "warning" not in said.out + said.err
