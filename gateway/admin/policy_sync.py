@@ -1,6 +1,6 @@
 """One policy for all gateways on a store: what the admin port of one of them puts in force is in force at all of them.
 
-What is written into the files by hand stays with the gateway whose files they are; docs/decisions/0037.
+What is written into the files by hand stays with the gateway whose files they are; docs/decisions/0022.
 """
 
 from __future__ import annotations

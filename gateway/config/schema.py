@@ -192,7 +192,7 @@ class VerifierConfig(Section):
     """The verifier, which decides whether the answer of a similar question may be served."""
 
     adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
-    """`learned`: similarity, minus the doubt of boosted trees (docs/decisions/0005). `checks`: similarity, with lexical
+    """`learned`: similarity, minus the doubt of boosted trees (docs/decisions/0006). `checks`: similarity, with lexical
     checks that refuse."""
     cross_encoder: Annotated[
         CrossEncoderConfig | None,

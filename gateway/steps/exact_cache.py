@@ -44,7 +44,7 @@ class EmbeddingPrefetch:
 
 
 class ExactCache:
-    """`lacks` says what the store is known not to have: it is not asked for that (docs/decisions/0042). `prefetch`
+    """`lacks` says what the store is known not to have: it is not asked for that (docs/decisions/0002). `prefetch`
     None: the route has no use for a vector, or its embedder is as quick as the store."""
 
     def __init__(

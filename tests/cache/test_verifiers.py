@@ -210,7 +210,7 @@ def calls_of(asked: str, *stored: str) -> int:
 
 
 def test_an_opinion_takes_few_calls() -> None:
-    """262 of one neighbour and 744 of four; 785 and 1,310 before docs/decisions/0045, 417 and 928 before 0049."""
+    """262 of one neighbour and 744 of four; 785 and 1,310 before docs/decisions/0006, 417 and 928 before 0049."""
     stored = (
         "How do I reset the password of my account?",
         "How can I change the password of my account?",

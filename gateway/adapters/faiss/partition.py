@@ -19,7 +19,7 @@ from gateway.messages import Vector
 # The vectors of a small scope, as a plain matrix.
 
 # With 384 dimensions, a search or a growing copy of this many takes 36 us. The hop to the owner's thread and back takes
-# 21 us of CPU, and more of waiting (docs/decisions/0032).
+# 21 us of CPU, and more of waiting (docs/decisions/0055).
 BRIEF_ENTRIES = 1024
 
 # Up to this size numpy searches row by row, as fast as FAISS including the hop to its thread.

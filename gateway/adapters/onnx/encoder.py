@@ -46,7 +46,7 @@ class OnnxEncoder:
         """Return one embedding per text, in order: vectors float32 (384,), unit length. `tokens` counts the tokens
         read.
 
-        Texts of similar length share a pass (docs/decisions/0040). A text has no influence on the vector of another
+        Texts of similar length share a pass (docs/decisions/0033). A text has no influence on the vector of another
         one: the scales are constants. Rounding next to padding changes a vector by 1e-6 at most.
         """
         read = [self._reader.read(text) for text in texts]

@@ -3,7 +3,7 @@ order.
 
 On a redis-py connection a command costs a lock, a turn of the pool and some sixty function calls. Each command in
 flight also needs its own connection. Here a command is a future and a place in a queue. hiredis parses the replies.
-Errors are those of redis-py, so callers see no difference. Measured: docs/decisions/0031.
+Errors are those of redis-py, so callers see no difference. Measured: docs/decisions/0030.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On one server, with or without sentinels, names have no tag. In a cluster the part of a name in braces decides the slot.
 Entries are spread over `BUCKETS` such tags, each with its own list and leases. Other keys that change in one step share
-a tag (docs/decisions/0027).
+a tag (docs/decisions/0022).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def worth_of(entry: Entry) -> float:
 # Storing an answer: the script, and its call in wire form.
 #
 # hiredis takes 4 us to pack such a call, most of it for constant parts. Filling in a template takes 1 us
-# (docs/decisions/0054).
+# (docs/decisions/0002).
 
 # KEYS: the entry, its lease, the list of entries. ARGV: the lease's token, 0 for none; the expiry in ms, and as listed;
 # the fingerprint; the record, the scope, its worth; the vector and its embedder, both empty for none; and the change

@@ -46,7 +46,7 @@ EPSILON = 1e-12  # of the layer norms, config.json
 # The least and largest value that the products of each layer read, over `sentences()`. Constants: every machine exports
 # the same file, and no text has a say in another one's vector. A few channels reach ten times as far as all others (99:
 # to 30): what they hold is divided by a power of two first, and their rows of the product multiplied by it, or a step
-# of the scale would be as wide as most values are (agreement 0.9925 instead of 0.9972, docs/decisions/0040).
+# of the scale would be as wide as most values are (agreement 0.9925 instead of 0.9972, docs/decisions/0033).
 PRODUCTS = ("attention.self", "attention.output.dense", "intermediate.dense", "output.dense")
 FAR: tuple[tuple[dict[int, int], ...], ...] = (
     ({}, {}, {63: 4, 99: 8, 157: 2, 267: 2, 303: 2}, {856: 4}),
