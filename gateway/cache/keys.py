@@ -13,7 +13,7 @@ from hashlib import sha256
 from gateway.messages import Call
 
 SHARE_GLOBAL = "*"
-MAX_CACHED_OWNER = 512  # characters; a client chooses the user's name, which may be as long as a body
+MAX_CACHED_FRAME = 640  # characters; a client chooses the user's name and the query, which may be long
 
 
 def owner_of(share: str, tenant: str, user: str | None) -> str:
@@ -26,13 +26,17 @@ def owner_of(share: str, tenant: str, user: str | None) -> str:
     return f"{tenant}\0{user or ''}" if share == "user" else tenant
 
 
-def keys_of(owner: str, route: str, call: Call) -> tuple[str, str]:
-    """Return scope and fingerprint."""
-    return frame_of(owner, route, call.dialect.name, call.operation).keys_of(call)
+def keys_of(owner: str, route: str, call: Call, query: str = "") -> tuple[str, str]:
+    """Return scope and fingerprint.
+
+    `query` is the query string of the request's target. It goes to the backend, may select a version or carry a
+    credential, and is therefore part of both keys. Requests without one keep the keys that they had.
+    """
+    return frame_of(owner, route, call.dialect.name, call.operation, *((query,) if query else ())).keys_of(call)
 
 
 class KeyFrame:
-    """The common part of the keys for one owner, route, dialect and operation."""
+    """The common part of the keys for one owner, route, dialect, operation and query string."""
 
     __slots__ = ("_exact", "_scope")
 
@@ -50,8 +54,9 @@ class KeyFrame:
         )
 
 
-def frame_of(owner: str, route: str, dialect: str, operation: str) -> KeyFrame:
-    return (cached_frame if len(owner) <= MAX_CACHED_OWNER else KeyFrame)(owner, route, dialect, operation)
+def frame_of(owner: str, *texts: str) -> KeyFrame:
+    cacheable = len(owner) + sum(map(len, texts)) <= MAX_CACHED_FRAME
+    return (cached_frame if cacheable else KeyFrame)(owner, *texts)
 
 
 cached_frame = lru_cache(maxsize=1024)(KeyFrame)

@@ -112,7 +112,7 @@ def apply_route(request: RequestContext, call: Call | None, route: Route) -> Non
         request.owner = owner_of(route.share, request.tenant, call.user)
         request.bypass = bypass_of(call.uncached, request.directives) if route.caches else Bypass.POLICY
         if route.caches and call.uncached is None and not request.directives.no_store:
-            request.scope, request.fingerprint = keys_of(request.owner, route.name, call)
+            request.scope, request.fingerprint = keys_of(request.owner, route.name, call, request.query)
 
 
 def _apply_budget(request: RequestContext, route: Route) -> None:

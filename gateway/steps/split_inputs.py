@@ -51,7 +51,8 @@ class SplitInputs:
     def _child_request(self, request: RequestContext, call: Call) -> RequestContext:
         part = request.child("part")
         part.call = call
-        part.scope, part.fingerprint = keys_of(owner_of(self._share, request.tenant, call.user), request.route, call)
+        owner = owner_of(self._share, request.tenant, call.user)
+        part.scope, part.fingerprint = keys_of(owner, request.route, call, request.query)
         return part
 
     async def _answer(self, part: RequestContext, gathering: MissBatch, forward: Handler) -> Response:

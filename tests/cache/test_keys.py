@@ -50,14 +50,17 @@ def fingerprint_of(owner: str, route: str, call: Call) -> str:
     return keys_of(owner, route, call)[1]
 
 
-PARTS = st.tuples(TEXT, TEXT, TEXT, st.binary(max_size=8))
+PARTS = st.tuples(TEXT, TEXT, TEXT, st.binary(max_size=8), TEXT)
 
 
 @given(PARTS, PARTS)
-def test_keys_are_equal_only_when_owner_route_operation_and_content_all_are(a: tuple, b: tuple) -> None:
+def test_keys_are_equal_only_when_owner_route_operation_content_and_query_all_are(a: tuple, b: tuple) -> None:
     """Small alphabets of parts and short texts: shifted boundaries between parts are tried too."""
-    for key_of in (fingerprint_of, scope_of):
-        keys = [key_of(owner, route, Bare(operation, content).call()) for owner, route, operation, content in (a, b)]
+    for which in (0, 1):
+        keys = [
+            keys_of(owner, route, Bare(operation, content).call(), query)[which]
+            for owner, route, operation, content, query in (a, b)
+        ]
         assert (keys[0] == keys[1]) == (a == b)
 
 

@@ -64,6 +64,17 @@ async def test_every_answer_has_a_request_id_of_its_own(exact: Served) -> None:
     assert given.headers["x-request-id"] == "mine-1"
 
 
+async def test_requests_that_differ_in_the_query_string_share_nothing(exact: Served, upstream: Upstream) -> None:
+    """A backend may read a version or a credential from it."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    for key in ("alice", "bob", "alice", "bob"):
+        answer = await exact.post(f"/v1/chat/completions?key={key}", body)
+        assert answer.status == 200
+    assert is_hit(answer)
+    assert len(upstream.calls) == 2
+    assert not is_hit(await exact.post("/v1/chat/completions", body))
+
+
 async def test_a_stream_and_a_whole_answer_share_one_entry(exact: Served, upstream: Upstream) -> None:
     streamed = await exact.chat("a b c d e f g h i j", stream=True, stream_options={"include_usage": True})
     whole = await exact.chat("a b c d e f g h i j")
