@@ -17,11 +17,13 @@ import orjson
 from gateway.cli.output import print_result
 from gateway.config.environment import read_secret
 from gateway.config.load import load_config
+from gateway.config.policy.single_backend import upstream_config
 from gateway.config.units import Address
 from gateway.errors import GatewayError
 
 T = TypeVar("T")
 CONNECT_S = 5.0
+ANY_ENDPOINT = "http://127.0.0.1"  # stands for the URL of `--upstream`, which no command here calls
 POLL_S = 0.1  # two looks for a gateway that is still starting
 # A removal looks through the whole store before it answers: a million entries take minutes.
 TIMEOUT_S = 900.0
@@ -49,12 +51,12 @@ class AdminAddress:
 def admin_address(arguments: argparse.Namespace) -> AdminAddress:
     """From the configuration; without one, where `nearhit serve --upstream` listens. --admin and --token-env go before
     what it says. Raises `ConfigInvalid` or `StartupError`."""
-    ports, data = Address("127.0.0.1", 9090), Address("127.0.0.1", 8080)
-    variable = arguments.token_env
     if arguments.config.exists():
         settings = load_config(arguments.config, os.environ)
-        ports, data = settings.server.admin, settings.server.listen
-        variable = variable or settings.auth.admin_token_env
+    else:  # settings of the environment apply to `nearhit serve --upstream`, and so do they here
+        settings, _ = upstream_config(ANY_ENDPOINT, os.environ)
+    ports, data = settings.server.admin, settings.server.listen
+    variable = arguments.token_env or settings.auth.admin_token_env
     token = read_secret(os.environ, variable, "--token-env" if arguments.token_env else "auth.admin_token_env")
     admin = (arguments.admin or url_of(ports)).rstrip("/")
     return AdminAddress(admin, url_of(data), token, getattr(arguments, "wait", 0.0))
