@@ -215,7 +215,7 @@ DOCS_ENV := .venv-docs
 docs: $(STAMP)  ## build the documentation site into build/site, with every link checked (60 MB)
 	@test -x $(DOCS_ENV)/bin/pip || $(BIN)/python -m venv $(DOCS_ENV)
 	@$(DOCS_ENV)/bin/pip install -q --disable-pip-version-check -r docs/tools/requirements.txt
-	@NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build -q
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build
 	@echo "open build/site/index.html"
 
 diagrams: $(STAMP)  ## draw docs/images/request.svg and pipeline.svg anew (needs graphviz)
