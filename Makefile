@@ -236,6 +236,7 @@ lock: $(STAMP)  ## resolve the dependencies anew
 schema: $(STAMP)  ## write docs/schema and the tables of docs/configuration.md, after a change of a setting
 	@for kind in policy config; do $(BIN)/nearhit schema $$kind > docs/schema/$$kind.json || exit 1; done
 	@$(BIN)/python -m docs.tools.tables
+	@$(BIN)/python -m docs.tools.openapi
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) $(DEPLOY_ENV) $(DOCS_ENV) .bootstrap build dist var

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 from pydantic import ConfigDict, TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 
 from gateway import admin
 from gateway.admin.middleware import ROLES
@@ -132,11 +133,12 @@ def _schemas(every: list[Endpoint]) -> tuple[Schema, Types]:
     for each in every:
         declared = each.declared
         read += [declared.query, declared.headers, declared.body]
-        written += [declared.returns, *declared.errors.values()]
+        written += [declared.returns, declared.error, *declared.errors.values()]
+    groups: list[tuple[JsonSchemaMode, list[Any]]] = [("validation", read), ("serialization", written)]
     inputs = [
         # A list takes this configuration; a TypedDict itself does not.
         (kind, mode, TypeAdapter(list[kind], config=ConfigDict(use_attribute_docstrings=True)))  # type: ignore[valid-type]
-        for mode, kinds in (("validation", read), ("serialization", written))
+        for mode, kinds in groups
         for kind in dict.fromkeys(kinds)
         if kind not in (None, PolicyFile)
     ]
@@ -188,7 +190,7 @@ def _responses(declared: Operation, types: Types) -> Schema:
         str(status): {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": types(kind)}}}
         for status, kind in declared.errors.items()
     }
-    default = {"description": "An error", "content": {JSON: {"schema": types(Error)}}}
+    default = {"description": "An error", "content": {JSON: {"schema": types(declared.error or Error)}}}
     return {str(declared.status): answer, **errors, "default": default}
 
 

@@ -112,8 +112,11 @@ class PurgeBody(Section):
     tenant: Word | None = None
     """The name of a tenant, or the hash that stands for its credentials."""
     route: Word | None = None
+    """Entries of this route."""
     model: Word | None = None
+    """Entries of this model."""
     backend: Word | None = None
+    """Entries from this backend."""
     like: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
     """Entries whose question means about the same as this text."""
     min_similarity: Annotated[float, Field(ge=0, le=1)] = 0.8

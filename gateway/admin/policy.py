@@ -62,7 +62,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 class FileQuery(TypedDict, total=False):
     file: str
-    """The name of the policy file that the body replaces. Default: the last file."""
+    """The name of the policy file that the body replaces. Default: `default.yaml`."""
 
 
 class SimulateQuery(FileQuery, total=False):
@@ -90,8 +90,11 @@ class PolicyFault(TypedDict):
     message: str
 
 
-class PolicyFaults(Error):
+class PolicyError(Error):
     ok: Literal[False]
+
+
+class PolicyFaults(PolicyError):
     faults: list[PolicyFault]
     """Every fault of the policy."""
 
@@ -183,7 +186,8 @@ class ByHash(TypedDict):
     hash: str
 
 
-YAML = {"body": PolicyFile, "body_type": "application/yaml", "errors": {422: PolicyFaults}}
+ERRORS: dict[str, Any] = {"error": PolicyError, "errors": {422: PolicyFaults}}
+YAML: dict[str, Any] = {"body": PolicyFile, "body_type": "application/yaml", **ERRORS}
 
 
 class PolicyAdmin:
@@ -218,7 +222,7 @@ class PolicyAdmin:
             web.post("/admin/policy/rollback", _json_errors(self._roll_back)),
         ]
 
-    @operation(PolicyReport, etag=True)
+    @operation(PolicyReport, etag=True, error=PolicyError)
     async def _get_policy(self, request: web.Request) -> web.Response:
         """Show the policy in force with its files. The `ETag` is its hash."""
         policy = self._policy()
@@ -257,9 +261,7 @@ class PolicyAdmin:
         add_audit_fields(request, author=author.name, file=file, hash=staged.policy.hash, applied=changed)
         return json_response({"ok": True, "applied": changed, **staged.as_json()})
 
-    @operation(
-        AppliedReport, headers=ChangeHeaders, body=ByVersion | ByHash, body_required=False, errors=YAML["errors"]
-    )
+    @operation(AppliedReport, headers=ChangeHeaders, body=ByVersion | ByHash, body_required=False, **ERRORS)
     async def _roll_back(self, request: web.Request) -> web.Response:
         """Put the files of an earlier version in force, as a new version. Default: the one before the current one."""
         key = _key(await _body(request))
@@ -268,7 +270,7 @@ class PolicyAdmin:
         add_audit_fields(request, author=author.name, hash=staged.policy.hash, applied=changed)
         return json_response({"ok": True, "applied": changed, **staged.as_json()})
 
-    @operation(PolicyHistory, query=HistoryQuery)
+    @operation(PolicyHistory, query=HistoryQuery, error=PolicyError)
     async def _get_history(self, request: web.Request) -> web.Response:
         """List the versions of the policy, the newest first."""
         limit = request.query.get("limit", str(MAX_VERSIONS))
@@ -276,7 +278,7 @@ class PolicyAdmin:
             raise BadRequest(f"limit: expected a whole number from 1 to {MAX_VERSIONS}")
         return json_response({"hash": self._policy().hash, "versions": self._manager.history.list_versions(int(limit))})
 
-    @operation(VersionReport)
+    @operation(VersionReport, error=PolicyError)
     async def _get_version(self, request: web.Request) -> web.Response:
         """Show one version with its files and its diff. `version` is a number, or a hash of at least four digits."""
         version = await asyncio.to_thread(self._manager.version, request.match_info["version"])
