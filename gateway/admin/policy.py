@@ -66,7 +66,7 @@ class FileQuery(TypedDict, total=False):
 
 
 class SimulateQuery(FileQuery, total=False):
-    traffic: Annotated[str, Field(pattern=WINDOW.pattern, default=DEFAULT_WINDOW)]
+    traffic: Annotated[str, Field(pattern=f"^{WINDOW.pattern}$", default=DEFAULT_WINDOW)]
     """The window of recorded traffic."""
 
 
@@ -240,7 +240,7 @@ class PolicyAdmin:
         staged = await self._manager.validate(_file(request), await _body(request))
         return json_response({"ok": True, **staged.as_json()})
 
-    @operation(SimulationReport, query=SimulateQuery, **YAML)
+    @operation(SimulationReport, query=SimulateQuery, **{**YAML, "errors": {422: PolicyFaults | PolicyError}})
     async def _simulate(self, request: web.Request) -> web.Response:
         """Replay recorded traffic under a policy file and forecast hits, cost and latency. Nothing changes.
 
