@@ -211,7 +211,7 @@ def _parse_response(admin: str, status: int, body: bytes) -> ExplainedPair:
     try:
         return ExplainedPair.from_json(value)
     except ValueError as error:
-        raise BadRequest(f"{admin} answers in another form than this version expects: {error}") from None
+        raise BadRequest(f"{admin} answers otherwise than this version expects: {error}") from None
 
 
 def _encode_pair(pair: PairRequest) -> bytes:

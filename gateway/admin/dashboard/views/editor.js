@@ -70,7 +70,7 @@ export function editing({ fail, signal, editable, etag, applied }) {
     change.replaceChildren(...(staged && staged.diff ? [diffed(staged.diff)] : []),
       ...(staged?.warnings.length && changed ? [el("ul", { class: "notes", "aria-label": "Warnings of the change" }, staged.warnings.map((w) => el("li", {}, `${w.file.split("/").pop()}:${w.line}: ${w.path}: ${w.message}`)))] : []));
     apply.disabled = !changed || found.length > 0 || !editable();
-    if (changed && !found.length && !editable()) mark(verdict, "no faults; your role may not apply it, or the gateway has no policy files", "warn");
+    if (changed && !found.length && !editable()) mark(verdict, "no faults; Apply is not for this role, or the gateway has no policy files", "warn");
   }
 
   function go(line) {
