@@ -5,19 +5,59 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated
 
 from aiohttp import web
+from pydantic import Field
 
+from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import json_response
-from gateway.routing.rate_limiter import MAX_SEEN, RateLimiter
+from gateway.routing.rate_limiter import MAX_SEEN, LimitUsage, RateLimiter
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
 from gateway.upstream.upstream import Upstream
 
+BreakerName = Annotated[str, Field(json_schema_extra={"enum": ["closed", "half_open", "open"]})]
+UpstreamStateName = Annotated[str, Field(json_schema_extra={"enum": ["closed", "half_open", "open", "waits"]})]
 
-def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, Any]:
-    """`now`: monotonic clock. Latencies are milliseconds; null where nothing recent is known."""
+
+class PredictedLatency(TypedDict):
+    whole: float | None
+    """Milliseconds to the complete response."""
+    first_token: float | None
+    """Milliseconds to the first token of a stream."""
+
+
+class UpstreamReport(TypedDict):
+    address: str
+    weight: float
+    state: UpstreamStateName
+    """The state of its breaker, or `waits` until the time that the upstream named."""
+    breaker: BreakerName
+    waits_s: float
+    """Seconds until the upstream may be called."""
+    models: dict[str, str]
+    """The condition of each model that the upstream hosts, if the upstream reports it."""
+    inflight: int
+    queued: int
+    limit: float
+    """The most calls in flight."""
+    latency_ewma_ms: float | None
+    """Null: no recent call."""
+    predicted_ms: PredictedLatency
+
+
+class BackendReport(TypedDict):
+    inflight: int
+    queued: int
+    limit: float
+    """The most calls in flight."""
+    breaker: BreakerName
+    upstreams: list[UpstreamReport]
+
+
+def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, BackendReport]:
+    """Return the state of each backend. `now` is monotonic. Latencies are in milliseconds; None: nothing recent."""
     return {
         name: {
             "inflight": pool.inflight,
@@ -30,7 +70,7 @@ def shown(pools: Mapping[str, UpstreamPool], now: float) -> dict[str, Any]:
     }
 
 
-def _upstream_report(endpoint: Upstream, now: float) -> dict[str, Any]:
+def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
     crowd, hosted = endpoint.backend.crowd, endpoint.upstream.hosted
     whole, streamed = (endpoint.predict(CallFeatures(stream=stream), now, CONFIDENCE) for stream in (False, True))
     return {
@@ -55,18 +95,38 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None or math.isinf(seconds) else round(1e3 * seconds, 3)
 
 
-# GET /admin/limits: who has how much left, as this gateway saw it last.
+# GET /admin/limits.
 DEFAULT_LIMIT = 50
 
 
+class LimitsQuery(TypedDict, total=False):
+    top: Annotated[int, Field(ge=1, le=MAX_SEEN, default=DEFAULT_LIMIT)]
+    """The most limits to return."""
+
+
+class LimitsReport(TypedDict):
+    gateways: int
+    """The gateways that share the limits."""
+    waiting: int
+    """Corrections of the counts that are not yet in the store."""
+    limits: list[LimitUsage]
+
+
 class LimitsHandler:
+    """`LimitsHandler` serves `GET /admin/limits`."""
+
     def __init__(self, quotas: RateLimiter) -> None:
         self._quotas = quotas
 
     def routes(self) -> Sequence[web.RouteDef]:
         return [web.get("/admin/limits", self._get)]
 
+    @operation(LimitsReport, query=LimitsQuery)
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        """List the limits, those with the most refusals first.
+
+        Each has the amount that was left at the last request that this gateway saw.
+        """
         asked = request.query.get("top", str(DEFAULT_LIMIT))
         if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked[:9]) <= MAX_SEEN:
             return json_response({"error": f"top: expected a number from 1 to {MAX_SEEN}"}, status=400)

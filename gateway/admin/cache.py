@@ -1,4 +1,4 @@
-"""What operators may do with stored answers: remove, list, take out, bring in; and who did."""
+"""Admin operations on stored answers: purge, list, export and import."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing
 from itertools import islice
 from re import fullmatch
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
 from pydantic import BeforeValidator, Field
 
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.keys import KeyAdmin
+from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import NO_STORE, int_parameter, json_errors, json_response, parse_object, parse_section
 from gateway.cache.export_import import ExportImport, ImportIncomplete
 from gateway.cache.purge import Purge, PurgeIncomplete, PurgeRequest, PurgeResult
@@ -23,13 +24,16 @@ from gateway.config.units import PositiveDuration
 from gateway.config.validation import NOT_EMPTY, Section
 from gateway.errors import BadRequest, GatewayError, Overloaded, RequestTimeout, StoreUnavailable
 
-# Whether what a removal names is known. It is no fault where it is not: the store may have answers of before.
+# An unknown name in a purge is a note and not an error: the store may still have answers with a former name.
 MAX_LISTED_NAMES = 20
 
 
 class PurgeValidation:
-    """`policy` returns the one in force. `tenants`: those of the configuration's keys, `key_admin` has others;
-    None: they have no names, as backends judge their credentials."""
+    """`PurgeValidation` finds the names in a purge that nothing has.
+
+    `policy` returns the policy in force. `tenants` are those of the configuration's keys; `key_admin` has the others.
+    `tenants` None: tenants have no names, because backends check their credentials.
+    """
 
     def __init__(
         self,
@@ -44,23 +48,23 @@ class PurgeValidation:
         self._keychain = key_admin
 
     async def unknown_names(self, purge_request: PurgeRequest) -> list[str]:
-        """A sentence for each name that nothing has."""
-        said = [
+        """Return a sentence for each name that nothing has."""
+        messages = [
             unknown_name_message(
                 "route of the policy in force", purge_request.route, [each.name for each in self._policy().routes]
             ),
             unknown_name_message("backend of the configuration", purge_request.backend, self._backends),
         ]
         if purge_request.tenant is not None and self._tenants is not None and purge_request.tenant not in self._tenants:
-            said.append(
+            messages.append(
                 unknown_name_message(
                     "tenant with a key", purge_request.tenant, await self._tenants_with_keys(self._tenants)
                 )
             )
-        return [sentence for sentence in said if sentence is not None]
+        return [sentence for sentence in messages if sentence is not None]
 
     async def _tenants_with_keys(self, configured: Collection[str]) -> Collection[str] | None:
-        """None: the store does not say."""
+        """Return the names of all tenants with a key. None: the store does not answer."""
         try:
             return sorted({*configured, *(key.tenant for key in await self._keychain.listed())})
         except StoreUnavailable:
@@ -68,7 +72,7 @@ class PurgeValidation:
 
 
 def unknown_name_message(what: str, name: str | None, known: Collection[str] | None) -> str | None:
-    """None where `name` is among those, is not given, or where they are not known."""
+    """Return a sentence. None: `name` is known, is not given, or the known names are not available."""
     if name is None or known is None or name in known:
         return None
     listed = ", ".join(islice(known, MAX_LISTED_NAMES)) or "none"
@@ -76,9 +80,11 @@ def unknown_name_message(what: str, name: str | None, known: Collection[str] | N
     return f"no {what} is called {format_value(name)} (there are: {listed}{more})"
 
 
+NDJSON = "application/x-ndjson"
+
 MAX_STREAMS = 4  # exports and imports at once
 
-STALL_S = 30.0  # how long a client may take for a piece of one
+STALL_S = 30.0  # how long a client may take for one piece of an export or import
 
 DEFAULT_ENTRIES, MAX_ENTRIES = 50, 1_000
 
@@ -86,32 +92,46 @@ Word = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 def parse_fingerprint(value: object) -> str:
-    """Raises `ValueError`. Samples show 12 digits of it, which could be those of another entry."""
+    """Return a complete fingerprint. Raise `ValueError`: the 12 digits that samples show may match another entry."""
     if not isinstance(value, str) or not fullmatch("[0-9a-f]{64}", value):
         raise ValueError("expected all 64 hex digits of one entry, as --json and GET /admin/cache/entries have them")
     return value
 
 
-Fingerprint = Annotated[str, BeforeValidator(parse_fingerprint)]
+Fingerprint = Annotated[str, BeforeValidator(parse_fingerprint), Field(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
 
 
 class PurgeBody(Section):
-    """`POST /admin/cache/purge`. All that is given must hold; of the tags one."""
+    """The conditions of a purge. An entry is removed if it meets all of them; one matching tag is enough.
+
+    At least one condition is required.
+    """
 
     tags: Annotated[tuple[Word, ...], Field(strict=False, max_length=32), NOT_EMPTY] | None = None
+    """Entries with one of these tags."""
     tenant: Word | None = None
+    """The name of a tenant, or the hash that stands for its credentials."""
     route: Word | None = None
+    """Entries of this route."""
     model: Word | None = None
+    """Entries of this model."""
     backend: Word | None = None
+    """Entries from this backend."""
     like: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
+    """Entries whose question means about the same as this text."""
     min_similarity: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """The least similarity to `like`."""
     older_than: PositiveDuration | None = None
+    """Entries that were stored longer ago than this."""
     fingerprint: Fingerprint | None = None
+    """One entry."""
     all: bool = False
+    """Every entry."""
     dry_run: bool = False
+    """Count the entries, and remove none."""
 
     def purge_request(self) -> PurgeRequest:
-        """Raises `BadRequest` where nothing says what is meant."""
+        """Return the conditions. Raise `BadRequest` if there are none."""
         purge_request = PurgeRequest(
             tags=self.tags or (),
             tenant=self.tenant,
@@ -132,7 +152,67 @@ class PurgeBody(Section):
         return purge_request
 
 
+class EntrySample(TypedDict):
+    fingerprint: str
+    route: str
+    tenant: str
+    """The first characters of the tenant."""
+    model: str
+    age_s: float
+    tags: list[str]
+    question: str | None
+    """The first characters of the question. Null: only the exact cache has the entry."""
+
+
+class PurgeReport(TypedDict):
+    matched: int
+    removed: int
+    """0 after a dry run."""
+    durable: bool
+    """Whether the ban has reached the disk of the store."""
+    samples: list[EntrySample]
+    notes: list[str]
+    """Sentences about names that nothing has, and other remarks."""
+
+
+class EntriesQuery(TypedDict, total=False):
+    limit: Annotated[int, Field(ge=1, le=MAX_ENTRIES, default=DEFAULT_ENTRIES)]
+    tag: str
+    tenant: str
+    route: str
+    model: str
+    backend: str
+
+
+class EntriesReport(TypedDict):
+    entries: list[EntrySample]
+
+
+class ExportQuery(TypedDict, total=False):
+    format: Annotated[Literal["entries", "chat"], Field(default="entries")]
+    """`entries` can be imported again. `chat` is training data: one conversation per line."""
+    route: str
+    tag: str
+
+
+class ImportFault(TypedDict):
+    line: int
+    error: str
+
+
+class ImportReport(TypedDict):
+    imported: int
+    unchanged: int
+    embedded: int
+    """Entries whose vector this gateway computed."""
+    refused: int
+    faults: list[ImportFault]
+    """The first refused lines."""
+
+
 class CacheAdmin:
+    """`CacheAdmin` serves purge, entries, export and import."""
+
     def __init__(self, removal: Purge, portability: ExportImport, names: PurgeValidation) -> None:
         self._removal = removal
         self._names = names
@@ -147,7 +227,13 @@ class CacheAdmin:
             web.post("/admin/cache/import", json_errors(self._import, _error_fields)),
         ]
 
+    @operation(PurgeReport, body=PurgeBody)
     async def _purge(self, request: web.Request) -> web.StreamResponse:
+        """Remove the stored answers that meet all conditions. With `dry_run`, count them only.
+
+        The removal is in force in every gateway on the store before the response is sent. If the store fails during a
+        removal, the response has status 503 and the counts so far.
+        """
         body = parse_section(PurgeBody, parse_object(await request.read(), "conditions"))
         purge_request = body.purge_request()
         add_audit_fields(request, look=body.dry_run, conditions=purge_request.describe())
@@ -160,16 +246,23 @@ class CacheAdmin:
         return json_response(outcome.as_json())
 
     async def _audit_purge(self, request: web.Request, purge_request: PurgeRequest, outcome: PurgeResult) -> None:
-        """Names are looked up once it is done: nothing that waits comes before a removal."""
+        """Add the counts to the audit entry, and the unknown names to the notes.
+
+        The names are looked up after the removal, so that the removal does not wait for the store.
+        """
         add_audit_fields(request, matched=outcome.matched, removed=outcome.removed, recorded=outcome.recorded)
         outcome.notes += await self._names.unknown_names(purge_request)
 
+    @operation(EntriesReport, query=EntriesQuery)
     async def _entries(self, request: web.Request) -> web.StreamResponse:
+        """List stored answers that may be served and meet all conditions, in any order."""
         limit = int_parameter(request, "limit", DEFAULT_ENTRIES, MAX_ENTRIES)
         given = {name: request.query.get(name) or None for name in ("tag", "tenant", "route", "model", "backend")}
         return json_response({"entries": await self._removal.entries(limit, **given)})
 
+    @operation(str, query=ExportQuery, returns_type=NDJSON)
     async def _export(self, request: web.Request) -> web.StreamResponse:
+        """Stream stored answers, one JSON object per line. The connection is cut if the store fails midway."""
         form = request.query.get("format", "entries")
         if form not in ("entries", "chat"):
             raise BadRequest("format: expected one of: entries, chat")
@@ -181,7 +274,9 @@ class CacheAdmin:
         finally:
             self._streams -= 1
 
+    @operation(ImportReport, body=str, body_type=NDJSON)
     async def _import(self, request: web.Request) -> web.StreamResponse:
+        """Store the answers of an export. A faulty line is reported, and the others are imported."""
         self._acquire_stream()
         try:
             result = await self._portability.import_lines(_read_lines(request, self._portability.max_line))
@@ -192,15 +287,17 @@ class CacheAdmin:
 
     def _acquire_stream(self) -> None:
         if self._streams >= MAX_STREAMS:
-            raise Overloaded(f"{MAX_STREAMS} exports or imports are under way: ask again", retry_after_s=1)
+            raise Overloaded(f"{MAX_STREAMS} exports or imports are running: try again", retry_after_s=1)
         self._streams += 1
 
 
 async def _stream_lines(request: web.Request, lines: AsyncGenerator[bytes, None]) -> web.StreamResponse:
-    """The first line decides the status. Whatever goes wrong after it cuts the connection, so that nobody takes half
-    for the whole."""
+    """Send the lines. The first one decides the status.
+
+    A later failure cuts the connection, so that no client takes a part for the whole.
+    """
     first = await anext(lines, None)
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **NO_STORE})
+    response = web.StreamResponse(headers={"Content-Type": NDJSON, **NO_STORE})
     await response.prepare(request)
     try:
         if first is not None:
@@ -216,7 +313,7 @@ async def _stream_lines(request: web.Request, lines: AsyncGenerator[bytes, None]
 
 
 async def _read_lines(request: web.Request, max_line_bytes: int) -> AsyncIterator[tuple[int, bytes | None]]:
-    """The lines of the body with their numbers; None for one that is longer. Raises `RequestTimeout`."""
+    """Yield the lines of the body with their numbers; None for a line that is too long. Raise `RequestTimeout`."""
     number, held, skipping = 1, bytearray(), False
     while chunk := await _read_chunk(request):
         *whole, rest = chunk.split(b"\n")
@@ -237,7 +334,7 @@ async def _read_chunk(request: web.Request) -> bytes:
         async with asyncio.timeout(STALL_S):
             return await request.content.read(2**16)
     except TimeoutError:
-        raise RequestTimeout(f"nothing came for {STALL_S:g} s: expected the rest of the lines") from None
+        raise RequestTimeout(f"no data for {STALL_S:g} s: expected the rest of the lines") from None
 
 
 def _error_fields(error: GatewayError) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""One stored answer looked at closely, and those that are asked for most.
+"""Admin operations that show one stored answer in detail, and the answers with the most hits.
 
-Questions and answers are shown where the policy says that prompts may be kept to be looked at (`record: {prompts: on}`
-of their route), and nowhere else.
+Questions and answers are shown only if their route has `record: {prompts: on}` in the policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated
 
 from aiohttp import web
+from pydantic import Field
 
+from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import int_parameter, json_errors, json_response
 from gateway.cache.bans import SHOWN_DIGITS
 from gateway.cache.eviction import Evictor
@@ -26,8 +27,60 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 MAX_TEXT_CHARS = 4_000  # characters of an answer, and of a question
 
 
+class EntryReport(TypedDict):
+    fingerprint: str
+    scope: str
+    tenant: str
+    """The first characters of the tenant."""
+    route: str
+    model: str
+    backend: str
+    operation: str
+    dialect: str
+    tags: list[str]
+    age_s: float
+    expires_in_s: float
+    bytes: int
+    streamed: bool
+    input_tokens: int
+    output_tokens: int
+    cost_dollars: float
+    upstream_s: float
+    """Seconds that the backend took."""
+    imported: bool
+
+
+class EntryTexts(TypedDict):
+    prompts: bool
+    """Whether the policy allows operators to see the texts."""
+    question: str | None
+    answer: str | None
+
+
+class EntryDetails(EntryReport, EntryTexts):
+    pass
+
+
+class TopEntry(EntryReport):
+    hits: float
+    question: str | None
+
+
+class TopQuery(TypedDict, total=False):
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT, default=DEFAULT_LIMIT)]
+
+
+class TopEntries(TypedDict):
+    entries: list[TopEntry]
+    prompts_of: list[str]
+    """The routes whose questions and answers may be shown."""
+
+
 class EntriesHandler:
-    """`front` and `policy` give those in force. Hits are counted by this gateway, since its start."""
+    """`EntriesHandler` serves details of stored answers.
+
+    `front` and `policy` return those in force. Hits are those that this gateway has counted since its start.
+    """
 
     def __init__(
         self, front: Callable[[], TieredStore], evictions: Evictor, policy: Callable[[], Policy], clock: Clock
@@ -43,14 +96,18 @@ class EntriesHandler:
             web.get("/admin/cache/entries/{fingerprint}", json_errors(self._get_entry)),
         ]
 
+    @operation(EntryDetails)
     async def _get_entry(self, request: web.Request) -> web.Response:
+        """Show one stored answer. `question` and `answer` are null unless its route has `record: {prompts: on}`."""
         entry = await self._front().get(request.match_info["fingerprint"])
         if entry is None:
             raise NotFound("no such answer is stored: it has expired, was removed or was never there")
         return json_response({**self._entry_report(entry), **self._texts(entry)})
 
+    @operation(TopEntries, query=TopQuery)
     async def _get_top(self, request: web.Request) -> web.Response:
-        found = []
+        """List the stored answers with the most hits in this gateway since its start."""
+        found: list[TopEntry] = []
         for fingerprint, hits in await self._evictions.most_used(
             int_parameter(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         ):
@@ -60,7 +117,7 @@ class EntriesHandler:
         routes = [route.name for route in self._policy().routes if _may_show(route.name, self._policy())]
         return json_response({"entries": found, "prompts_of": routes})
 
-    def _entry_report(self, entry: Entry) -> dict[str, Any]:
+    def _entry_report(self, entry: Entry) -> EntryReport:
         now = self._clock.wall()
         return {
             "fingerprint": entry.fingerprint,
@@ -83,8 +140,8 @@ class EntriesHandler:
             "imported": entry.imported > 0,
         }
 
-    def _texts(self, entry: Entry) -> dict[str, Any]:
-        """Null where they may not be shown, or are no text."""
+    def _texts(self, entry: Entry) -> EntryTexts:
+        """Return question and answer. None: they may not be shown, or are not text."""
         if not _may_show(entry.route, self._policy()):
             return {"prompts": False, "question": None, "answer": None}
         dialect = next((each for each in DIALECTS if each.name == entry.dialect), None)

@@ -1,4 +1,4 @@
-"""GET /admin/decisions: what is decided of each request, as server-sent events, while somebody watches."""
+"""`GET /admin/decisions`: the decision on each request as a server-sent event."""
 
 from __future__ import annotations
 
@@ -9,25 +9,40 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import NO_STORE, json_errors
 from gateway.observability.live_events import Decision, LiveEvents, Subscription
 
-POLL_S = 1.0  # how soon it is noticed that a reader has left
-POLLS_PER_HEARTBEAT = 15  # of them between comments that keep the connection open
-BATCH_S = 0.1  # what comes within it goes out together
-STALL_S = 30.0  # how long a reader may take for a piece
-FILTERS = ("route", "verdict", "tenant", "backend")
+POLL_S = 1.0  # seconds until a closed connection is noticed
+POLLS_PER_HEARTBEAT = 15  # polls between two comments that keep the connection open
+BATCH_S = 0.1  # events of this time are sent together
+STALL_S = 30.0  # seconds that a reader may take for one write
+
+
+class DecisionsQuery(TypedDict, total=False):
+    route: str
+    verdict: str
+    tenant: str
+    backend: str
 
 
 class LiveHandler:
+    """`LiveHandler` serves the live view."""
+
     def __init__(self, decisions: LiveEvents) -> None:
         self._decisions = decisions
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/admin/decisions", json_errors(self._get))]
 
+    @operation(str, query=DecisionsQuery, returns_type="text/event-stream")
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        wanted = {name: request.query[name] for name in FILTERS if request.query.get(name)}
+        """Stream the decision on each request as server-sent events. The parameters filter them.
+
+        Event `decision` has the fields of the access log. Event `dropped` has the number of decisions that came faster
+        than the client read them.
+        """
+        wanted = {name: request.query[name] for name in DecisionsQuery.__annotations__ if request.query.get(name)}
         try:
             with self._decisions.watch() as watch:
                 response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **NO_STORE})
@@ -35,7 +50,7 @@ class LiveHandler:
                 await response.write(b"retry: 2000\n\n")
                 await _send_events(request, response, watch, wanted)
                 return response
-        except (ConnectionError, TimeoutError):  # the reader has left, or does not read
+        except (ConnectionError, TimeoutError):  # the reader has closed the connection, or does not read
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()

@@ -1,4 +1,4 @@
-"""`nearhit explain --stored ... --asked ...`: what a route makes of two prompts, offline or by a running gateway."""
+"""Explain how a route judges two prompts, for `nearhit explain --stored ... --asked ...` and for the admin port."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.explanation import ExplainedPair, LookupDetails, build_explanation
@@ -24,8 +25,7 @@ from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.messages import Embedding, Entry
 from gateway.ports import Embedder, Opinion, StoredCandidate, Verifier
 
-# POST /admin/cache/explain: what a route makes of two prompts, with all that it has learnt. Nothing is changed by it,
-# and the prompts are neither logged nor kept.
+# POST /admin/cache/explain. The prompts are neither logged nor stored.
 PATH = "/admin/cache/explain"
 
 EXPECTED = 'expected {"stored": "...", "asked": "...", "route": "..."}, the route may be left out'
@@ -33,7 +33,7 @@ EXPECTED = 'expected {"stored": "...", "asked": "...", "route": "..."}, the rout
 
 @dataclass(frozen=True, slots=True)
 class PairRequest:
-    """A question whose answer is stored, and one that is asked. `route` None: the policy's last one."""
+    """A question whose answer counts as stored, and the question of a request. `route` None: the last route."""
 
     stored: str
     asked: str
@@ -41,7 +41,7 @@ class PairRequest:
 
 
 def parse_pair(body: bytes) -> PairRequest:
-    """Raises `BadRequest`, without a word of the prompts in it."""
+    """Return the pair of a body. Raise `BadRequest` with a message that does not quote the prompts."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -60,7 +60,7 @@ def parse_pair(body: bytes) -> PairRequest:
 
 
 def semantic_route(policy: Policy, name: str | None) -> tuple[str, Semantic]:
-    """The route of this name, or the default one. Raises `BadRequest`."""
+    """Return the route of this name, or the default one. Raise `BadRequest`."""
     names = [route.name for route in policy.routes]
     found = policy.routes[-1] if name is None else next((r for r in policy.routes if r.name == name), None)
     if found is None:
@@ -73,9 +73,12 @@ def semantic_route(policy: Policy, name: str | None) -> tuple[str, Semantic]:
 async def explain_pair(
     pair: PairRequest, route: str, rule: Semantic, control: RouteControl, embedder: Embedder, verifier: Verifier
 ) -> ExplainedPair:
-    """As the semantic lookup would judge it, were `pair.stored` all that is stored: counterexamples belong to an entry,
-    and frames of fewer words show by what else is stored. Raises `EmbedderUnavailable`."""
-    # One after the other, as lookups do: texts of one batch of the quantised model move each other in the third digit.
+    """Judge the pair as the semantic lookup would if `pair.stored` were the only stored question.
+
+    Counterexamples are left out, because they belong to an entry. A short template is not recognised, because that
+    needs other stored questions. Raise `EmbedderUnavailable`.
+    """
+    # One after the other, as in a lookup: texts in one batch of the quantised model change each other's third digit.
     asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
     entry, similarity = _stored_entry(pair), _similarity(asked, stored)
     look = LookupDetails(
@@ -88,7 +91,7 @@ async def explain_pair(
         partial=asked.partial_reason or stored.partial_reason,
     )
     near, scorer = [(entry, similarity)], CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples())
-    if look.partial is not None:  # bounds what the verifier reads, too
+    if look.partial is not None:  # bounds the text that the verifier reads, too
         first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
         return build_explanation(first, first, look)
     look = replace(look, features=verifier.features(pair.asked, StoredCandidate(pair.stored, similarity)))
@@ -104,7 +107,7 @@ def _similarity(a: Embedding, b: Embedding) -> float:
 
 
 def _stored_entry(pair: PairRequest) -> Entry:
-    """What a judgement is about; of an answer there is nothing."""
+    """Return an entry with the question only, which is all that a judgement reads."""
     return Entry(
         fingerprint="", scope="", tenant="", route="", model="", operation="", dialect="", question=pair.stored,
         streamed=False, payload=(), content_type="", created=0.0, expires=0.0, backend="", input_tokens=0,
@@ -112,8 +115,17 @@ def _stored_entry(pair: PairRequest) -> Entry:
     )  # fmt: skip
 
 
+class PairBody(TypedDict):
+    stored: str
+    """The question whose answer counts as stored."""
+    asked: str
+    """The question of the request."""
+    route: NotRequired[str | None]
+    """Default: the last route of the policy."""
+
+
 class ExplainHandler:
-    """`policy` gives the one in force."""
+    """`ExplainHandler` serves `POST /admin/cache/explain`. `policy` returns the policy in force."""
 
     def __init__(self, policy: Callable[[], Policy], spaces: Spaces) -> None:
         self._policy = policy
@@ -122,7 +134,12 @@ class ExplainHandler:
     def routes(self) -> list[web.RouteDef]:
         return [web.post(PATH, self.explain)]
 
+    @operation(ExplainedPair, body=PairBody)
     async def explain(self, request: web.Request) -> web.Response:
+        """Explain how the semantic cache of a route judges two prompts, with all that the route has learned.
+
+        The call changes nothing. The prompts are neither logged nor stored.
+        """
         try:
             pair = parse_pair(await request.read())
             route, rule = semantic_route(self._policy(), pair.route)
@@ -138,17 +155,20 @@ class ExplainHandler:
         return json_response(found.as_json())
 
 
-TIMEOUT_S = 30.0  # for a running gateway's answer
+TIMEOUT_S = 30.0  # for the response of a running gateway
 
 
 def validate_pair(pair: PairRequest) -> PairRequest:
-    """The rules of the admin port for what comes from a command line. Raises `BadRequest`."""
+    """Apply the rules of the admin port to a pair from the command line. Raise `BadRequest`."""
     return parse_pair(_encode_pair(pair))
 
 
 async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping[str, str]) -> ExplainedPair:
-    """With what the configuration names and the verifier's calibration: nothing is learnt yet. Raises `BadRequest`,
-    `StartupError`, and whatever the reading of the configuration and the model's loading raise."""
+    """Explain a pair with the models of the configuration and the verifier's own calibration.
+
+    The route has not learned anything. Raise `BadRequest`, `StartupError`, and the errors of `load_config`,
+    `load_policy` and `build_embedder`.
+    """
     config = load_config(config_path, environ)
     route, rule = semantic_route(load_policy(config.policies, config), pair.route)
     verifier = build_verifier(config.verifier, config.embedder)
@@ -157,14 +177,14 @@ async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")
         return await explain_pair(pair, route, rule, control, embedder, verifier)
     except EmbedderUnavailable as error:
-        raise StartupError(f"the embedding model gives no answer: {error}") from None
+        raise StartupError(f"the embedding model does not answer: {error}") from None
     finally:
         embedder.close()
         verifier.close()
 
 
 async def explain_via_gateway(admin: str, token: str | None, pair: PairRequest) -> ExplainedPair:
-    """By the gateway whose admin port is at this URL. Raises `BadRequest` with its sentence, or one about it."""
+    """Let the gateway whose admin port has this URL explain a pair. Raise `BadRequest`."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
         async with (

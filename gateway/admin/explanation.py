@@ -1,4 +1,4 @@
-"""What would become of a request, and how it is told: shared by `nearhit explain` and by the gateways that it asks."""
+"""Explain how the gateway would handle a request, for `nearhit explain` and for the admin port."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.context import RequestContext
@@ -32,10 +33,10 @@ from gateway.streams import BufferedBody
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All that is decided before anything is sent."""
+    """Every decision that the gateway makes before it sends a request to a backend."""
 
     route: str
-    file: str  # where the rule is written
+    file: str  # policy file that has the route
     line: int
     operation: str
     tenant: str
@@ -52,20 +53,18 @@ class Explanation:
     fallbacks: tuple[str, ...]
     reason: str
     late: bool  # no backend is predicted to keep the latency budget
-    rule: str = ""  # what the thresholds come from where they follow the traffic, as the policy has it
-    to_hold_share: bool = False  # sent otherwise than the threshold says, so that `large_share` holds
-    tiers: tuple[str, ...] = ()  # lightest first, with the parts of those whose calls are divided
-    tried_first: str | None = None  # the backend whose answer is checked before the others are asked
-    trial_skipped: bool = False  # nobody is tried first, for want of time
+    rule: str = ""  # the policy's rule, if the thresholds follow the traffic
+    to_hold_share: bool = False  # the choice differs from the threshold, to keep `large_share`
+    tiers: tuple[str, ...] = ()  # lightest first; a split tier with its parts
+    tried_first: str | None = None  # the backend of a cascade whose answer is checked first
+    trial_skipped: bool = False  # the cascade is skipped, because there is no time for it
     cascade: str | None = None
     shadow: str | None = None
-    limits: tuple[str, ...] = ()  # of the route; whether there is room within them is not asked
-    if_late: str | None = None  # what becomes of the request where nobody is in time
-    budgets: Mapping[str, Any] | None = None  # what is left of them, in seconds, as `Remaining`; None: no budget
-    outlook: Mapping[str, Any] | None = (
-        None  # as `LatencyForecast.as_json`; latencies are known to a running gateway only
-    )
-    steps: Sequence[tuple[str, str]] = ()  # name and reason of each, outermost first, as `pipeline.steps_of`
+    limits: tuple[str, ...] = ()  # limits of the route; their current use is not looked up
+    if_late: str | None = None  # action if no backend is predicted to be in time
+    budgets: Mapping[str, Any] | None = None  # the rest of each, in seconds, as `Remaining`; None: no budget
+    outlook: Mapping[str, Any] | None = None  # as `LatencyForecast.as_json`; only a running gateway knows latencies
+    steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -149,11 +148,13 @@ def _format_prediction(prediction: Mapping[str, float]) -> str:
 
 
 def parse_request(value: object, clock: Clock, where: str) -> tuple[RequestContext, Call]:
-    """From a request's body, or `{path, headers, body, tenant}`. `where` it was found begins each sentence. Raises
-    `BadRequest`."""
+    """Parse the body of a request, or `{path, headers, body, tenant}`.
+
+    `where` is the source of the value and begins each error message. Raise `BadRequest`.
+    """
     if not isinstance(value, dict):
         raise BadRequest(f"{where}: expected an object: a request body, or {{path, headers, body}}")
-    # A bare body is what people have at hand; a wrapped one says where it goes and with what.
+    # A bare body is convenient; a wrapped one also has the path and the headers.
     wrapped = value if isinstance(value.get("body"), dict) else {"body": value}
     headers = wrapped.get("headers", {})
     if not isinstance(headers, dict):
@@ -183,8 +184,10 @@ def build_explanation(
     outlook: LatencyForecast | None,
     steps: Sequence[tuple[str, str]],
 ) -> Explanation:
-    """`request`: filled in by its route and the decision. `outlook` None: no latencies are known. `steps`: of the
-    route's pipeline."""
+    """Build the explanation of a request that its route and `decision` have filled in.
+
+    `outlook` None: no latencies are known. `steps` are those of the route's pipeline.
+    """
     bounded, embedding = request.outlook, request.embedding
     return Explanation(
         route=route.name,
@@ -238,7 +241,7 @@ def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
 
 
 def _tiers(target: Target) -> tuple[str, ...]:
-    """Empty where there is one backend and nothing to tell."""
+    """Return the tiers as text. Empty: there is only one backend."""
     shown = [
         f"{tier.name}: {', '.join(f'{part.backend} {100 * part.share:g}%' for part in tier.parts) or tier.backend}"
         for tier in target.tiers
@@ -257,7 +260,7 @@ def _shadow(target: Target) -> str | None:
 
 
 def _thresholds(request: RequestContext, route: Route) -> tuple[float, ...]:
-    """Those of the policy, or the one that follows the traffic: without a running gateway, the one of a start."""
+    """Return the thresholds of the policy, or the one that follows the traffic. Offline, that is its initial value."""
     wish = request.wish
     return (wish.threshold,) if wish is not None and _rule(route) else route.target.escalate_above
 
@@ -277,22 +280,33 @@ def _to_hold_share(request: RequestContext, route: Route) -> bool:
 
 
 def _format_limit(rule: Limits) -> str:
-    said = [f"{pace} requests" for pace in rule.requests] + [f"{pace} tokens" for pace in rule.tokens]
+    parts = [f"{pace} requests" for pace in rule.requests] + [f"{pace} tokens" for pace in rule.tokens]
     if rule.concurrency is not None:
-        said.append(f"{rule.concurrency} at once")
+        parts.append(f"{rule.concurrency} at once")
     if rule.large_share is not None:
-        said.append(f"{100 * rule.large_share:g}% of the large one, then the lightest")
-    said += [f"{cap.micros / 1e6:g} USD a {cap.window}{', then the lightest' * cap.light}" for cap in rule.caps]
-    return f"{', '.join(said)} for each {rule.per}" if rule.per != "route" else f"{', '.join(said)} for the route"
+        parts.append(f"{100 * rule.large_share:g}% of the large one, then the lightest")
+    parts += [f"{cap.micros / 1e6:g} USD a {cap.window}{', then the lightest' * cap.light}" for cap in rule.caps]
+    return f"{', '.join(parts)} for each {rule.per}" if rule.per != "route" else f"{', '.join(parts)} for the route"
 
 
-# POST /admin/explain: what would become of a request now, with the latencies that are predicted. Nothing is sent, and
-# the request is neither logged nor kept.
+# POST /admin/explain. Nothing is sent to a backend, and the request is neither logged nor stored.
 PATH = "/admin/explain"
 
 
+class WrappedRequest(TypedDict):
+    body: dict[str, Any]
+    """The body of the request."""
+    path: NotRequired[str]
+    """Default: `/v1/chat/completions`."""
+    headers: NotRequired[dict[str, str]]
+    tenant: NotRequired[str]
+
+
 class ExplainRequests:
-    """`policy` and `parts` give those in force: a held one would keep a former index from being freed."""
+    """`ExplainRequests` serves `POST /admin/explain`.
+
+    `policy` and `parts` return those in force. A reference to the parts would keep a former index in memory.
+    """
 
     def __init__(self, policy: Callable[[], Policy], parts: Callable[[], Parts], deployment: Deployment) -> None:
         self._policy = policy
@@ -302,7 +316,13 @@ class ExplainRequests:
     def routes(self) -> list[web.RouteDef]:
         return [web.post(PATH, self.explain)]
 
+    @operation(Explanation, body=WrappedRequest | dict[str, Any])
     async def explain(self, request: web.Request) -> web.Response:
+        """Explain how the gateway would handle a request now, with the predicted latencies.
+
+        The body is the body of a request, or an object with `body` and optionally `path`, `headers` and `tenant`.
+        The call sends nothing to a backend. The request is neither logged nor stored.
+        """
         try:
             found = await self._explain(orjson.loads(await request.read()))
         except orjson.JSONDecodeError as error:
@@ -320,7 +340,7 @@ class ExplainRequests:
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
         if call.question is not None:
-            with suppress(EmbedderUnavailable):  # a request would go on without, too
+            with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
                 request.embedding = await parts.space.embedder.embed(call.question)
         deciding = backend_choice_of(route, parts)
         decision = deciding.decide(request)

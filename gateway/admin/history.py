@@ -1,7 +1,7 @@
-"""GET /admin/history: what happened when, of all gateways on the store, also before the last restart.
+"""`GET /admin/history`: figures over time of all gateways on the store, including those from before the last restart.
 
-What this process sees is in memory at once; each minute its part of the slots that have changed goes to the store, and
-those of the others come back. While the store is away this process goes on with its own, and says it later.
+A process records its own figures in memory. Each minute it writes its part of the changed slots to the store and reads
+the parts of the other gateways. While the store does not answer, it keeps its own slots and writes them later.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from aiohttp import web
+from pydantic import Field
 
+from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import NO_STORE, json_errors
 from gateway.errors import BadRequest, StoreUnavailable
 from gateway.observability.telemetry import Telemetry
@@ -38,7 +40,7 @@ LOG = logging.getLogger("nearhit")
 FLUSH_EVERY_S = 60.0
 SHARED = {resolution.step_s: resolution for resolution in (MIDDLE, COARSE)}
 RETENTION_S = {step_s: step_s * (resolution.slots + 1) for step_s, resolution in SHARED.items()}
-MAX_PENDING = 64  # slots that the store has yet to hear of: five hours without it
+MAX_PENDING = 64  # slots that are not yet in the store: five hours without it
 SPANS: Mapping[str, tuple[Resolution, int]] = {
     "1h": (FINE, 360),
     "6h": (MIDDLE, 72),
@@ -48,8 +50,55 @@ SPANS: Mapping[str, tuple[Resolution, int]] = {
 }
 
 
+Span = Literal["1h", "6h", "24h", "7d", "30d"]
+
+
+class HistoryQuery(TypedDict, total=False):
+    span: Annotated[Span, Field(default="1h")]
+
+
+Series = list[float | None]
+"""One value per slot. Null: nothing is known."""
+
+
+class Quantiles(TypedDict, total=False):
+    p50: Series
+    p95: Series
+
+
+class WrongHitLevels(TypedDict):
+    share: Series
+    low: Series
+    high: Series
+
+
+class HistoryReport(TypedDict):
+    span: Span
+    now: float
+    """Seconds since 1970."""
+    step_s: float
+    """Seconds of one slot."""
+    at: list[float]
+    """The start of each slot, seconds since 1970."""
+    watched_s: list[float]
+    """Seconds of each slot that a gateway was running."""
+    verdicts: dict[str, Series]
+    unrouted: Series
+    latency_ms: dict[str, Quantiles]
+    """By verdict."""
+    stage_ms: dict[str, Quantiles]
+    routed: dict[str, Series]
+    saved: dict[str, Series]
+    shed: Series
+    wrong_hits: dict[str, WrongHitLevels]
+    """By route; shares in [0, 1]."""
+
+
 class HistoryRecorder:
-    """To be told regularly by `record`; `run` keeps it in step with the store, `close` says the last of it."""
+    """`HistoryRecorder` records the history and serves it.
+
+    Call `record` regularly. `run` synchronises with the store, and `close` writes the last slots.
+    """
 
     def __init__(self, telemetry: Telemetry, store: TimelineStore, clock: Clock) -> None:
         self._telemetry = telemetry
@@ -58,14 +107,14 @@ class HistoryRecorder:
         self._timeline = Timeline()
         self._previous_totals: dict[str, float] = {}
         self._recorded_at = clock.monotonic()
-        self.is_loaded = False  # what was before is known
+        self.is_loaded = False  # whether the history in the store has been read
         self._own: dict[Slot, dict[str, float]] = {}  # this process's part of the slots that may still change
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/admin/history", json_errors(self._get))]
 
     def record(self) -> None:
-        """Takes down what has happened since the last time."""
+        """Add the figures since the last call."""
         now, wall = totals(self._telemetry), self._clock.wall()
         monotonic = self._clock.monotonic()
         values = {**delta(self._previous_totals, now), **levels(self._telemetry), UP: monotonic - self._recorded_at}
@@ -79,7 +128,7 @@ class HistoryRecorder:
             self._own.pop(min(self._own, key=lambda slot: slot[0] * slot[1]))
 
     async def run(self) -> None:
-        """For ever. First what was before, from the store."""
+        """Read the history from the store, then synchronise each minute until cancelled."""
         while True:
             try:
                 if not self.is_loaded:
@@ -92,16 +141,17 @@ class HistoryRecorder:
                 await asyncio.sleep(FLUSH_EVERY_S)
 
     async def flush(self) -> None:
-        """Tells the store, and learns what others have told it. Raises `StoreUnavailable`."""
-        told_of = {slot: dict(part) for slot, part in self._own.items()}
-        await self._store.write(told_of, RETENTION_S)
+        """Write the own slots to the store, and read those of the others. Raise `StoreUnavailable`."""
+        written = {slot: dict(part) for slot, part in self._own.items()}
+        await self._store.write(written, RETENTION_S)
         current = {slot for resolution in SHARED.values() for slot in self._latest_slots(resolution, 1)}
-        for slot in told_of.keys() - current:
+        for slot in written.keys() - current:
             self._own.pop(slot, None)
         recent = {slot for resolution in SHARED.values() for slot in self._latest_slots(resolution, 2)}
-        await self._merge_slots(sorted(recent | told_of.keys()))
+        await self._merge_slots(sorted(recent | written.keys()))
 
     async def close(self) -> None:
+        """Write the last slots to the store. If it does not answer, log a warning."""
         self.record()
         try:
             await self.flush()
@@ -110,21 +160,23 @@ class HistoryRecorder:
 
     async def _merge_slots(self, slots: Sequence[Slot]) -> None:
         for slot, slot_parts in (await self._store.read(slots)).items():
-            own = {self._store.name: self._own[slot]} if slot in self._own else {}  # has gone on since it was written
+            own = {self._store.name: self._own[slot]} if slot in self._own else {}  # newer than the copy in the store
             self._timeline.replace(SHARED[slot[0]], slot[1], _sum_parts([*{**slot_parts, **own}.values()]))
 
     def _latest_slots(self, resolution: Resolution, count: int) -> list[Slot]:
         last = resolution.slot_of(self._clock.wall())
         return [(resolution.step_s, number) for number in range(last - count + 1, last + 1)]
 
+    @operation(HistoryReport, query=HistoryQuery)
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        """Return figures over time of all gateways on the store, one value per slot."""
         span = request.query.get("span", "1h")
         if span not in SPANS:
             raise BadRequest(f"span: expected one of: {', '.join(SPANS)}")
         self.record()
         resolution, slots = SPANS[span]
         now = self._clock.wall()
-        window = self._timeline.window(resolution, slots, now)  # a copy, so that another thread may work it out
+        window = self._timeline.window(resolution, slots, now)  # a copy, so that another thread may encode it
         body = await asyncio.to_thread(_encode_window, {"span": span, "now": now}, window)
         return web.Response(body=body, content_type="application/json", headers=NO_STORE)
 
@@ -134,7 +186,7 @@ def _encode_window(about: Mapping[str, Any], window: TimelineWindow) -> bytes:
 
 
 def _sum_parts(slot_parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What all gateways together have seen; of a level their mean."""
+    """Return the sums over all gateways. A level has the mean instead."""
     values: dict[str, list[float]] = {}
     for part in slot_parts:
         for series, value in part.items():

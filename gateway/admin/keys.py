@@ -1,4 +1,4 @@
-"""`/admin/keys`: API keys that live in the store. Their texts are in the answer that makes them, and nowhere else."""
+"""`/admin/keys`: API keys in the store. Only the response that creates a key has its text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import Field
 
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.middleware import actor_of
+from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_errors, json_response, parse_object, parse_section, read_body
 from gateway.config.api_keys import (
     ApiKey,
@@ -36,7 +37,7 @@ from gateway.ports import Clock
 from gateway.principal import Role
 from gateway.steps.key_cache import KeyCache
 
-# What operators may say of keys, and what becomes of a key by it. Pure.
+# Requests of operators, and the changes that they make to a key. Pure.
 MAX_SECRETS = 4
 
 OVERLAP_S = 24 * 3600.0
@@ -47,11 +48,12 @@ RoleName = Annotated[Literal["use", "operate", "admin"], one_of("use", "operate"
 
 
 class _Terms(Section):
-    """`expires`: in how long, `off` for never. `limits`: as of a route, for each key by itself."""
-
     models: Globs | None = None
+    """Globs of model names that the key may use. Empty: all."""
     limits: LimitRules | None = None
+    """Limits of this key over all routes, in the form of a route's limits without `per`."""
     expires: DurationOrOff = None
+    """The time until the key expires. `off`: never."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -62,27 +64,29 @@ class _Terms(Section):
 
 
 class KeySpec(_Terms):
-    """`POST /admin/keys`."""
+    """A new key."""
 
     name: Name = Field(examples=["ci"])
     tenant: Name = Field(examples=["acme"])
+    """Keys of one tenant share its stored answers."""
     role: RoleName = "use"
 
 
 class KeyUpdate(_Terms):
-    """`POST /admin/keys/{id}`: what is given becomes so; an empty list of models or limits means all and none."""
+    """Changes of a key. A field that is left out stays. Empty `models` allow all, empty `limits` set none."""
 
     name: Name | None = None
 
 
 class KeyRotation(Section):
-    """`POST /admin/keys/{id}/rotate`: for how long the former secret is good, too."""
+    """The rotation of a key."""
 
     overlap: Duration = OVERLAP_S
+    """The time for which the former text stays valid."""
 
 
 def issue_key(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) -> tuple[ApiKey, str]:
-    """The key and its text, which is kept nowhere. `given`: what was written, which is what is kept of the limits."""
+    """Return a new key and its text, which is not stored. `given` is the body: the key keeps its limits as written."""
     secret, text = _new_secret(now)
     key = ApiKey(
         id=f"key_{secrets.token_hex(8)}",
@@ -100,7 +104,7 @@ def issue_key(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) ->
 
 
 def changed(key: ApiKey, change: KeyUpdate, given: Mapping[str, Any], now: float) -> ApiKey:
-    """Raises `BadRequest`."""
+    """Return the key with the changes. Raise `BadRequest`."""
     _require_active(key, now, verb="expired")
     if change.name is not None:
         key = replace(key, name=change.name)
@@ -114,7 +118,7 @@ def changed(key: ApiKey, change: KeyUpdate, given: Mapping[str, Any], now: float
 
 
 def rotate_key(key: ApiKey, rotation: KeyRotation, now: float) -> tuple[ApiKey, str]:
-    """Another text beside those that are good, which end within the overlap. Raises `BadRequest`."""
+    """Return the key with a new secret, and its text. The former secrets end within the overlap. Raise `BadRequest`."""
     _require_active(key, now)
     ends = now + rotation.overlap
     former = [replace(s, ends=ends if s.ends is None else min(s.ends, ends)) for s in key.secrets]
@@ -128,7 +132,7 @@ def rotate_key(key: ApiKey, rotation: KeyRotation, now: float) -> tuple[ApiKey, 
 
 
 def revoked(key: ApiKey, now: float) -> ApiKey:
-    """At once and for good. Raises `BadRequest` where it is already."""
+    """Return the key as revoked for good. Raise `BadRequest` if it is revoked already."""
     if key.revoked is not None:
         raise BadRequest("the key is revoked already")
     return replace(key, revoked=now)
@@ -150,16 +154,19 @@ def _limits_given(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return (limits,) if isinstance(limits, dict) else tuple(limits)
 
 
-# What operators do with keys: in the store first, and then here at once.
+# Changes of keys go to the store first, and then to this gateway.
 MAX_KEYS = 10_000
 
-RETENTION_S = 90 * 86_400.0  # after its end a key is only of use to tell that it has ended
+RETENTION_S = 90 * 86_400.0  # an ended key is kept this long, to report that it has ended
 
 MAX_ATTEMPTS = 5
 
 
 class KeyAdmin:
-    """Every method raises `StoreUnavailable`, where nothing was done, or `Refused`."""
+    """`KeyAdmin` manages the keys in the store.
+
+    Every method raises a `GatewayError` if it refuses, and `StoreUnavailable` if the store fails and nothing was done.
+    """
 
     def __init__(self, store: KeyStore, key_cache: KeyCache, clock: Clock) -> None:
         self._store = store
@@ -167,20 +174,21 @@ class KeyAdmin:
         self._clock = clock
 
     async def listed(self) -> Sequence[ApiKey]:
-        """The youngest first."""
+        """Return all keys that this version can read, the newest first."""
         found = []
         for data in await self._store.listed():
             try:
                 found.append(decode(data))
-            except KeyUnreadable:  # of a later version: whoever shows it is told that it is not known
+            except KeyUnreadable:  # of a later version; a client that uses it is refused
                 continue
         return sorted(found, key=lambda key: (-key.created, key.id))
 
     async def get_key(self, identity: str) -> ApiKey:
+        """Return a key. Raise `NotFound`."""
         return _decode_key(await self._store.by_id(identity))
 
     async def create(self, wanted: KeySpec, given: Mapping[str, Any], by: str) -> tuple[ApiKey, str]:
-        """The key and its text, which nobody can be told again."""
+        """Return a new key and its text, which cannot be shown again. `by` is the name of its creator."""
         now = self._clock.wall()
         await self._evict_expired(now)
         key, text = issue_key(wanted, given, by, now)
@@ -188,10 +196,12 @@ class KeyAdmin:
         return key, text
 
     async def change(self, identity: str, change: KeyUpdate, given: Mapping[str, Any]) -> ApiKey:
+        """Change a key and return it. `given` is the body as written."""
         key, _ = await self._update(identity, lambda key, now: changed(key, change, given, now))
         return key
 
     async def rotate(self, identity: str, rotation: KeyRotation) -> tuple[ApiKey, str]:
+        """Return the key with a new secret, and its text."""
         texts: list[str] = []
 
         def update(key: ApiKey, now: float) -> ApiKey:
@@ -203,7 +213,7 @@ class KeyAdmin:
         return key, texts[-1]
 
     async def revoke(self, identity: str) -> tuple[ApiKey, bool]:
-        """The key, and whether its end is known to have reached the store's disk."""
+        """Revoke a key. Return it, and whether the change has reached the store's disk."""
         return await self._update(identity, revoked, synced=True)
 
     async def _update(
@@ -216,9 +226,9 @@ class KeyAdmin:
             key = update(before.without_old_secrets(now), now)
             try:
                 return key, await self._replace(before, key, data, synced=synced)
-            except VersionConflict:  # somebody else has changed it meanwhile
+            except VersionConflict:  # another gateway has changed it since it was read
                 continue
-        raise Overloaded("others are changing this key, nothing was done: try again", retry_after_s=1)
+        raise Overloaded("other requests are changing this key, nothing was done: try again", retry_after_s=1)
 
     async def _replace(
         self, before: ApiKey | None, key: ApiKey | None, data: bytes | None = None, *, synced: bool = False
@@ -242,7 +252,9 @@ class KeyAdmin:
             if data is not None:
                 await self._replace(key, None, data)
         if len(keys) - len(over) >= MAX_KEYS:
-            raise BadRequest(f"there are {MAX_KEYS} keys: those that ended 90 days ago make room, and none has")
+            raise BadRequest(
+                f"there are {MAX_KEYS} keys, and none ended more than 90 days ago: only such keys make room"
+            )
 
 
 def _decode_key(data: bytes | None) -> ApiKey:
@@ -262,11 +274,58 @@ STATES = ("active", "expired", "revoked", "all")
 
 ID = re.compile(r"key_[0-9a-f]{16}", re.ASCII)
 
-PASSTHROUGH_WARNING = "auth.mode is passthrough: the data port asks for no keys, this one opens the admin port alone"
+PASSTHROUGH_WARNING = "auth.mode is passthrough: the data port requires no keys, so this key is for the admin port only"
+
+
+class SecretReport(TypedDict):
+    hint: str
+    """The last characters of the text."""
+    created: float
+    """Seconds since 1970."""
+    ends: float | None
+    """Null: with the key."""
+
+
+class KeyReport(TypedDict):
+    state: Literal["active", "expired", "revoked"]
+    id: str
+    name: str
+    tenant: str
+    role: Role
+    models: list[str]
+    """Globs of model names. Empty: all."""
+    limits: list[dict[str, Any]]
+    created: float
+    """Seconds since 1970."""
+    created_by: str
+    expires: float | None
+    """Seconds since 1970. Null: never."""
+    revoked: float | None
+    secrets: list[SecretReport]
+
+
+class IssuedKey(KeyReport):
+    key: str
+    """The text of the key. It cannot be shown again."""
+    warning: NotRequired[str]
+
+
+class RevokedKey(KeyReport):
+    durable: bool
+    """Whether the change has reached the store's disk."""
+
+
+class KeysQuery(TypedDict, total=False):
+    state: Annotated[Literal["active", "expired", "revoked", "all"], Field(default="active")]
+    tenant: str
+
+
+class KeysReport(TypedDict):
+    keys: list[KeyReport]
 
 
 class KeysHandler:
-    """`keys_required`: whether the data port wants keys."""
+    """`KeysHandler` serves `/admin/keys`. `keys_required`: whether the data port requires keys."""
 
     def __init__(self, key_admin: KeyAdmin, clock: Clock, *, keys_required: bool) -> None:
         self._keychain = key_admin
@@ -283,7 +342,9 @@ class KeysHandler:
             web.post("/admin/keys/{key}/revoke", json_errors(self._revoke)),
         ]
 
+    @operation(KeysReport, query=KeysQuery)
     async def _list(self, request: web.Request) -> web.StreamResponse:
+        """List the keys of one state, the newest first."""
         state, tenant = request.query.get("state", "active"), request.query.get("tenant")
         if state not in STATES:
             raise BadRequest(f"state: expected one of {', '.join(STATES)}")
@@ -291,17 +352,23 @@ class KeysHandler:
         found = [key for key in await self._keychain.listed() if tenant in (None, key.tenant)]
         return json_response({"keys": [key_json(key, now) for key in found if state in ("all", key.state(now))]})
 
+    @operation(KeyReport)
     async def _show(self, request: web.Request) -> web.StreamResponse:
+        """Show one key, without its text."""
         return self._key_response(await self._keychain.get_key(_identity(request)))
 
+    @operation(IssuedKey, body=KeySpec)
     async def _create(self, request: web.Request) -> web.StreamResponse:
+        """Create a key. Only this response has its text."""
         given = parse_object(await read_body(request), 'a key, such as {"name": "ci", "tenant": "acme"}')
         key, text = await self._keychain.create(parse_section(KeySpec, given), given, actor_of(request).name)
         _audit_key(request, key)
         warning = {} if self._asked_for else {"warning": PASSTHROUGH_WARNING}
         return self._key_response(key, **warning, key=text)
 
+    @operation(KeyReport, body=KeyUpdate)
     async def _change(self, request: web.Request) -> web.StreamResponse:
+        """Change the name, models, limits or expiry of a key. At least one field is required."""
         given = parse_object(await read_body(request), 'changes, such as {"expires": "30d"}')
         if not given:
             raise BadRequest("nothing is to change: expected name, models, limits or expires")
@@ -309,7 +376,9 @@ class KeysHandler:
         _audit_key(request, key, changed=sorted(given))
         return self._key_response(key)
 
+    @operation(IssuedKey, body=KeyRotation, body_required=False)
     async def _rotate(self, request: web.Request) -> web.StreamResponse:
+        """Give a key a new text. The former text stays valid for `overlap`."""
         body = await read_body(request)
         rotation = parse_section(
             KeyRotation, parse_object(body, 'terms, such as {"overlap": "24h"}') if body.strip() else {}
@@ -318,7 +387,9 @@ class KeysHandler:
         _audit_key(request, key, overlap_s=rotation.overlap)
         return self._key_response(key, key=text)
 
+    @operation(RevokedKey)
     async def _revoke(self, request: web.Request) -> web.StreamResponse:
+        """Revoke a key for good."""
         key, durable = await self._keychain.revoke(_identity(request))
         _audit_key(request, key)
         return self._key_response(key, durable=durable)
@@ -328,7 +399,7 @@ class KeysHandler:
 
 
 def _identity(request: web.Request) -> str:
-    """Raises `NotFound`; what somebody pasted there by mistake is not repeated."""
+    """Return the id of the path. Raise `NotFound` without quoting it: it may be a key pasted by mistake."""
     identity = request.match_info["key"]
     if ID.fullmatch(identity) is None:
         raise NotFound("there is no such key: expected its id, such as key_0123456789abcdef")

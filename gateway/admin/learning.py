@@ -1,14 +1,16 @@
-"""What routes have learnt of hits and of tiers, as the admin port shows it, and how an operator resets it."""
+"""Admin operations that show the learned state of routes (wrong hits, tiers) and reset it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Annotated
 
 import orjson
 from aiohttp import web
+from pydantic import Field
 
+from gateway.admin.operations import TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.learned_state import StateKeeper
@@ -21,8 +23,8 @@ from gateway.routing.tier_learning import TierLearning
 
 
 async def parse_reset_route(request: web.Request, routes: Collection[str], requirement: str) -> str | web.Response:
-    """The one of `routes`, all that have what is `requirement`, that the body names; else the refusal."""
-    # A page of another site can send a form or plain text here without asking; JSON it cannot.
+    """Return the route that the body names, or the error response. `requirement`: the property of all `routes`."""
+    # A page of another site can send a form or plain text without a preflight request, but no JSON.
     if request.content_type != "application/json":
         return json_response({"error": "expected content-type application/json"}, 415)
     try:
@@ -38,7 +40,10 @@ async def parse_reset_route(request: web.Request, routes: Collection[str], requi
 
 
 async def save_now(learning: StateKeeper, route: str) -> bool:
-    """False: with the next change, or at the end; until then a restart would bring back what was forgotten."""
+    """Save the state of a route in the store, and return whether it was saved.
+
+    If not, it is saved with the next change or at shutdown. A restart before that restores the former state.
+    """
     try:
         await learning.save_one(route)
     except StoreUnavailable:
@@ -46,9 +51,57 @@ async def save_now(learning: StateKeeper, route: str) -> bool:
     return True
 
 
-# What is known of wrong hits, by route, and the way back: a route can be made to forget what it has learnt.
+class ResetBody(TypedDict):
+    route: str
+
+
+class Interval(TypedDict):
+    """A share in [0, 1] with its 95 % interval. Null: nothing is known."""
+
+    share: float | None
+    low: float | None
+    high: float | None
+
+
+class WrongHits(TypedDict):
+    of_all: Interval
+    """Share of all requests."""
+    of_served: Interval
+    """Share of the semantic hits."""
+
+
+class RouteQuality(TypedDict):
+    route: str
+    max_wrong_hits: float | None
+    min_similarity: float | None
+    audit: float
+    """The share of hits that is audited."""
+    learning: bool
+    threshold: float
+    labels: int
+    """Labelled lookups that the route has learned from."""
+    version: int
+    requests: float
+    """Requests behind the shares. Old ones count less."""
+    served: float
+    """Semantic hits behind the shares. Old ones count less."""
+    wrong_hits: WrongHits
+
+
+class QualityReport(TypedDict):
+    routes: list[RouteQuality]
+
+
+class QualityReset(RouteQuality):
+    stored: bool
+    """False: the store does not answer. The gateway saves the reset later."""
+
+
 class QualityHandler:
-    """`policy` is the one in force: routes that it no longer has keep what they know, and are not shown."""
+    """`QualityHandler` serves `/admin/quality`.
+
+    `policy` returns the policy in force. Routes that it no longer has keep their state and are not shown.
+    """
 
     def __init__(self, spaces: Spaces, policy: Callable[[], Policy]) -> None:
         self._spaces = spaces
@@ -57,17 +110,21 @@ class QualityHandler:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/admin/quality", self._get), web.post("/admin/quality/reset", self._reset)]
 
-    def shown(self) -> list[dict[str, Any]]:
-        """Every route with a semantic cache, in the policy's order."""
+    def shown(self) -> list[RouteQuality]:
+        """Return the state of every route with a semantic cache, in the policy's order."""
         return [
             _route_report(name, rule, self._spaces.serving.controls.of(name))
             for name, rule in self._semantic_rules().items()
         ]
 
+    @operation(QualityReport)
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        """Show the estimated share of wrong hits of each route with a semantic cache, and its threshold."""
         return json_response({"routes": self.shown()})
 
+    @operation(QualityReset, body=ResetBody)
     async def _reset(self, request: web.Request) -> web.StreamResponse:
+        """Delete what a route has learned about wrong hits. It starts again from the verifier's calibration."""
         rules = self._semantic_rules()
         route = await parse_reset_route(request, rules, "a semantic cache")
         if isinstance(route, web.Response):
@@ -82,9 +139,7 @@ class QualityHandler:
         return {route.name: route.semantic for route in self._policy().routes if route.semantic is not None}
 
 
-def _route_report(route: str, rule: Semantic, control: RouteControl) -> dict[str, Any]:
-    """Shares are in [0, 1], None where nothing is known. `requests` and `served` fade: they are those that the shares
-    are about."""
+def _route_report(route: str, rule: Semantic, control: RouteControl) -> RouteQuality:
     estimate = control.estimate()
     return {
         "route": route,
@@ -104,15 +159,56 @@ def _route_report(route: str, rule: Semantic, control: RouteControl) -> dict[str
     }
 
 
-def _interval(share: float, low: float, high: float) -> dict[str, float | None]:
-    """With its 95 % interval."""
-    return {name: None if math.isnan(x) else x for name, x in (("share", share), ("low", low), ("high", high))}
+def _interval(share: float, low: float, high: float) -> Interval:
+    return {"share": _finite(share), "low": _finite(low), "high": _finite(high)}
 
 
-# How routes come to their large model: the rule, the threshold now, and what it keeps. And the way back: a route can
-# be made to forget what it has learnt.
+class QualityKept(TypedDict):
+    part: float | None
+    """The share of the large model's quality that the routing keeps, in [0, 1]. Null: nothing is known."""
+    low: float
+    high: float
+
+
+class Calibration(TypedDict):
+    shift: float
+    slope: float
+
+
+class RouteRouting(TypedDict):
+    route: str
+    rule: Annotated[str, Field(json_schema_extra={"enum": ["escalate_above", "large_share", "quality"]})]
+    """The key of the policy that decides."""
+    asked: float | tuple[float, ...]
+    """The value of the rule in the policy."""
+    threshold: float
+    """The complexity above which the lightest model is not used, now."""
+    large_share: float | None
+    """The large model's share of the misses of the last hour, in [0, 1]. Null: nothing is known."""
+    quality_kept: QualityKept
+    calibration: Calibration
+    labels: dict[str, int]
+    """The number of labels by source."""
+    audit: float
+    """The share of calls that is audited."""
+    learning: bool
+    version: int
+
+
+class RoutingReport(TypedDict):
+    routes: list[RouteRouting]
+
+
+class RoutingReset(RouteRouting):
+    stored: bool
+    """False: the store does not answer. The gateway saves the reset later."""
+
+
 class RoutingHandler:
-    """`policy` is the one in force: routes that it no longer has keep what they know, and are not shown."""
+    """`RoutingHandler` serves `/admin/routing`.
+
+    `policy` returns the policy in force. Routes that it no longer has keep their state and are not shown.
+    """
 
     def __init__(
         self,
@@ -131,12 +227,12 @@ class RoutingHandler:
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/admin/routing", self._get), web.post("/admin/routing/reset", self._reset)]
 
-    def shown(self) -> list[dict[str, Any]]:
-        """Every route with a light and a large model, in the policy's order."""
+    def shown(self) -> list[RouteRouting]:
+        """Return the state of every route with a light and a large model, in the policy's order."""
         return [self._route_report(name, target) for name, target in self._tiered_targets().items()]
 
     def sample(self) -> None:
-        """Sets the gauges."""
+        """Set the gauges."""
         telemetry, now = self._telemetry, self._clock.monotonic()
         for route, target in self._tiered_targets().items():
             tier_state = self._escalations.of(route).tier_state(target, now)
@@ -146,10 +242,14 @@ class RoutingHandler:
             telemetry.quality_kept_low.set(route, value=tier_state.kept.low)
             telemetry.quality_kept_high.set(route, value=tier_state.kept.high)
 
+    @operation(RoutingReport)
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        """Show how each route with several tiers chooses its model: the rule, the threshold and the quality kept."""
         return json_response({"routes": self.shown()})
 
+    @operation(RoutingReset, body=ResetBody)
     async def _reset(self, request: web.Request) -> web.StreamResponse:
+        """Delete what a route has learned about its models."""
         targets = self._tiered_targets()
         route = await parse_reset_route(request, targets, "two models")
         if isinstance(route, web.Response):
@@ -161,8 +261,7 @@ class RoutingHandler:
     def _tiered_targets(self) -> Mapping[str, Target]:
         return {route.name: route.target for route in self._policy().routes if len(route.target.tiers) > 1}
 
-    def _route_report(self, route: str, target: Target) -> dict[str, Any]:
-        """Shares are in [0, 1], None where nothing is known."""
+    def _route_report(self, route: str, target: Target) -> RouteRouting:
         tier_state = self._escalations.of(route).tier_state(target, self._clock.monotonic())
         kept = tier_state.kept
         return {

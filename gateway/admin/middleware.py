@@ -1,4 +1,4 @@
-"""Who comes in at the admin port, what he may do there, and that it is written down."""
+"""Access to the admin port: authentication, roles, cross-site protection, and entries of the audit trail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.ports import Clock
 from gateway.principal import LOOPBACK, TOKEN, Actor, Role
 from gateway.steps.authenticate import AuthThrottle
 
-# Who may ask what of the admin port: the one table. What is not in it is nobody's (`gateway.admin.middleware`).
+# The role that each operation requires. An operation that is not in this table is refused to everybody.
 USE, OPERATE, ADMIN = Role.USE, Role.OPERATE, Role.ADMIN
 
 ROLES: Mapping[str, Role] = {
@@ -63,7 +63,7 @@ ROLES: Mapping[str, Role] = {
     "GET /admin/audit": ADMIN,
 }
 
-# What only looks, though its method is one that acts; and what acts, though it is a GET.
+# Exceptions to the rule that a POST is audited and a GET is not.
 READ_ONLY_POSTS = frozenset(
     {"POST /admin/explain", "POST /admin/cache/explain", "POST /admin/policy/validate", "POST /admin/simulate"}
 )
@@ -72,7 +72,7 @@ AUDITED_GETS = frozenset({"GET /admin/cache/export"})
 
 
 def is_audited(endpoint: str) -> bool:
-    """Whether it belongs into the audit trail."""
+    """Return whether the audit trail records calls of this operation."""
     return endpoint in AUDITED_GETS or not (endpoint.startswith("GET ") or endpoint in READ_ONLY_POSTS)
 
 
@@ -81,17 +81,20 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 ACTOR = web.RequestKey("actor", Actor)
 
 Check = Callable[[str], Awaitable[Actor | None]]
-"""Whose credentials these are; None: nobody's that it knows of. Raises `GatewayError`."""
+"""Return the actor with these credentials. None: the check does not know them. Raise `GatewayError`."""
 
 
 def actor_of(request: web.Request) -> Actor:
-    """Who has come in."""
+    """Return the authenticated actor of a request."""
     return request[ACTOR]
 
 
 class Authenticator:
-    """`token`: the one of the configuration; `checks`: who else may come in. `allow_anonymous`: whoever reaches the
-    port may use it, which is why the configuration then demands loopback."""
+    """`Authenticator` finds the actor of a request.
+
+    `token` is the token of the configuration, and `checks` know other credentials. `allow_anonymous`: every client that
+    reaches the port may use it. The configuration then requires loopback.
+    """
 
     def __init__(
         self,
@@ -109,14 +112,14 @@ class Authenticator:
         self._allow_anonymous = allow_anonymous
 
     async def authenticate(self, request: web.Request) -> Actor:
-        """Raises `Unauthorized`, `TooManyAuthFailures`, or what a check raises."""
+        """Return the actor. Raise `Unauthorized`, `TooManyAuthFailures`, or the error of a check."""
         if self._allow_anonymous:
             return LOOPBACK
         credentials, peer = _credentials(request), request.remote or ""
         if not credentials:
             raise Unauthorized("a bearer token is required")
         wait_s = self._failures.wait_s(peer)
-        if wait_s is not None:  # before anything is compared: a right guess does not count either
+        if wait_s is not None:  # before any comparison, so a correct guess is refused, too
             self._telemetry.auth_failures.add("admin", "too-many")
             raise TooManyAuthFailures(retry_after_s=wait_s)
         try:
@@ -138,7 +141,10 @@ class Authenticator:
 
 
 class AccessMiddleware:
-    """`address`: where the port listens; `hosts`: names beside its own address that it may be called by."""
+    """`AccessMiddleware` checks every request to the admin port before its handler runs.
+
+    `address` is the address of the listener. `hosts` are further names that clients may send as Host.
+    """
 
     def __init__(
         self,
@@ -156,10 +162,11 @@ class AccessMiddleware:
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check host, credentials, origin and role, in this order. Then call the handler."""
         if not self._is_own_host(request):
             return json_response({"error": "the Host header is not this listener's"}, 403)
         if is_page(request.path) and request.method in SAFE:
-            return await handler(request)  # it asks for a token itself, and has no figures without
+            return await handler(request)  # the page contains no data and asks for a token itself
         endpoint = endpoint_of(request)
         try:
             actor = await self._authenticator.authenticate(request)
@@ -184,7 +191,7 @@ class AccessMiddleware:
     async def _handle_audited(
         self, request: web.Request, handler: Handler, endpoint: str, actor: Actor
     ) -> web.StreamResponse:
-        """Writes down what became of it, also where it was cut."""
+        """Call the handler and record the outcome, also if the connection is cut."""
         status = 0
         try:
             response = await handler(request)
@@ -208,7 +215,7 @@ class AccessMiddleware:
         return json_response({"error": sentence}, 403)
 
     def _entry(self, request: web.Request, endpoint: str, actor: Actor | None, status: int) -> dict[str, Any]:
-        # Whoever pastes a key where its id belongs has not written it down for others.
+        # A key pasted in place of its id must not reach the audit trail.
         named = {name: PATTERN.sub("nh_...", value) for name, value in request.match_info.items()}
         of = {} if actor is None or not named else {"of": named}
         return {
@@ -225,7 +232,10 @@ class AccessMiddleware:
         }
 
     def _is_own_host(self, request: web.Request) -> bool:
-        """A page of another site that has its name resolved to us (DNS rebinding) sends that name as Host."""
+        """Return whether the Host header names this listener.
+
+        A page of another site whose name resolves to this machine (DNS rebinding) sends its own name as Host.
+        """
         transport = request.transport
         local = transport.get_extra_info("sockname") if transport is not None else None
         if local is None:
@@ -239,7 +249,7 @@ class AccessMiddleware:
 
 
 def _not_found(request: web.Request, http_error: web.HTTPException) -> web.Response:
-    """404 or 405, in the shape of all else. Whoever asks a model here has mixed up the ports."""
+    """Return the 404 or 405 as JSON. Name the data port: a client that sends model requests here mixes up the ports."""
     has = f"the admin port has no {request.method[:16]} {request.path[:100]}"
     answer = json_response({"error": f"{has}: clients of models ask the data port (server.listen)"}, http_error.status)
     if "Allow" in http_error.headers:
@@ -248,7 +258,7 @@ def _not_found(request: web.Request, http_error: web.HTTPException) -> web.Respo
 
 
 def endpoint_of(request: web.Request) -> str:
-    """Method and path as in `ROLES`; the path of what is not there is not repeated."""
+    """Return method and path as in `ROLES`. An unknown path is not repeated."""
     resource = request.match_info.route.resource
     method = "GET" if request.method == "HEAD" else request.method
     return f"{method[:16]} {'(no such path)' if resource is None else resource.canonical}"
@@ -272,7 +282,7 @@ def _error_response(error: GatewayError) -> web.Response:
 
 
 def _is_cross_site(request: web.Request) -> bool:
-    """Browsers say where a request that changes something comes from; whatever else sends one says nothing."""
+    """Return whether a page of another site sent the request. Only browsers send `Origin` or `Sec-Fetch-Site`."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
         return True
@@ -280,14 +290,14 @@ def _is_cross_site(request: web.Request) -> bool:
 
 
 def _credentials(request: web.Request) -> bytes:
-    """The token as a bearer, or as the password of the dialog that a browser opens. Empty: nothing."""
+    """Return the bearer token, or the password of Basic authentication (the dialog of a browser). Empty: none."""
     header = request.headers.get("Authorization", "")
     scheme, _, value = header.partition(" ")
     if scheme.lower() == "bearer":
-        return value.strip().encode("utf-8", "surrogateescape")  # the bytes that came, text or not
+        return value.strip().encode("utf-8", "surrogateescape")  # the received bytes, which may not be text
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(value, validate=True).partition(b":")[2]
-        except ValueError:  # binascii.Error, or what is not even ASCII
+        except ValueError:  # binascii.Error, or not ASCII
             return b""
     return b""

@@ -1,8 +1,11 @@
-"""JSON Web Tokens of an OpenID Connect issuer, for the admin port: who it says one is, and which role that has here.
+"""`OidcVerifier` authenticates users of the admin port by JSON Web Tokens of an OpenID Connect issuer.
 
-Checked as RFC 8725 has it: algorithms are those of the configuration, never those that a token asks for, and none of
-them takes a shared secret; a key serves its own algorithm alone; nothing that a token names (`jku`, `x5u`, `jwk`) is
-fetched or believed; issuer and audience are compared whole.
+It follows RFC 8725:
+
+- The configuration decides on the algorithms, not the token. None of them uses a shared secret.
+- A key is used with its own algorithm only.
+- The gateway neither fetches nor trusts anything that a token names (`jku`, `x5u`, `jwk`).
+- Issuer and audience must be equal to those of the configuration.
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ from gateway.errors import Forbidden, StartupError, Unauthorized
 from gateway.ports import Clock
 from gateway.principal import Actor, Role
 
-MAX_TOKEN = 16 * 1024  # bytes; what a header line of `server.max_header` takes
+MAX_TOKEN = 16 * 1024  # bytes; the size of a header line within `server.max_header`
 
 MAX_NAME = 128
 
 REQUIRED = ("exp", "iss", "aud")
 
-# Only the kind of fault is told: whoever shows a token has it in his hands, and nobody else is told anything.
+# An error names the kind of fault only. The client has the token and can look at the details itself.
 JWT_ERRORS: tuple[tuple[type[PyJWTError], str], ...] = (
     (ExpiredSignatureError, "the token has expired"),
     (ImmatureSignatureError, "the token is not valid yet"),
@@ -50,19 +53,21 @@ class KeySource(Protocol):
     """The public keys of an issuer."""
 
     async def key(self, kid: str | None) -> PyJWK | None:
-        """The one of that name; None: there is none. Without a name: the only one. Raises `Overloaded`."""
+        """Return the key of this id, or the only key if `kid` is None. None: no such key. Raise `Overloaded`."""
 
 
 class OidcVerifier:
-    """`check` is a check of the admin port's entrance."""
+    """`OidcVerifier` checks the tokens of one issuer. Its `check` is a `Check` of the admin port."""
 
     def __init__(self, rules: OidcConfig, keys: KeySource) -> None:
         self._rules = rules
         self._keys = keys
 
     async def check(self, text: str) -> Actor | None:
-        """None: it is no such token. Raises `Unauthorized`, `Forbidden`, or `Overloaded` where the issuer's keys cannot
-        be had."""
+        """Return the actor of a token. None: the text is not a JSON Web Token.
+
+        Raise `Unauthorized`, `Forbidden`, or `Overloaded` if the issuer's keys are not available.
+        """
         if text.count(".") != 2 or len(text) > MAX_TOKEN:
             return None
         try:
@@ -74,7 +79,7 @@ class OidcVerifier:
             raise Unauthorized(f"the token is signed otherwise, expected {', '.join(self._rules.algorithms)}")
         key = await self._keys.key(kid if isinstance(kid, str) else None)
         if key is None or not _is_usable(key, algorithm):
-            raise Unauthorized("the issuer has no such key: the token is of another one, or older than its keys")
+            raise Unauthorized("the issuer has no such key: the token is from another issuer, or older than the keys")
         return self._actor(self._claims(text, key, algorithm))
 
     def _claims(self, text: str, key: PyJWK, algorithm: str) -> Mapping[str, Any]:
@@ -89,11 +94,11 @@ class OidcVerifier:
                 options={"require": list(REQUIRED), "enforce_minimum_key_length": True},
             )
         except PyJWTError as error:
-            said = next(
+            reason = next(
                 (sentence for kind, sentence in JWT_ERRORS if isinstance(error, kind)), "the token is malformed"
             )
-            raise Unauthorized(said) from None
-        except (ValueError, TypeError):  # of a key that is of another kind than its algorithm says
+            raise Unauthorized(reason) from None
+        except (ValueError, TypeError):  # the type of the key does not fit its algorithm
             raise Unauthorized("the token does not fit the issuer's key") from None
         return claims
 
@@ -111,7 +116,10 @@ class OidcVerifier:
 
 
 def highest_role(value: object, roles: Mapping[str, Iterable[str]]) -> Role | None:
-    """The most that a claim's values stand for. `value`: a text, words in one (RFC 8693 section 4.2), or a list."""
+    """Return the highest role that a claim's values stand for. None: no role.
+
+    `value` is a list, or a text that may have several words (RFC 8693 section 4.2).
+    """
     if isinstance(value, str):
         values = {value, *value.split(" ")}
     elif isinstance(value, list):
@@ -123,8 +131,10 @@ def highest_role(value: object, roles: Mapping[str, Iterable[str]]) -> Role | No
 
 
 def _claim_at(claims: Mapping[str, Any], path: str) -> object:
-    """A claim by its name, or one within others: `realm_access.roles`. A name that has dots is taken as it is first,
-    since such as `https://example.com/roles` are usual."""
+    """Return a claim by its name or its path, such as `realm_access.roles`.
+
+    The whole name is tried first, because names such as `https://example.com/roles` have dots.
+    """
     if path in claims:
         return claims[path]
     found: object = claims
@@ -134,15 +144,14 @@ def _claim_at(claims: Mapping[str, Any], path: str) -> object:
 
 
 def _is_usable(key: PyJWK, algorithm: str) -> bool:
-    """RFC 7517 sections 4.2 and 4.4: what a key says of itself is heeded."""
-    said: Mapping[str, Any] = key._jwk_data
-    return said.get("use", "sig") == "sig" and said.get("alg", algorithm) == algorithm and said.get("kty") != "oct"
+    """Return whether the key may verify signatures of this algorithm (RFC 7517, sections 4.1, 4.2 and 4.4)."""
+    jwk: Mapping[str, Any] = key._jwk_data
+    return jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm and jwk.get("kty") != "oct"
 
 
-# What checks the tokens of an OpenID Connect issuer. Imported where one is configured: signatures need OpenSSL's
-# bindings.
+# This module is imported only if an issuer is configured, because signatures need the bindings of OpenSSL.
 def token_check(oidc: OidcConfig, clock: Clock) -> Check:
-    """Raises `StartupError`."""
+    """Return the check of the issuer's tokens. Raise `StartupError`."""
     try:
         keys = Jwks(oidc.issuer, oidc.jwks_url, frozenset(oidc.private_hosts), clock)
     except JwksFailed as error:

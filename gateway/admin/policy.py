@@ -1,37 +1,41 @@
-"""What operators may do with the policy of a gateway that runs: see it, try one, put one in force, take it back."""
+"""Admin operations on the policy: show, validate, simulate, apply, history and rollback."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any
+from functools import wraps
+from typing import Annotated, Any, Literal
 
 import orjson
 from aiohttp import web
+from pydantic import Field
 
 from gateway.admin.audit import add_audit_fields
 from gateway.admin.middleware import actor_of
+from gateway.admin.operations import TypedDict, operation
 from gateway.admin.policy_manager import PolicyManager, file_contents
-from gateway.admin.responses import json_response
-from gateway.admin.simulation_runner import SimulationRunner
-from gateway.admin.stats import Stats
+from gateway.admin.responses import Error, json_response
+from gateway.admin.simulation_runner import DEFAULT_WINDOW, WINDOW, SimulationRunner
+from gateway.admin.stats import PolicySummary, Stats
 from gateway.config import Config
 from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.files import validate_name
 from gateway.config.policy.history import AUTHOR, COMMENT, MAX_VERSIONS, Author
 from gateway.config.policy.model import Policy
+from gateway.config.policy.schema import PolicyFile
 from gateway.errors import BadRequest, GatewayError, PayloadTooLarge
 from gateway.observability.metrics import LATENCY_BUCKETS
 from gateway.observability.telemetry import Telemetry
 from gateway.steps.parts import Parts
 
-# Latency budgets that no backend has kept since the gateway started: only one that runs can know.
-MIN_ANSWERS = 20  # of each backend: fewer may all have been slow by chance
+# Latency budgets that no backend has met since the gateway started. Only a running gateway knows them.
+MIN_ANSWERS = 20  # answers of each backend; fewer may all be slow by chance
 
 
 def unmet_budgets(policy: Policy, telemetry: Telemetry) -> Iterator[ConfigError]:
-    """Routes whose `latency_budget` every answer of each of their backends has exceeded."""
+    """Yield a warning for each route whose `latency_budget` every answer of each of its backends has exceeded."""
     for route in policy.routes:
         budget_s = route.latency_budget_s
         if budget_s is None:
@@ -47,7 +51,7 @@ def unmet_budgets(policy: Policy, telemetry: Telemetry) -> Iterator[ConfigError]
 
 def _always_exceeds(telemetry: Telemetry, backend: str, budget_s: float) -> bool:
     counts: Sequence[int] = telemetry.backend_seconds.counts.get((backend,), [])
-    # The bucket in which the budget lies holds answers on both sides of it: only an empty one says anything.
+    # The bucket of the budget has answers on both sides of the budget, so it must be empty, too.
     return sum(counts) >= MIN_ANSWERS and not any(counts[: bisect_left(LATENCY_BUCKETS, budget_s) + 1])
 
 
@@ -56,8 +60,142 @@ MAX_AUTHOR, MAX_COMMENT = 128, 512
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
+class FileQuery(TypedDict, total=False):
+    file: str
+    """The name of the policy file that the body replaces. Default: `default.yaml`."""
+
+
+class SimulateQuery(FileQuery, total=False):
+    traffic: Annotated[str, Field(pattern=f"^{WINDOW.pattern}$", default=DEFAULT_WINDOW)]
+    """The window of recorded traffic."""
+
+
+# The first two are `AUTHOR` and `COMMENT`.
+ChangeHeaders = TypedDict(
+    "ChangeHeaders",
+    {
+        "x-nearhit-author": Annotated[str, Field(max_length=MAX_AUTHOR, description="The author, for the history.")],
+        "x-nearhit-comment": Annotated[str, Field(max_length=MAX_COMMENT, description="A comment, for the history.")],
+        "If-Match": Annotated[str, Field(description="The hash of the policy that the change is based on, in quotes.")],
+    },
+    total=False,
+)
+
+
+class PolicyFault(TypedDict):
+    file: str
+    line: int
+    path: str
+    """The path of the key, such as `routes[0].cache`."""
+    message: str
+
+
+class PolicyError(Error):
+    ok: Literal[False]
+
+
+class PolicyFaults(PolicyError):
+    faults: list[PolicyFault]
+    """Every fault of the policy."""
+
+
+class PolicyText(TypedDict):
+    name: str
+    content: str
+
+
+class PolicyReport(PolicySummary):
+    unmet_budgets: list[PolicyFault]
+    """Routes whose latency budget no answer has met since the gateway started."""
+    editable: bool
+    """False: the policy has no files and cannot be changed."""
+    files: list[PolicyText]
+
+
+class StagedReport(TypedDict):
+    ok: Literal[True]
+    hash: str
+    """The hash of the policy."""
+    previous: str
+    """The hash of the policy that was in force."""
+    routes: list[str]
+    warnings: list[PolicyFault]
+    diff: str
+    """The difference between both, as a unified diff."""
+
+
+class AppliedReport(StagedReport):
+    applied: bool
+    """False: the policy was in force already."""
+
+
+class SimulationReport(TypedDict):
+    ok: Literal[True]
+    traffic: dict[str, Any]
+    """The requests of the window: `requests`, `from`, `to`, `seconds` and `notes`."""
+    present: dict[str, Any]
+    """The forecast for the policy in force."""
+    new: dict[str, Any]
+    """The forecast for the new policy."""
+    recorded: dict[str, float | None]
+    """The outcome that was recorded."""
+    changed: dict[str, Any]
+    """The requests with another outcome: their number and examples."""
+
+
+class VersionFields(TypedDict):
+    version: int
+    at: float
+    """Seconds since 1970."""
+    hash: str
+    author: str
+    via: str
+    """The way of the change: `file`, `api`, `rollback` or `fleet`."""
+    comment: str
+    added: int
+    """The number of lines."""
+    removed: int
+
+
+class VersionSummary(VersionFields):
+    files: list[str]
+
+
+class VersionReport(VersionFields):
+    files: dict[str, str]
+    """Contents by name."""
+    diff: str
+
+
+class HistoryQuery(TypedDict, total=False):
+    limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS, default=MAX_VERSIONS)]
+
+
+class PolicyHistory(TypedDict):
+    hash: str
+    """The hash of the policy in force."""
+    versions: list[VersionSummary]
+    """The newest first."""
+
+
+class ByVersion(TypedDict):
+    version: int
+
+
+class ByHash(TypedDict):
+    hash: str
+
+
+ERRORS: dict[str, Any] = {"error": PolicyError, "errors": {422: PolicyFaults}}
+YAML: dict[str, Any] = {"body": PolicyFile, "body_type": "application/yaml", **ERRORS}
+
+
 class PolicyAdmin:
-    """`describe`: what the dashboard says of the policy. `live_warnings`: what only a gateway that runs can warn of."""
+    """`PolicyAdmin` serves `/admin/policy` and `/admin/simulate`.
+
+    `describe` returns the summary that the dashboard shows. `live_warnings` returns warnings that only a running
+    gateway can give.
+    """
 
     def __init__(
         self,
@@ -84,7 +222,9 @@ class PolicyAdmin:
             web.post("/admin/policy/rollback", _json_errors(self._roll_back)),
         ]
 
+    @operation(PolicyReport, etag=True, error=PolicyError)
     async def _get_policy(self, request: web.Request) -> web.Response:
+        """Show the policy in force with its files. The `ETag` is its hash."""
         policy = self._policy()
         files = [{"name": name, "content": content} for name, content in file_contents(policy.texts).items()]
         budgets = [doubt.as_json() for doubt in self._live_warnings()]
@@ -94,44 +234,62 @@ class PolicyAdmin:
         answer.headers["ETag"] = f'"{policy.hash}"'
         return answer
 
+    @operation(StagedReport, query=FileQuery, **YAML)
     async def _validate(self, request: web.Request) -> web.Response:
+        """Check a policy file together with the others. Nothing changes."""
         staged = await self._manager.validate(_file(request), await _body(request))
         return json_response({"ok": True, **staged.as_json()})
 
+    @operation(SimulationReport, query=SimulateQuery, **{**YAML, "errors": {422: PolicyFaults | PolicyError}})
     async def _simulate(self, request: web.Request) -> web.Response:
+        """Replay recorded traffic under a policy file and forecast hits, cost and latency. Nothing changes.
+
+        The response is the output of `nearhit simulate --json`. One simulation runs at a time.
+        """
         staged = await self._manager.validate(_file(request), await _body(request))
         return json_response(await self._simulator.of(self._policy(), staged.policy, request.query.get("traffic")))
 
+    @operation(AppliedReport, query=FileQuery, headers=ChangeHeaders, **YAML)
     async def _apply(self, request: web.Request) -> web.Response:
+        """Write a policy file and put the policy in force at all gateways on the store.
+
+        With `If-Match`, the response has status 412 if another policy is in force.
+        """
         author = _author_of(request, "api")
         file = _file(request)
         staged, changed = await self._manager.apply(file, await _body(request), author, _match(request))
         add_audit_fields(request, author=author.name, file=file, hash=staged.policy.hash, applied=changed)
         return json_response({"ok": True, "applied": changed, **staged.as_json()})
 
+    @operation(AppliedReport, headers=ChangeHeaders, body=ByVersion | ByHash, body_required=False, **ERRORS)
     async def _roll_back(self, request: web.Request) -> web.Response:
+        """Put the files of an earlier version in force, as a new version. Default: the one before the current one."""
         key = _key(await _body(request))
         author = _author_of(request, "rollback")
         staged, changed = await self._manager.roll_back(key, author, _match(request))
         add_audit_fields(request, author=author.name, hash=staged.policy.hash, applied=changed)
         return json_response({"ok": True, "applied": changed, **staged.as_json()})
 
+    @operation(PolicyHistory, query=HistoryQuery, error=PolicyError)
     async def _get_history(self, request: web.Request) -> web.Response:
+        """List the versions of the policy, the newest first."""
         limit = request.query.get("limit", str(MAX_VERSIONS))
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= MAX_VERSIONS:
             raise BadRequest(f"limit: expected a whole number from 1 to {MAX_VERSIONS}")
         return json_response({"hash": self._policy().hash, "versions": self._manager.history.list_versions(int(limit))})
 
+    @operation(VersionReport, error=PolicyError)
     async def _get_version(self, request: web.Request) -> web.Response:
+        """Show one version with its files and its diff. `version` is a number, or a hash of at least four digits."""
         version = await asyncio.to_thread(self._manager.version, request.match_info["version"])
         return json_response(version.as_json())
 
 
 def _author_of(request: web.Request, via: str) -> Author:
-    """The header says who it is, unless that is known: then it says on whose behalf."""
-    actor, said = actor_of(request), _text_header(request, AUTHOR, MAX_AUTHOR)
+    """Return the author by the header. If the actor is known by name, the name follows in parentheses."""
+    actor, stated = actor_of(request), _text_header(request, AUTHOR, MAX_AUTHOR)
     known = actor.by in ("key", "oidc")
-    name = f"{said} ({actor.name})" if said and known else said or actor.name
+    name = f"{stated} ({actor.name})" if stated and known else stated or actor.name
     return Author(name[:MAX_AUTHOR], via, _text_header(request, COMMENT, MAX_COMMENT))
 
 
@@ -148,13 +306,13 @@ def _file(request: web.Request) -> str | None:
 
 
 def _match(request: web.Request) -> str | None:
-    """Of `If-Match: "hash"` (RFC 9110 section 13.1.1); `*` is as good as none, since there always is a policy."""
+    """Return the hash of `If-Match: "hash"` (RFC 9110 section 13.1.1). None: no header, or `*`."""
     value = request.headers.get("If-Match", "").strip()
     return None if value in ("", "*") else value.removeprefix("W/").strip('"')
 
 
 def _key(body: bytes) -> str | None:
-    """`{"version": 17}`, `{"hash": "..."}`, or nothing."""
+    """Return the version of `{"version": 17}` or `{"hash": "..."}`. None: the body is empty."""
     expected = 'expected {"version": 17}, {"hash": "..."} or no body, which means the version before the last'
     if not body.strip():
         return None
@@ -178,8 +336,9 @@ async def _body(request: web.Request) -> bytes:
 
 
 def _json_errors(handler: Handler) -> Handler:
-    """Refusals as JSON: one sentence, or every fault."""
+    """Return a handler that answers errors as JSON: one sentence, or every fault."""
 
+    @wraps(handler)
     async def answer(request: web.Request) -> web.Response:
         try:
             return await handler(request)
@@ -196,8 +355,8 @@ def _json_errors(handler: Handler) -> Handler:
 def build_policy_admin(
     config: Config, parts: Parts, manager: PolicyManager, policy: Callable[[], Policy], stats: Stats
 ) -> PolicyAdmin:
-    """`policy` returns the one in force."""
-    spaces, telemetry = parts.spaces, parts.telemetry  # the parts themselves would keep a former space in memory
+    """Build the policy operations. `policy` returns the policy in force."""
+    spaces, telemetry = parts.spaces, parts.telemetry  # a reference to the parts would keep a former space in memory
     return PolicyAdmin(
         manager,
         policy,

@@ -1,4 +1,4 @@
-"""The life of policies in a gateway that runs: checked, written to the files, put in force, remembered, taken back."""
+"""`PolicyManager` changes the policy of a running gateway: it checks, writes, applies, records and rolls back."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gateway.errors import GatewayError, NotFound
 from gateway.ports import Published
 
 
-# From policy files to a policy that may be put in force: read, checked, and held against its own expectations.
+# Reading and checking of policy files, including the expectations in them.
 def check_policy(texts: Sequence[PolicySource], config: Config) -> Policy:
-    """The policy of these files, in their order. Raises `ConfigInvalid` with every fault."""
+    """Return the policy of these files, which are in order. Raise `ConfigInvalid` with every fault."""
     adapters = backend_adapters(config)
     reading = read_policy(texts, config.backends, folder=config.policies, adapters=adapters)
     if reading.policy is None:
@@ -34,14 +34,14 @@ def check_policy(texts: Sequence[PolicySource], config: Config) -> Policy:
 
 
 def backend_adapters(config: Config) -> dict[str, str]:
-    """Of each backend."""
+    """Return the adapter of each backend."""
     return {name: backend.adapter for name, backend in config.backends.items()}
 
 
 def check_folder(folder: Path, config: Config) -> Policy:
-    """The same of all files of a folder."""
+    """Return the policy of all files in a folder. Raise `ConfigInvalid` with every fault."""
     texts, faults = read_texts(policy_files(folder))
-    if faults:  # where a file is missing nobody knows which rule is the last
+    if faults:  # without every file, the last rule is unknown
         reading = read_policy(texts, config.backends, ends=False)
         raise ConfigInvalid([*faults, *reading.faults])
     return check_policy(texts, config)
@@ -53,14 +53,14 @@ AUDIT = logging.getLogger("nearhit.audit")
 
 HISTORY_FOLDER = "policy-history"  # in data_dir
 
-FLEET_AUTHOR = "fleet"  # what another gateway on the store was told
+FLEET_AUTHOR = "fleet"  # `via` of a policy that another gateway on the store published
 
 Changed = Callable[[Policy, str, Author, float], None]
-"""Called with a policy that the admin port has put in force, the hash of the one before, who did it and when."""
+"""A listener for policies from the admin port. Arguments: policy, hash of the previous one, author, time."""
 
 
 def _no_listener(*_: object) -> None:
-    """Where no other gateway is."""
+    """Do nothing: there is no other gateway."""
 
 
 class NoFiles(GatewayError):
@@ -71,7 +71,7 @@ class NoFiles(GatewayError):
 
 
 class PolicyConflict(GatewayError):
-    """The policy is not the one that the change was made for."""
+    """The policy in force differs from the one that the change is based on."""
 
     status = 412
     kind = "policy_changed"
@@ -79,13 +79,14 @@ class PolicyConflict(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class StagedPolicy:
-    """A policy that may be put in force, beside the one that is."""
+    """A checked policy, with its difference from the policy in force."""
 
     policy: Policy
     diff: str
-    previous: str  # hash of the one that is
+    previous: str  # hash of the policy in force
 
     def as_json(self) -> dict[str, Any]:
+        """Return the policy for JSON, without its files."""
         return {
             "hash": self.policy.hash,
             "previous": self.previous,
@@ -96,7 +97,10 @@ class StagedPolicy:
 
 
 class PolicyManager:
-    """`folder` None: there are no files, so nothing can be changed. `swap` puts a policy in force at once."""
+    """`PolicyManager` changes the policy in force.
+
+    `folder` None: there are no files, so the policy cannot be changed. `swap` puts a policy in force at once.
+    """
 
     def __init__(
         self, config: Config, folder: Path | None, initial: Policy, swap: OnReload, wall: Callable[[], float]
@@ -110,30 +114,31 @@ class PolicyManager:
 
     @property
     def is_editable(self) -> bool:
-        """Whether there are files to change."""
+        """True if the policy has files."""
         return self._folder is not None
 
     @property
     def current(self) -> Policy:
+        """The policy in force."""
         return self._holder.current
 
     async def begin(self) -> None:
-        """Reads the history, and adds the policy of the start to it."""
+        """Read the history and add the initial policy to it."""
         await asyncio.to_thread(self.history.open)
         if self._folder is not None:
             await asyncio.to_thread(self.history.record, self._holder.current, BY_FILE)
 
     async def watch(self) -> None:
-        """Follows the files, until cancelled."""
+        """Reload the policy when its files change, until cancelled."""
         folder = self._files()
         await self._holder.watch(folder.path)
 
     async def reload(self) -> tuple[ConfigError, ...]:
-        """Reads the files anew."""
+        """Read the files again. Return their faults."""
         return await self._holder.reload()
 
     async def validate(self, file: str | None, content: bytes) -> StagedPolicy:
-        """What this content of a file would make of the policy. Changes nothing. Raises `ConfigInvalid`."""
+        """Return the policy that this content of a file would result in. Raise `ConfigInvalid`."""
         current = self._holder.current
         policy = await asyncio.to_thread(lambda: check_policy(self._with_file(file, content), self._config))
         return StagedPolicy(
@@ -143,38 +148,44 @@ class PolicyManager:
     async def apply(
         self, file: str | None, content: bytes, author: Author, match: str | None
     ) -> tuple[StagedPolicy, bool]:
-        """Puts it in force -> what it is, and whether anything has changed.
+        """Write a file and put the policy in force. Return it, and whether anything has changed.
 
-        `match`: hash of the policy that the change was made for; None: whatever is there. Raises `ConfigInvalid` with
-        every fault, `PolicyConflict`, `NoFiles` or `NotWritable`; then what was in force stays."""
+        `match` is the hash of the policy that the change is based on; None: any. Raise `ConfigInvalid` with every
+        fault, `PolicyConflict`, `NoFiles` or `NotWritable`; the policy in force then stays.
+        """
         self._files()
         return await self._apply(lambda: self._with_file(file, content), author, match)
 
     async def roll_back(self, key: str | None, author: Author, match: str | None) -> tuple[StagedPolicy, bool]:
-        """The files of a version again, as a new version. `key`: its number or hash; None: the one before the last.
-        Raises what `apply` does, and `NotFound`."""
+        """Put the files of an earlier version in force, as a new version.
+
+        `key` is the number or hash of the version; None: the one before the current one. Raise the errors of `apply`,
+        and `NotFound`.
+        """
         folder = self._files()
         version = await asyncio.to_thread(self.version, key)
         files = {name: content.encode() for name, content in version.files.items()}
         return await self._apply(lambda: folder.to_texts(files), author, match)
 
     async def adopt(self, published: Published) -> None:
-        """What another gateway was told to put in force. Raises `ConfigInvalid`, `NoFiles` or `NotWritable`."""
+        """Put a policy in force that another gateway published. Raise `ConfigInvalid`, `NoFiles` or `NotWritable`."""
         folder = self._files()
         files = {name: content.encode() for name, content in published.files.items()}
         author = Author(published.author, FLEET_AUTHOR, published.comment)
         await self._apply(lambda: folder.to_texts(files), author, None)
 
     async def last_manual_change_at(self) -> float | None:
-        """When the files became what they are, seconds since 1970; None where the admin port of this gateway or of
-        another one has made them so."""
+        """Return the time of the last change of the files, in seconds since 1970.
+
+        None: the last change came from the admin port of this gateway or of another one.
+        """
         list_versions = self.history.list_versions(1)
         if self._folder is None or (list_versions and list_versions[0]["via"] != BY_FILE.via):
             return None
         return await asyncio.to_thread(self._folder.modified_at)
 
     def version(self, key: str | None) -> Version:
-        """Raises `NotFound`. Blocks."""
+        """Return a version of the history; `key` None: the one before the current one. Raise `NotFound`. Block."""
         found = self.history.previous() if key is None else self.history.find(key)
         if found is not None:
             return found
@@ -207,7 +218,7 @@ class PolicyManager:
             return
         if match != current.hash:
             raise PolicyConflict(f"the policy in force is {current.hash}, not {match[:60]!r}: expected its hash")
-        if self._hash_on_disk() != match:  # saved a moment ago, or faulty and therefore not in force
+        if self._hash_on_disk() != match:  # saved a moment ago, or faulty
             raise PolicyConflict(f"the files have changed since policy {current.hash} was read from them")
 
     def _hash_on_disk(self) -> str | None:
@@ -228,7 +239,7 @@ class PolicyManager:
             raise
 
     def _with_file(self, file: str | None, content: bytes) -> list[PolicySource]:
-        """The files with this content in one of them; without a folder the content alone."""
+        """Return all files, one of them with this content. Without a folder, return the content only."""
         name = file or LAST_FILE
         if self._folder is None:
             return [PolicySource(name, content)]
@@ -236,7 +247,7 @@ class PolicyManager:
             others = [text for text in self._folder.texts() if text.name != name]
         except ConfigInvalid as invalid:
             if any(Path(fault.file) == self._folder.path for fault in invalid.faults):
-                others = []  # no folder, or none in it yet
+                others = []  # there is no folder yet, or it is empty
             else:
                 raise
         texts = [*others, *self._folder.to_texts({name: content})]
@@ -252,24 +263,27 @@ class PolicyManager:
 
 
 def file_contents(texts: tuple[PolicySource, ...]) -> Mapping[str, str]:
-    """Name -> content."""
+    """Return the contents of the files by name."""
     return {text.name: text.content.decode(errors="replace") for text in texts}
 
 
 def open_history(config: Config, wall: Callable[[], float]) -> History:
+    """Return the history of policies in `data_dir`."""
     return History(config.data_dir / HISTORY_FOLDER, wall)
 
 
 def recover_pending_change(config: Config, wall: Callable[[], float]) -> None:
-    """Finishes what a gateway that ended had half done to the files; before they are read. Leaves them alone where
-    somebody has changed them since. Blocks; raises `NotWritable`."""
+    """Finish a change of the files that a former process began. Call it before the files are read.
+
+    Files that have changed since stay as they are. Block. Raise `NotWritable`.
+    """
     change = open_history(config, wall).pending()
     if change is None:
         return
     folder = PolicyFolder(config.policies)
     if change.is_partially_applied(_folder_contents(folder)):
         folder.write({name: content.encode() for name, content in change.after.items()})
-        LOG.warning("a policy that was half written is whole now", extra={"fields": {"hash": change.hash}})
+        LOG.warning("a half-written policy is complete now", extra={"fields": {"hash": change.hash}})
 
 
 def _folder_contents(folder: PolicyFolder) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
-"""One policy for all gateways on a store: what the admin port of one of them puts in force is in force at all of them.
+"""`PolicySync` shares policies between all gateways on a store.
 
-What is written into the files by hand stays with the gateway whose files they are; docs/decisions/0022.
+A policy that the admin port of one gateway puts in force is put in force at all of them. Manual changes of the files
+stay with their gateway. See docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -22,36 +23,38 @@ from gateway.tasks import run_in
 
 LOG = logging.getLogger("nearhit")
 RETRY_S = 1.0
-MAX_BYTES = 4 * 2**20  # of all files of a policy: more than a page of a store's traffic ought to be
+MAX_BYTES = 4 * 2**20  # all files of a policy together; bounds the traffic of the store
 
 
 class PublishedPolicies(Protocol):
-    """Where the gateways on a store keep what they have in common. Both raise `StoreUnavailable`."""
+    """The shared policy in the store. Both methods raise `StoreUnavailable`."""
 
     async def publish(self, policy: Published, previous: str) -> None:
-        """Puts it in place of the one that was there. `previous`: the hash of what it replaced at its gateway."""
+        """Replace the shared policy. `previous` is the hash of the policy that it replaced at its gateway."""
 
     async def read(self) -> tuple[Published | None, Lineage]:
-        """The last one, and the hashes of those before it."""
+        """Return the shared policy, and the hashes of its predecessors."""
 
 
 def should_adopt(published: Published, lineage: Lineage, own: str, last_manual_change_at: float | None) -> bool:
-    """Whether a gateway whose policy is `own` follows. `last_manual_change_at`: seconds since 1970 at which its files
-    were last changed, None where it was not a hand that made them what they are.
+    """Return whether a gateway adopts the shared policy. `own` is the hash of its policy in force.
 
-    It follows from what the fleet has left behind, and not from a policy of its own; nor does it write over what
-    somebody has put into its files since."""
+    It does so only if `own` is a predecessor of the shared policy, and if its files have no newer manual change.
+    `last_manual_change_at` is in seconds since 1970; None: the last change was not manual.
+    """
     if own == published.hash or own not in lineage:
         return False
     return last_manual_change_at is None or last_manual_change_at < published.at
 
 
 class PolicySync:
-    """Publishes what is put in force here by the admin port, follows what was elsewhere. `run` does both; nobody waits
-    for it: a gateway whose store is away has its policy in force, and tells the others later."""
+    """`PolicySync` publishes the policies of this gateway's admin port and adopts those of others. `run` does both.
+
+    No request waits for it. If the store does not answer, the policy is in force here and is published later.
+    """
 
     def __init__(self, store: PublishedPolicies, manager: PolicyManager, notify: Callable[[str], None]) -> None:
-        """`notify`: the others the hash of what is there for them."""
+        """`notify` sends the hash of a published policy to the other gateways."""
         self._store = store
         self._manager = manager
         self._notify = notify
@@ -60,23 +63,25 @@ class PolicySync:
         self._pending = asyncio.Event()
 
     def changed(self, policy: Policy, previous: str, author: Author, at: float) -> None:
-        """By the admin port of this gateway."""
+        """Publish a policy that the admin port of this gateway has put in force."""
         if sum(len(text.content) for text in policy.texts) > MAX_BYTES:
-            LOG.warning("the policy is too large to be told to other gateways", extra={"fields": {"hash": policy.hash}})
+            LOG.warning(
+                "the policy is too large to be shared with other gateways", extra={"fields": {"hash": policy.hash}}
+            )
             return
         files = dict(file_contents(policy.texts))
         self._unpublished = Published(policy.hash, files, author.name, author.comment, at), previous
         self._pending.set()
 
     def told(self, other: str) -> None:
-        """Another gateway has the policy of this hash in force."""
+        """Note that another gateway has the policy of this hash in force."""
         if other != self._manager.current.hash:
             self._notified = other
             self._pending.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
-        self._pending.set()  # what was put in force while this gateway was away
+        """Publish and adopt policies until cancelled."""
+        self._pending.set()  # a policy may have been published while this gateway was stopped
         while True:
             await self._pending.wait()
             self._pending.clear()
@@ -98,8 +103,8 @@ class PolicySync:
     async def _pull(self) -> None:
         told, self._notified = self._notified, None
         if told is not None:
-            with suppress(GatewayError):  # there are no files
-                await self._manager.reload()  # which may say it already: workers have one folder
+            with suppress(GatewayError):  # the policy has no files
+                await self._manager.reload()  # the files may have the new policy already: workers share one folder
         published, lineage = await self._store.read()
         own = self._manager.current.hash
         if published is not None and should_adopt(published, lineage, own, await self._manager.last_manual_change_at()):
@@ -120,8 +125,7 @@ class PolicySync:
 
 
 def sync_policy(stack: AsyncExitStack, manager: PolicyManager, fleet: Fleet, store: PublishedPolicies | None) -> None:
-    """Begins to tell the others what the admin port puts in force, and to follow what theirs did. `store` None: no
-    other gateway is there."""
+    """Start to publish and adopt policies, until `stack` closes. `store` None: there is no other gateway."""
     if store is None:
         return
     common = PolicySync(store, manager, fleet.publisher("policy"))

@@ -1,7 +1,7 @@
-"""Runs the expectations of a policy: what it would do with each request, decided as ever and sent to nobody.
+"""`PolicyTestRunner` runs the expectations of a policy. It decides on each request as usual, but sends nothing.
 
-The outcome depends on the policy and the names of backends alone: complexity is judged by the text without a vector
-(or given), no latency is known, no backend is busy, and routes have learnt nothing.
+The outcome depends on the policy and the names of backends only. The complexity is that of the expectation, or is
+judged by the text without a vector. No latency is known, no backend is busy, and routes have learned nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from gateway.routing.tier_learning import TierLearning
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.latency import CallFeatures
 
-MAX_S = 5.0  # of all expectations of a policy: a swap waits for them
+MAX_S = 5.0  # seconds for all expectations of a policy; the change of the policy waits for them
 
 
 class FrozenClock:
-    """A clock that stands: no budget runs out while a slow machine thinks."""
+    """A clock that stands still: no budget runs out on a slow machine."""
 
     def wall(self) -> float:
         return 0.0
@@ -48,7 +48,7 @@ class FrozenClock:
 
 @dataclass(frozen=True, slots=True)
 class IdleBackend(AdapterTraits):
-    """A backend of which nothing is known but its adapter."""
+    """A backend with an adapter, without load and without known latencies."""
 
     def wait_s(self, request: RequestContext) -> float:
         return 0.0
@@ -69,7 +69,10 @@ class FixedScore:
 
 
 class PolicyTestRunner:
-    """Of one policy. `adapters`: of each backend; one that is not there is taken to speak OpenAI's protocol."""
+    """`PolicyTestRunner` runs the expectations of one policy.
+
+    `adapters` has the adapter of each backend. A backend that it lacks counts as `openai`.
+    """
 
     def __init__(self, policy: Policy, adapters: Mapping[str, str]) -> None:
         self._policy = policy
@@ -81,7 +84,7 @@ class PolicyTestRunner:
         return ComplexityModel(load_weights(), "none")
 
     def faults(self, expectation: Expectation) -> Iterator[ConfigError]:
-        """What is otherwise than expected."""
+        """Yield a fault for each difference from the expectation."""
         try:
             found, score = self._outcome(expectation)
         except BadRequest as error:
@@ -95,7 +98,7 @@ class PolicyTestRunner:
                 yield expectation.fault(key, f"expected {wanted}, got {what} ({context})")
 
     def _outcome(self, expectation: Expectation) -> tuple[Mapping[str, str], float | None]:
-        """Key of `expect` -> what becomes of the request; its complexity, where it was judged. Raises `BadRequest`."""
+        """Return the outcome by the keys of `expect`, and the complexity if it was judged. Raise `BadRequest`."""
         if find_dialect("POST", expectation.path) is None:
             return self._pass_through_outcome(expectation), None
         given = {"path": expectation.path, "body": expectation.body, "headers": expectation.headers}
@@ -132,23 +135,23 @@ class PolicyTestRunner:
 def failed_expectations(
     policy: Policy, adapters: Mapping[str, str], clock: Callable[[], float] = time.monotonic
 ) -> tuple[ConfigError, ...]:
-    """Every expectation that does not hold. `clock`: seconds; beyond `MAX_S` the rest is a fault of its own."""
-    rehearsal, faults, deadline = PolicyTestRunner(policy, adapters), list[ConfigError](), clock() + MAX_S
+    """Return the faults of all expectations. `clock` is in seconds. After `MAX_S`, one fault stands for the rest."""
+    runner, faults, deadline = PolicyTestRunner(policy, adapters), list[ConfigError](), clock() + MAX_S
     for expectation in policy.expectations:
         if clock() > deadline:
             message = f"the tests take more than {MAX_S:g} s together, expected fewer or shorter ones"
             return (*faults, expectation.fault("", message))
-        faults += rehearsal.faults(expectation)
+        faults += runner.faults(expectation)
     return tuple(faults)
 
 
 def _always_first() -> float:
-    """Of parts the first one, for requests that belong to no conversation."""
+    """Return the draw that chooses the first part of a split, for requests without a conversation."""
     return 0.0
 
 
 def _cache(request: RequestContext, call: Call, route: Route) -> str:
-    """Which caches are asked; in the order in which the steps look."""
+    """Return the caches that are looked up, or the reason for none, in the order of the pipeline's checks."""
     if not route.caches:
         return "off"
     if call.uncached is not None:

@@ -1,14 +1,16 @@
-"""How the admin port answers."""
+"""Helpers of the admin port's handlers: JSON responses, parameters, bodies and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
 from pydantic import ValidationError
 
+from gateway.admin.operations import TypedDict
 from gateway.config.validation import Section, error_messages
 from gateway.errors import BadRequest, GatewayError, PayloadTooLarge, StoreUnavailable
 
@@ -17,12 +19,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 NO_STORE = {"Cache-Control": "no-store"}
 
 
+class Error(TypedDict):
+    error: str
+    """The reason in one sentence."""
+
+
 def json_response(value: object, status: int = 200) -> web.Response:
+    """Return a JSON response that may not be stored."""
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json", headers=NO_STORE)
 
 
 def int_parameter(request: web.Request, name: str, default: int, maximum: int) -> int:
-    """A whole number from 1 to `maximum` of the query. Raises `BadRequest`."""
+    """Return a query parameter that is a whole number from 1 to `maximum`. Raise `BadRequest`."""
     given = request.query.get(name, str(default))
     if not given.isascii() or not given.isdigit() or len(given) > 6 or not 1 <= int(given) <= maximum:
         raise BadRequest(f"{name}: expected a whole number from 1 to {maximum}")
@@ -30,7 +38,7 @@ def int_parameter(request: web.Request, name: str, default: int, maximum: int) -
 
 
 def parse_object(data: bytes, of: str) -> dict[str, Any]:
-    """`of`: what the body is to be an object of. Raises `BadRequest`."""
+    """Return a JSON object. `of` names its contents in errors. Raise `BadRequest`."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -41,7 +49,7 @@ def parse_object(data: bytes, of: str) -> dict[str, Any]:
 
 
 def parse_section(kind: type[S], value: dict[str, Any]) -> S:
-    """Raises `BadRequest` with every fault."""
+    """Return the body as a model. Raise `BadRequest` with every fault."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -50,7 +58,7 @@ def parse_section(kind: type[S], value: dict[str, Any]) -> S:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Raises `PayloadTooLarge`."""
+    """Return the body of a request. Raise `PayloadTooLarge`."""
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
@@ -58,14 +66,15 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def json_errors(handler: Handler, progress_of: Callable[[GatewayError], dict[str, Any]] = lambda _: {}) -> Handler:
-    """Refusals as JSON: one sentence, and what had been `progress_of` before."""
+    """Return a handler that answers errors as JSON: one sentence, and the fields that `progress_of` adds."""
 
+    @wraps(handler)
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except StoreUnavailable as error:
-            asked_only = request.method in ("GET", "HEAD")
-            return json_response({"error": str(error) if asked_only else f"{error}: nothing was done"}, 503)
+            read_only = request.method in ("GET", "HEAD")
+            return json_response({"error": str(error) if read_only else f"{error}: nothing was done"}, 503)
         except GatewayError as error:
             return json_response({"error": error.message, **progress_of(error)}, error.status)
 

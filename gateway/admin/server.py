@@ -1,4 +1,4 @@
-"""The admin port: metrics, dashboard, what the gateway knows of itself. Who may ask what is for `guard` to say."""
+"""The server of the admin port, with the operations that belong to no other module."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from gateway.admin.backends import BackendReport
 from gateway.admin.learning import QualityHandler
 from gateway.admin.middleware import AccessMiddleware, actor_of
+from gateway.admin.operations import TEXT, operation
 from gateway.admin.responses import json_response
 from gateway.admin.static_files import PATH
-from gateway.admin.stats import Stats
+from gateway.admin.stats import Stats, StatsReport
 from gateway.config.units import Address
 from gateway.observability.telemetry import Telemetry
+from gateway.principal import Actor
 
 
 class AdminPort:
-    """`guard` sees every request first. `before_scrape` brings gauges up to date,
-    `before_stats` what all gateways say together."""
+    """`AdminPort` serves the admin operations.
+
+    `guard` checks every request first. `before_scrape` updates the gauges, and `before_stats` the totals of all
+    gateways.
+    """
 
     def __init__(
         self,
@@ -36,7 +42,7 @@ class AdminPort:
         routes: Sequence[web.RouteDef] = (),
         listening_socket: socket.socket | None = None,
     ) -> None:
-        """`listening_socket` listens already, at `address`."""
+        """`listening_socket` already listens at `address`."""
         self._address = address
         self._guard = guard
         self._stats = stats
@@ -49,20 +55,19 @@ class AdminPort:
         self._listening_socket = listening_socket
         self._runner: web.AppRunner | None = None
 
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self._home),
+            web.get("/metrics", self._metrics),
+            web.get("/admin/whoami", self._whoami),
+            web.get("/admin/stats", self._get_stats),
+            web.get("/admin/backends", self._get_backends),
+        ]
+
     async def start(self) -> tuple[str, int]:
-        """Listens; returns the address."""
+        """Listen, and return host and port."""
         app = web.Application(middlewares=[self._guard.handle])
-        app.add_routes(
-            [
-                web.get("/", self._home),
-                web.get("/metrics", self._metrics),
-                web.get("/admin/whoami", self._whoami),
-                web.get("/admin/stats", self._get_stats),
-                web.get("/admin/backends", self._get_backends),
-                *self._routes,
-                *self._quality.routes(),
-            ]
-        )
+        app.add_routes([*self.routes(), *self._routes, *self._quality.routes()])
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         if self._listening_socket is None:
@@ -73,23 +78,34 @@ class AdminPort:
         return address
 
     async def stop(self) -> None:
+        """Close the listener and all connections."""
         if self._runner is not None:
             await self._runner.cleanup()
 
+    @operation(status=302)
     async def _home(self, request: web.Request) -> web.StreamResponse:
+        """Redirect to the dashboard."""
         raise web.HTTPFound(PATH)
 
+    @operation(Actor)
     async def _whoami(self, request: web.Request) -> web.StreamResponse:
+        """Show the name and the role of the caller."""
         return json_response(asdict(actor_of(request)))
 
+    @operation(str, returns_type=TEXT)
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        """Return the metrics for Prometheus. With a matching `Accept` header, the format is OpenMetrics."""
         await self._before_scrape()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))  # OpenMetrics has exemplars
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
+    @operation(StatsReport)
     async def _get_stats(self, request: web.Request) -> web.StreamResponse:
+        """Return the figures of the dashboard: totals of all gateways, and the state of this one."""
         await self._before_stats()
         return json_response(self._stats.report())
 
+    @operation(dict[str, BackendReport])
     async def _get_backends(self, request: web.Request) -> web.StreamResponse:
+        """Show the state of each backend and its upstreams, by name."""
         return json_response(self._stats.report()["backends"])

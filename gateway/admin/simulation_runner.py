@@ -1,4 +1,4 @@
-"""Tries a policy on recorded traffic, beside a gateway that runs: in a process of its own, one at a time."""
+"""`SimulationRunner` replays recorded traffic under a policy, in a separate process next to the gateway."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ DEFAULT_WINDOW = "last-24h"
 
 
 class SimulationRunning(GatewayError):
-    """One at a time: it takes a core."""
+    """Another simulation is running. Only one runs at a time, because it uses a whole core."""
 
     status = 503
     kind = "simulation_running"
 
 
 class SimulationTimedOut(GatewayError):
-    """It was ended."""
+    """The simulation took too long and was ended."""
 
     status = 504
     kind = "simulation_too_long"
 
 
 class SimulationFailed(GatewayError):
-    """The process ended without an answer."""
+    """The process ended without a result."""
 
     status = 500
     kind = "simulation_failed"
 
 
 class SimulationRunner:
-    """`flush` has what was recorded so far written; `embedder` returns the fingerprint of the model in use."""
+    """`SimulationRunner` runs one simulation at a time.
+
+    `flush` writes the recorded traffic to disk. `embedder` returns the fingerprint of the embedding model in use.
+    """
 
     def __init__(
         self,
@@ -59,8 +62,10 @@ class SimulationRunner:
         self._running = False
 
     async def of(self, present: Policy, new: Policy, window: str | None) -> dict[str, Any]:
-        """What `nearhit simulate --json` says. Raises `BadRequest`, `SimulationRunning`, `SimulationTimedOut`,
-        `SimulationFailed`, or `TrafficUnreadable`."""
+        """Return the output of `nearhit simulate --json`.
+
+        Raise `BadRequest`, `SimulationRunning`, `SimulationTimedOut`, `SimulationFailed`, or `TrafficUnreadable`.
+        """
         wanted = DEFAULT_WINDOW if window is None else window
         if WINDOW.fullmatch(wanted) is None:
             raise BadRequest("traffic: expected a window such as last-24h, last-7d or last-90m")
@@ -98,9 +103,9 @@ class SimulationRunner:
                 process.kill()
                 await process.wait()
         try:
-            said: dict[str, Any] = orjson.loads(output)
+            report: dict[str, Any] = orjson.loads(output)
         except orjson.JSONDecodeError:
             raise SimulationFailed(f"the simulation ended without an answer (exit code {process.returncode})") from None
-        if not said["ok"]:
-            raise TrafficUnreadable(said["error"])
-        return said
+        if not report["ok"]:
+            raise TrafficUnreadable(report["error"])
+        return report

@@ -1,4 +1,4 @@
-"""The dashboard's own files. They hold no figures, so that they may be fetched before anybody has shown a token."""
+"""The files of the dashboard. They contain no data, so a browser may load them without credentials."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ from importlib.resources.abc import Traversable
 
 from aiohttp import web
 
+from gateway.admin.operations import operation
+
 LOG = logging.getLogger("nearhit")
 PATH = "/dashboard"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-# The charts' library comes with a package of its own, which is looked for and never imported: its Python part needs
-# what a gateway does not (docs/decisions/0023). Without it the page shows tables.
+# The chart library comes from a package that is located but never imported, because its Python part has further
+# dependencies (docs/decisions/0023). Without the package, the page shows tables.
 CHARTS = "uplot-python"
 CHART_FILES = {"uplot.js": "uplot/static/uPlot.iife.js", "uplot.css": "uplot/static/uPlot.min.css"}
-# Nothing is loaded from anywhere else, nobody may frame it, and no text can become markup or a script.
+# The page loads nothing from other hosts, cannot be framed, and never treats text as markup or script.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asked for again each time, and sent again only where it has changed
+    "Cache-Control": "no-cache",  # revalidated each time
 }
 
 
 class StaticFiles:
+    """`StaticFiles` serves the files of the dashboard from memory."""
+
     def __init__(self) -> None:
         folder = resources.files("gateway.admin") / "dashboard"
         self._files = {**chart_files(), **_files(folder)}
@@ -39,7 +43,9 @@ class StaticFiles:
     def routes(self) -> list[web.RouteDef]:
         return [web.get(PATH, self._get), web.get(PATH + "/{name:.+}", self._get)]
 
+    @operation(str, returns_type="text/html")
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        """Return the page or a file of the dashboard. The type depends on the file."""
         name = request.match_info.get("name", "index.html")
         content = self._files.get(name)
         if content is None:
@@ -55,17 +61,17 @@ class StaticFiles:
 
 
 def is_page(path: str) -> bool:
-    """Its files, and the way to them."""
+    """Return whether the path belongs to the dashboard, including the redirect to it."""
     return path in ("/", PATH) or path.startswith(PATH + "/")
 
 
 def chart_files() -> Mapping[str, bytes]:
-    """The charts' library; empty files where it is not installed."""
+    """Return the files of the chart library. If it is not installed, they are empty."""
     try:
         installed = metadata.distribution(CHARTS)
         return {name: installed.locate_file(path).read_bytes() for name, path in CHART_FILES.items()}  # type: ignore[attr-defined]
     except (metadata.PackageNotFoundError, OSError):
-        LOG.info("the dashboard has no charts, and shows tables instead", extra={"fields": {"missing": CHARTS}})
+        LOG.info("the dashboard has no charts and shows tables instead", extra={"fields": {"missing": CHARTS}})
         return dict.fromkeys(CHART_FILES, b"")
 
 

@@ -1,10 +1,13 @@
-"""Figures of the dashboard and gauges of the metrics: both are read when somebody asks for them."""
+"""The figures of the dashboard, and the gauges that are updated before a scrape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from gateway.admin.backends import BackendReport
+from gateway.admin.learning import RouteQuality, RouteRouting
+from gateway.admin.operations import NotRequired, TypedDict
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.memory_cache import TieredStore
 from gateway.config.policy.model import Policy
@@ -16,11 +19,20 @@ from gateway.ports import Clock
 from gateway.upstream.backend import UpstreamPool
 
 
-# The gauges that nobody updates as things happen: read before a scrape and for the dashboard's history, or set when a
-# policy comes into force.
+class CacheSizes(TypedDict):
+    entries: dict[str, float]
+    """By cache: `front`, `index`, `store`, `device`."""
+    bytes: dict[str, float]
+    store_answers: bool
+    """False: the figures of the store are old or missing."""
+
+
+# These gauges are updated before a scrape and for the history of the dashboard, or when a policy comes into force.
 def set_policy_gauges(telemetry: Telemetry, policy: Policy) -> None:
-    """What `policy`, now in force, promises; alerts hold what is measured against it. Of routes that it lacks nothing
-    is left."""
+    """Set the gauges of the promises of `policy`, which is now in force. Remove those of routes that it lacks.
+
+    Alerts compare the measured values with them.
+    """
     for gauge in (telemetry.policy_info, telemetry.max_wrong_hits, telemetry.promised_confidence):
         gauge.values.clear()
     telemetry.policy_info.set(policy.hash, value=1.0)
@@ -30,8 +42,8 @@ def set_policy_gauges(telemetry: Telemetry, policy: Policy) -> None:
             telemetry.max_wrong_hits.set(route.name, value=route.semantic.acceptance.max_wrong_hits)
 
 
-def set_size_gauges(telemetry: Telemetry) -> dict[str, Any]:
-    """How full the caches are. `store_answers` False: what is said of the store is of before, where anything is."""
+def set_size_gauges(telemetry: Telemetry) -> CacheSizes:
+    """Return the sizes of the caches. `store_answers` False: the sizes of the store are old or missing."""
     return {
         "entries": {kind: value for (kind,), value in telemetry.cache_entries.values.items()},
         "bytes": {kind: value for (kind,), value in telemetry.cache_bytes.values.items()},
@@ -40,6 +52,8 @@ def set_size_gauges(telemetry: Telemetry) -> dict[str, Any]:
 
 
 class Gauges:
+    """`Gauges` updates the gauges that follow a state."""
+
     def __init__(
         self,
         telemetry: Telemetry,
@@ -49,7 +63,7 @@ class Gauges:
         clock: Clock,
         routing: Callable[[], None],
     ) -> None:
-        """`routing` sets those of `gateway.admin.learning`."""
+        """`routing` sets the gauges of `gateway.admin.learning`."""
         self._telemetry = telemetry
         self._pools = pools
         self._store = store
@@ -58,12 +72,12 @@ class Gauges:
         self._routing = routing
 
     async def sample(self) -> None:
-        """All of them."""
+        """Set all gauges."""
         self.sample_pools()
         await self._sample_store()
 
     def sample_pools(self) -> None:
-        """Those of this process, without asking the store."""
+        """Set the gauges of this process, without a call to the store."""
         telemetry, now = self._telemetry, self._clock.monotonic()
         for name, pool in self._pools.items():
             crowd = pool.crowd
@@ -87,7 +101,7 @@ class Gauges:
             stored = await self._store.stats()
         except StoreUnavailable:
             telemetry.store_up.set(value=0.0)
-            return  # the last figures stand
+            return  # the last figures stay
         telemetry.store_up.set(value=1.0)
         telemetry.cache_entries.set("store", value=stored.entries)
         telemetry.cache_bytes.set("store", value=stored.bytes)
@@ -116,45 +130,141 @@ class Gauges:
                 telemetry.acceptance_threshold.set(route, value=control.current_threshold)
 
 
+Latencies = dict[str, float | None]
+"""Milliseconds by quantile: `p50`, `p95` and `p99`. Null: no request."""
+
+
+class LatencyCounts(TypedDict):
+    bounds_s: list[float]
+    """The upper bounds of the buckets in seconds. The last bucket has none."""
+    verdicts: dict[str, list[int]]
+
+
+class Routed(TypedDict):
+    route: str
+    tier: str
+    reason: str
+    count: float
+
+
+class BackendOutcome(TypedDict):
+    backend: str
+    outcome: str
+    """The status of a response, or the kind of an error."""
+    count: float
+
+
+class PolicySummary(TypedDict):
+    hash: str
+    routes: list[str]
+    warnings: list[str]
+    faults: list[str]
+    """The faults of the last reload. Empty: it succeeded."""
+
+
+class Stall(TypedDict):
+    ms: float
+    cause: str
+    where: NotRequired[str]
+
+
+class LoopReport(TypedDict):
+    last: Stall | None
+    longest: Stall | None
+
+
+class StatsReport(TypedDict):
+    now: float
+    """Seconds since 1970."""
+    started: float
+    """The start of the oldest gateway, seconds since 1970."""
+    gateways: int
+    """The gateways that the totals include."""
+    requests: float
+    hit_rate: float | None
+    """Hits per cache lookup, in [0, 1]. Null: no lookup yet."""
+    verdicts: dict[str, float]
+    unrouted: float
+    """Requests that failed before they met a route."""
+    latency_ms: dict[str, Latencies]
+    """By verdict."""
+    latency_counts: LatencyCounts
+    stage_ms: dict[str, Latencies]
+    tiers: dict[str, float]
+    routed: list[Routed]
+    refusals: dict[str, float]
+    """Neighbours that were not served, by reason."""
+    admissions: dict[str, float]
+    """Decisions on storing a response, by outcome."""
+    tokens_saved: float
+    dollars_saved: float
+    backend_seconds_saved: float
+    shed: float
+    backend_outcomes: list[BackendOutcome]
+    store_errors: float
+    loop_stalls: dict[str, float]
+    """Stalls of the event loop, by cause."""
+    listen: str
+    """The URL of the data port."""
+    policy: PolicySummary
+    quality: list[RouteQuality]
+    routing: list[RouteRouting]
+    backends: dict[str, BackendReport]
+    store_breaker: str
+    index_ready: bool
+    loop: LoopReport
+    migration: dict[str, float]
+    """Entries of another embedding model, by state."""
+    embedder: str
+    """The fingerprint of the embedding model in use."""
+    embedder_to_come: str | None
+    """The fingerprint of the model that the gateway migrates to."""
+    cache: CacheSizes
+
+
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 
 class StatsHandler(Protocol):
-    """Of `gateways` gateways, the oldest of which has `started` then, seconds since 1970."""
+    """The metrics of one or several gateways."""
 
     telemetry: Telemetry
-    started: float
+    started: float  # start of the oldest gateway, seconds since 1970
     gateways: int
 
 
 class Stats:
-    """`describe` adds what is no metric, and is of this gateway alone: policy, backends, cache sizes."""
+    """`Stats` makes the report for the dashboard.
+
+    `describe` adds the state of this gateway that is not a metric: policy, backends, cache sizes.
+    """
 
     def __init__(self, figures: StatsHandler, clock: Clock, describe: Callable[[], dict[str, Any]]) -> None:
         self._figures = figures
         self._telemetry = figures.telemetry
         self._clock = clock
         self._describe = describe
-        self.policy_faults: tuple[str, ...] = ()  # of the last reload; empty where it succeeded
+        self.policy_faults: tuple[str, ...] = ()  # faults of the last reload; empty: it succeeded
 
     def report(self) -> dict[str, Any]:
+        """Return a `StatsReport`."""
         telemetry = self._telemetry
         verdicts = self._verdicts()
         requests = sum(verdicts.values())
         hits = sum(verdicts[v] for v in (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE))
-        # What was never looked up says nothing of the cache: it is left out of the rate.
-        asked = requests - verdicts[Verdict.BYPASS] - telemetry.unrouted
+        # Requests without a cache lookup do not count in the hit rate.
+        looked_up = requests - verdicts[Verdict.BYPASS] - telemetry.unrouted
         latencies = {str(verdict): _latencies(telemetry.request_seconds, verdict) for verdict in Verdict}
         report = {
             "now": self._clock.wall(),
             "started": self._figures.started,
             "gateways": self._figures.gateways,
             "requests": requests,
-            "hit_rate": hits / asked if asked else None,
+            "hit_rate": hits / looked_up if looked_up else None,
             "verdicts": verdicts,
             "unrouted": telemetry.unrouted,
             "latency_ms": {verdict: _quantiles(counts) for verdict, counts in latencies.items()},
-            # As they are counted: the quantiles of a stretch of time are those of the difference of two reports.
+            # Raw counts: the difference of two reports gives the quantiles of the time between them.
             "latency_counts": {"bounds_s": LATENCY_BUCKETS, "verdicts": latencies},
             "stage_ms": {
                 stage: _quantiles(counts) for (stage,), counts in sorted(telemetry.stage_seconds.counts.items())
@@ -196,7 +306,7 @@ class Stats:
 
 
 def _totals_by_last_label(counter: Counter) -> dict[str, float]:
-    """Totals by a counter's last label, over all others."""
+    """Return the totals of a counter by its last label."""
     totals: dict[str, float] = {}
     for labels, count in counter.values.items():
         totals[str(labels[-1])] = totals.get(str(labels[-1]), 0.0) + count
@@ -208,7 +318,7 @@ def _quantiles(counts: Sequence[int]) -> dict[str, float | None]:
 
 
 def _latencies(histogram: Histogram, verdict: str) -> list[int]:
-    """Counts by bucket, of all routes together."""
+    """Return the counts by bucket, summed over all routes."""
     merged = [0] * (len(LATENCY_BUCKETS) + 1)
     for (_, of), counts in histogram.counts.items():
         if of == verdict:

@@ -1,4 +1,4 @@
-/* What the admin port is asked. A token stays in this tab (sessionStorage), goes in a header, and is in no address. */
+/* Calls to the admin port. A token stays in this tab (sessionStorage), is sent in a header, and is never in a URL. */
 
 const KEY = "nearhit.token";
 const TIMEOUT_MS = 15000;
@@ -17,12 +17,12 @@ export function keepToken(value) {
   try { value === null ? sessionStorage.removeItem(KEY) : sessionStorage.setItem(KEY, value); } catch { /* as above */ }
 }
 
-function encoded(text) { // a header holds bytes: those of the text in UTF-8
+function encoded(text) { // a header has bytes: those of the text in UTF-8
   return String.fromCharCode(...new TextEncoder().encode(text));
 }
 
 export function ask(path, { headers, signal, ...options } = {}) {
-  // Without credentials of its own the browser opens no dialog of its own.
+  // Without credentials of its own, the browser opens no dialog.
   return fetch(path, { credentials: "omit", cache: "no-store", redirect: "error", ...options, signal,
     headers: { ...(token !== null && { Authorization: `Bearer ${encoded(token)}` }), ...headers } });
 }
@@ -41,7 +41,7 @@ async function answered(path, options) {
   let body = null;
   try { body = text ? JSON.parse(text) : null; } catch { /* said below */ }
   if (!response.ok) throw new Failure(response.status, body?.error || `${path} answered with status ${response.status}`, body);
-  if (body === null) throw new Failure(response.status, `${path} answered something else than JSON`);
+  if (body === null) throw new Failure(response.status, `${path} did not answer with JSON`);
   return { body, headers: response.headers };
 }
 
@@ -55,7 +55,7 @@ export async function post(path, value, { headers, ...options } = {}) {
     headers: { "Content-Type": type, ...headers } })).body;
 }
 
-/* Server-sent events by `fetch`, which can show the token, as EventSource cannot. Ends when the stream does. */
+/* Server-sent events by `fetch`, because EventSource cannot send the token. Ends with the stream. */
 export async function events(path, onevent, signal) {
   const response = await ask(path, { signal, headers: { Accept: "text/event-stream" } });
   if (!response.ok) {

@@ -1,5 +1,5 @@
-/* The frame: who is here, which view is shown, what needs attention. A view is a module in views/ with a title and
-   `mount(root, context)`; what that returns may have `update(stats)`, called with each report, and `unmount()`. */
+/* The frame: user, navigation and alerts. A view is a module in views/ with a title and
+   `mount(root, context)`; its result may have `update(stats)`, called with each report, and `unmount()`. */
 
 import { get, hasToken, isForbidden, isUnauthorized, keepToken } from "./api.js";
 import { $, announce, el, mark, recovered, say } from "./dom.js";
@@ -25,14 +25,14 @@ function place() {
   return [name in VIEWS ? name : "overview", new URLSearchParams(query || "")];
 }
 
-/* Keeps the address in step with what is shown, without a new entry in the tab's history. */
+/* Puts the state of the view into the address, without a new entry in the tab's history. */
 function remember(name, values) {
   const given = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const query = new URLSearchParams(given).toString();
   history.replaceState(null, "", `#/${name}${query ? `?${query}` : ""}`);
 }
 
-/* Without /admin/whoami everything that the token opens may be done. */
+/* Without /admin/whoami the page offers every action, and the admin port decides. */
 const ROLES = ["use", "operate", "admin"];
 const may = (role) => !ROLES.includes(who?.role) || ROLES.indexOf(who.role) >= ROLES.indexOf(role);
 
@@ -56,10 +56,10 @@ function show({ focus = false } = {}) {
   if (focus) { $("title").focus(); scrollTo(0, 0); announce(view.title); }
 }
 
-/* What a call refused: asked to sign in, told that a role may not, or the gateway's own sentence. */
+/* Shows a failed call: a sign-in, a missing role, or the gateway's own sentence. */
 function fail(error, where) {
   if (error?.name === "AbortError") return;
-  if (isUnauthorized(error)) { signIn(hasToken() ? "This token is not the one, or not any more." : ""); return; }
+  if (isUnauthorized(error)) { signIn(hasToken() ? "This token is wrong or no longer valid." : ""); return; }
   const box = el("div", { class: `failure alert ${isForbidden(error) ? "warn" : "bad"}`, role: "alert" },
     el("strong", {}, isForbidden(error) ? "Not for your role" : "That did not work"), el("p", {}, error.message));
   recovered(where);
@@ -78,11 +78,11 @@ function signIn(why) {
   mark($("live"), "signed out", "idle");
   const field = el("input", { type: "password", id: "token", autocomplete: "current-password", required: true });
   const form = el("form", { on: { submit: (event) => { event.preventDefault(); keepToken(field.value.trim()); begin(); } } },
-    el("input", { type: "text", autocomplete: "username", value: "nearhit admin", hidden: true }), // for what keeps passwords
+    el("input", { type: "text", autocomplete: "username", value: "nearhit admin", hidden: true }), // for password managers
     el("label", { class: "field", for: "token" }, "Token of the admin port", field),
     el("button", { type: "submit", class: "primary" }, "Sign in"));
   const box = el("section", { class: "card login", "aria-label": "Sign in" },
-    el("p", { class: "quiet" }, "This gateway's admin port wants a token (auth.admin_token_env). It stays in this tab and is forgotten with it."),
+    el("p", { class: "quiet" }, "This gateway's admin port requires a token (auth.admin_token_env). The token stays in this tab and is deleted when you close it."),
     why && el("div", { class: "alert bad", role: "alert" }, el("strong", {}, why)), form);
   $("main").replaceChildren(box);
   field.focus();
@@ -94,7 +94,7 @@ function retitle() {
   document.title = lost ? "No connection · nearhit" : `${faulty ? "Policy rejected · " : ""}${name} · nearhit`;
 }
 
-/* Alerts keep their element while they last: a screen reader says each once. */
+/* An alert keeps its element while it lasts, so that a screen reader says it once. */
 function alerts(wanted) {
   const area = $("alerts");
   for (const old of [...area.children]) if (!wanted.some((w) => w.id === old.id)) old.remove();
@@ -128,8 +128,8 @@ function connection(error) {
   if (error) mark($("live"), "connection lost", "bad");
   else mark($("live"), "live", "good");
   const gone = error ? [{ id: "alert-lost", level: "bad", title: "No connection to the gateway",
-    text: `${error.message[0].toUpperCase()}${error.message.slice(1)}. The figures are those of before; it is tried again every ${POLL_MS / 1000} seconds.` }] : [];
-  alerts(error ? gone : troubles(stats)); // what was wrong before may not be any more
+    text: `${error.message[0].toUpperCase()}${error.message.slice(1)}. The figures are old; the page tries again every ${POLL_MS / 1000} seconds.` }] : [];
+  alerts(error ? gone : troubles(stats)); // the former alerts may no longer be true
   retitle();
 }
 
@@ -142,7 +142,7 @@ async function poll() {
       frame();
       shown?.parts?.update?.(stats);
     } catch (error) {
-      if (isUnauthorized(error)) { signIn("This token is not the one any more."); return; }
+      if (isUnauthorized(error)) { signIn("This token is no longer valid."); return; }
       connection(error);
     }
   }
@@ -150,7 +150,7 @@ async function poll() {
 }
 
 async function begin() {
-  // A wrong token counts as one guess, not as two: with one the second question waits for the first.
+  // With a token, the second call waits for the first, so that a wrong token counts as one guess.
   const whoami = () => get("/admin/whoami").catch(() => null);
   const asked = hasToken() ? null : whoami();
   try {

@@ -1,5 +1,5 @@
-/* Charts by uPlot, each with a legend that tells values, and the same values as a table. Where the library is not
-   installed the tables are all there is. */
+/* Charts by uPlot, each with a legend of values and a table of the same values. Without the library, only the tables
+   are shown. */
 
 import { el, say } from "./dom.js";
 import { clock, day, moment } from "./format.js";
@@ -8,7 +8,7 @@ export const hasCharts = typeof globalThis.uPlot === "function";
 const HEIGHT = 190, MAX_ROWS = 400;
 const probe = el("i", { hidden: true });
 
-/* What the theme makes of `--name`: a canvas knows no variables. */
+/* The theme's value of `--name`: a canvas does not know CSS variables. */
 function colour(name) {
   if (!probe.isConnected) document.body.append(probe);
   probe.style.color = `var(--${name})`;
@@ -16,7 +16,7 @@ function colour(name) {
 }
 const faded = (rgb, part) => rgb.replace(/rgba?\(([^,]+),([^,]+),([^,)]+).*/, `rgba($1,$2,$3,${part})`);
 
-/* Charts are drawn one at a time, so that the page answers in between. */
+/* Charts are drawn one at a time, so that the page stays responsive. */
 const waiting = new Set();
 function later(chart) {
   if (!waiting.size) setTimeout(next);
@@ -29,7 +29,7 @@ function next() {
   if (chart?.node.isConnected) chart.draw();
 }
 
-/* Stacked values: each series with all that lie below it. */
+/* Stacked values: each series plus all series below it. */
 function stacked(series) {
   const sums = [];
   let below = null;
@@ -81,7 +81,7 @@ export class Chart {
     this.plot = null;
   }
 
-  /* at: when each slot begins, in seconds; values: null where nothing is known. */
+  /* at: the start of each slot, in seconds; values: null if nothing is known. */
   update(at, step, series) {
     Object.assign(this, { at, step, series });
     const any = series.some(({ values }) => values.some((v) => v !== null && (v !== 0 || this.kind === "line")));
@@ -144,7 +144,7 @@ export class Chart {
     else if (this.host.clientWidth) this.plot.setSize({ width: this.host.clientWidth, height: this.height });
   }
 
-  /* The legend: of the slot under the cursor, else of the latest. */
+  /* The legend has the values of the slot under the cursor, or of the latest one. */
   point(index) {
     if (!this.series) return;
     this.at_ = index;
@@ -184,7 +184,7 @@ export class Chart {
   }
 }
 
-/* What a line does not show: values without a neighbour. */
+/* Values without a neighbour, which a line cannot show. */
 const lone = (values) => values.flatMap((v, i) => (v !== null && (values[i - 1] ?? null) === null && (values[i + 1] ?? null) === null ? [i] : []));
 
 function powers(min, max) {

@@ -2,7 +2,7 @@
 
 export const $ = (id) => document.getElementById(id);
 
-/* el("p", {class: "quiet", on: {click}}, "text", node, ...); what is null or false is left out. */
+/* el("p", {class: "quiet", on: {click}}, "text", node, ...); null and false are left out. */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -28,10 +28,10 @@ export function say(node, text) {
   return node;
 }
 
-/* What `fail` (app.js) has said at the top of `where` holds no more. */
+/* Removes the message of `fail` (app.js) at the top of `where`. */
 export const recovered = (where) => where.querySelector(":scope > .failure")?.remove();
 
-/* For those who listen: said once, politely. */
+/* Announces a text to screen readers, once and politely. */
 export function announce(text) {
   const place = $("said");
   place.textContent = "";
@@ -46,8 +46,8 @@ export function mark(node, text, level) {
 
 export const state = (text, level) => mark(el("span"), text, level);
 
-/* Rows are kept and changed in place, so that the focus and a selection survive an update. A cell is a text, or
-   {text, name, key}, or {node, id}: a node is replaced when its id is another one. */
+/* Rows are changed in place, so that the focus and a selection survive an update. A cell is a text, or
+   {text, name, key}, or {node, id}: a node is replaced when its id changes. */
 export function fill(body, items) {
   items.forEach((cells, r) => {
     const row = body.rows[r] || body.insertRow();
@@ -87,7 +87,7 @@ export function table(label, columns, empty) {
   ))), body);
   const nothing = el("p", { class: "empty", hidden: true }, empty || "Nothing yet.");
   const frame = el("div", { class: "table" }, node, nothing);
-  new ResizeObserver(() => { // what can be scrolled can be scrolled by keys
+  new ResizeObserver(() => { // makes a scrollable part reachable by keyboard
     if (frame.scrollWidth > frame.clientWidth + 1) frame.tabIndex = 0;
     else frame.removeAttribute("tabindex");
   }).observe(frame);
@@ -109,7 +109,7 @@ export function card(title, { note, span = 4, id, actions } = {}, ...children) {
   return Object.assign(node, { note: (text) => say(small, text) });
 }
 
-/* Buttons of which one is chosen. */
+/* A group of buttons with one chosen. */
 export function choice(label, options, chosen, onchange) {
   const name = "choice-" + label.toLowerCase().replace(/[^a-z0-9]+/g, "-");
   return el("fieldset", { class: "choice" }, el("legend", { class: "hidden" }, label), options.map(([value, text]) =>
@@ -117,7 +117,7 @@ export function choice(label, options, chosen, onchange) {
   ));
 }
 
-/* A question before something that cannot be undone. Resolves to whether it was said yes to. */
+/* Asks before an action that cannot be undone. Resolves to true if it is confirmed. */
 export function confirmed(title, content, yes) {
   return new Promise((resolve) => {
     const dialog = el("dialog", { "aria-labelledby": "dialog-title" },

@@ -1,4 +1,4 @@
-/* Figures as people read them. */
+/* Numbers and times as text. */
 
 const whole = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });

@@ -1,5 +1,5 @@
 "use strict";
-/* Before anything is drawn: the theme that was chosen here, or the system's. */
+/* Sets the chosen theme, or the system's, before anything is drawn. */
 (() => {
   const KEY = "nearhit.theme";
   const apply = (theme) => {

@@ -1,9 +1,9 @@
-/* What /admin/history told, as the charts need it. Values are null where nothing is known. */
+/* The series of /admin/history in the form of the charts. Values are null if nothing is known. */
 
 import { sum } from "./format.js";
 
 const HITS = ["exact", "semantic", "stale"], LOOKED_UP = [...HITS, "coalesced", "miss"];
-const PARTS = [1 / 6, 1 / 3, 1 / 2]; // of the time asked for: what has run for less is not drawn as mostly nothing
+const PARTS = [1 / 6, 1 / 3, 1 / 2]; // share of the requested time; a gateway that has run for less gets a shorter chart
 
 export class Trend {
   constructor(told) {
@@ -19,10 +19,10 @@ export class Trend {
 
   get length() { return this.at.length * this.step; }
 
-  /* How long each slot was watched: the last one is not over, and several gateways watch at once. */
+  /* Seconds of each slot that were watched: the last slot is not over, and several gateways add up. */
   seconds(i) { return Math.max(1, Math.min(this.step, this.watched_s[i], this.now - this.at[i] + 1)); }
 
-  /* Of a slot that has hardly begun a rate says little: it is left out, unless there is nothing else. */
+  /* A slot that has just begun has no reliable rate. It is left out, unless it is the only one. */
   perSecond(values) {
     const enough = this.watched_s.map((s) => s >= this.step / 10), any = enough.some(Boolean);
     return values.map((v, i) => (v === null || (any && !enough[i]) ? null : v / this.seconds(i)));
@@ -30,7 +30,7 @@ export class Trend {
 
   recent(n) { const all = sum(this.at.map((_, i) => (this.watched_s[i] > 0 ? this.seconds(i) : 0))); return all ? n / all : null; }
 
-  /* Of what was looked up: a request that was refused before it met a route counts as a miss, and was not. */
+  /* Hits per lookup. A request that was refused before it met a route counts as a miss, but had no lookup. */
   hitRates() {
     return this.at.map((_, i) => {
       const asked = sum(LOOKED_UP.map((v) => this.verdicts[v][i])) - this.unrouted[i];
@@ -57,13 +57,13 @@ export class Trend {
     return found;
   }
 
-  /* From the lightest to the best; those in between are named by their backends. */
+  /* From the lightest to the best; tiers in between have the names of their backends. */
   tiers() {
     const found = Object.keys(this.reasons()).filter((tier) => tier !== "none"), rank = (tier) => ({ light: 0, large: 2 }[tier] ?? 1);
     return found.sort((a, b) => rank(a) - rank(b));
   }
 
-  /* The part of a tier of those that could have gone to any, per slot. */
+  /* The share of a tier among the requests that could go to any tier, per slot. */
   share(tier) {
     const at = (wanted, i) => sum(Object.entries(this.routed).filter(([name]) => parted(name)[0] === wanted).map(([, values]) => values[i]));
     const tiers = this.tiers();

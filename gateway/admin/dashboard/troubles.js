@@ -1,17 +1,17 @@
-/* What needs attention, whatever view is shown. */
+/* The alerts that every view shows. */
 
 import { plural } from "./format.js";
 
-export const BREAKER = { closed: ["closed", "good"], half_open: ["half-open: a few calls probe it", "warn"], open: ["open: it is not called", "bad"], waits: ["told us to wait", "warn"] };
+export const BREAKER = { closed: ["closed", "good"], half_open: ["half-open: a few calls probe it", "warn"], open: ["open: it is not called", "bad"], waits: ["asked us to wait", "warn"] };
 export const breaker = (name) => BREAKER[name] || [name, "warn"];
 
 export function troubles(stats) {
   const found = [], faults = stats.policy.faults;
-  if (faults.length) found.push({ id: "alert-policy", level: "bad", title: "The policy on disk was rejected", text: `${plural(faults.length, "fault", "faults")}. Policy ${stats.policy.hash}, the last good one, stays in force until the files are right; nearhit check finds every fault at once.`, list: faults });
-  if (stats.store_breaker === "half_open") found.push({ id: "alert-store-tried", level: "warn", title: "The store is being tried again", text: "It did not answer; requests went on without it." });
-  else if (stats.store_breaker !== "closed") found.push({ id: "alert-store", level: "bad", title: "The store does not answer", text: "Requests go on without it: what is not kept in process is a miss. It is tried again by itself; see that store.url can be reached." });
+  if (faults.length) found.push({ id: "alert-policy", level: "bad", title: "The policy on disk was rejected", text: `${plural(faults.length, "fault", "faults")}. Policy ${stats.policy.hash}, the last good one, stays in force until the files are valid. Run nearhit check to see every fault.`, list: faults });
+  if (stats.store_breaker === "half_open") found.push({ id: "alert-store-tried", level: "warn", title: "The store is being tried again", text: "It did not answer. Requests continued without it." });
+  else if (stats.store_breaker !== "closed") found.push({ id: "alert-store", level: "bad", title: "The store does not answer", text: "Requests continue without it; only answers in the memory of the process are hits. The gateway tries again by itself. Check that store.url can be reached." });
   const failing = Object.entries(stats.backends).filter(([, b]) => b.breaker !== "closed");
-  if (failing.length) found.push({ id: "alert-backends", level: "warn", title: "Backends keep failing", text: "A route's other tier, where it has one, takes over.",
+  if (failing.length) found.push({ id: "alert-backends", level: "warn", title: "Backends keep failing", text: "If a route has another tier, that tier takes over.",
     list: failing.map(([name, b]) => `${name}: its circuit breaker is ${breaker(b.breaker)[0]}`) });
   return found;
 }

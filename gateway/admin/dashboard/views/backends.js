@@ -1,4 +1,4 @@
-/* Who answers misses, how they fare, and where answers are kept. */
+/* The backends, their state, and the sizes of the caches. */
 
 import { card, el, head, num, say, state, table } from "../dom.js";
 import { bytes, count, latency, percent, short, sum } from "../format.js";
@@ -18,7 +18,7 @@ export function mount(root) {
   const embedder = card("Caches", { span: 6, id: "caches" }, caches.node, migration);
   root.append(el("div", { class: "grid" }, tiles,
     card("Backends", { span: 12, id: "backends" }, backends.node),
-    card("Upstreams", { span: 12, note: "predictions are for a call of middling size, as sure as the policy asks", id: "upstreams" }, upstreams.node),
+    card("Upstreams", { span: 12, note: "predictions are for a call of medium size, with the confidence of the policy", id: "upstreams" }, upstreams.node),
     embedder, card("What became of answers", { span: 6, note: "since the start", id: "admissions" }, admissions.node)));
 
   function drawTiles(stats) {
@@ -42,7 +42,7 @@ export function mount(root) {
     migration.hidden = !(left + done + skipped) && !next;
     say(migration, next
       ? `Lookups go by this model until all is embedded anew for ${modelName(next)}: ${count(done)} done, ${count(left)} left, ${count(skipped)} skipped.`
-      : `Embedded anew for this model: ${count(done)} done, ${count(left)} left, ${count(skipped)} skipped.`);
+      : `Embedded again for this model: ${count(done)} done, ${count(left)} left, ${count(skipped)} skipped.`);
     embedder.note(modelName(stats.embedder));
   }
 
@@ -66,7 +66,7 @@ export function mount(root) {
 
 const stated = (text, level) => ({ id: text + level, node: () => state(text, level) });
 
-/* How full: what it says in figures stands beside it. */
+/* A bar for the fill level; the figures are next to it. */
 function meter(part) {
   const full = Math.min(1, part);
   return { id: full.toFixed(3), name: "load", node: () => el("i", { class: "meter", "aria-hidden": "true", vars: { part: `${100 * full}%` } }) };

@@ -1,4 +1,4 @@
-/* One policy file: what is wrong with it, line by line, while it is written; what it would change; and its application. */
+/* The editor of one policy file: it shows faults by line, and the difference from the policy in force, and applies the file. */
 
 import { isForbidden, isUnauthorized, post } from "../api.js";
 import { announce, confirmed, el, mark, recovered } from "../dom.js";
@@ -6,7 +6,7 @@ import { plural } from "../format.js";
 
 const WAIT_MS = 350;
 
-/* A unified diff, coloured by what a line does; the signs say it, too. */
+/* A unified diff. Colours repeat the signs. */
 export function diffed(text) {
   const kind = (line) => (/^(\+\+\+|---|@@)/.test(line) ? "at" : line.startsWith("+") ? "add" : line.startsWith("-") ? "del" : "");
   return el("pre", { class: "diff", tabindex: "0", "aria-label": "Difference" }, text.split("\n").map((line) => el("span", { class: kind(line) || null }, `${line}\n`)));
@@ -14,7 +14,7 @@ export function diffed(text) {
 
 export function editing({ fail, signal, editable, etag, applied }) {
   let file = "", original = "", timer = null, asking = null, faults = [];
-  const drafts = new Map(); // of files that were left in the middle of a change
+  const drafts = new Map(); // drafts of files
   const gutter = el("div", { class: "gutter", "aria-hidden": "true" });
   const area = el("textarea", { class: "code", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", "aria-label": "Policy file", "aria-describedby": "editor-verdict",
     on: { input: () => { number(); later(); }, scroll: () => { gutter.scrollTop = area.scrollTop; } } });
@@ -70,7 +70,7 @@ export function editing({ fail, signal, editable, etag, applied }) {
     change.replaceChildren(...(staged && staged.diff ? [diffed(staged.diff)] : []),
       ...(staged?.warnings.length && changed ? [el("ul", { class: "notes", "aria-label": "Warnings of the change" }, staged.warnings.map((w) => el("li", {}, `${w.file.split("/").pop()}:${w.line}: ${w.path}: ${w.message}`)))] : []));
     apply.disabled = !changed || found.length > 0 || !editable();
-    if (changed && !found.length && !editable()) mark(verdict, "no faults; applying it is not for this role, or there are no files", "warn");
+    if (changed && !found.length && !editable()) mark(verdict, "no faults; Apply is not for this role, or the gateway has no policy files", "warn");
   }
 
   function go(line) {
@@ -81,11 +81,11 @@ export function editing({ fail, signal, editable, etag, applied }) {
   }
 
   async function put() {
-    const content = [el("p", {}, `${file} is written and in force at once, for requests from then on. It can be taken back.`), ...[...change.children].map((each) => each.cloneNode(true))];
+    const content = [el("p", {}, `${file} will be written and in force for all requests from then on. You can roll it back.`), ...[...change.children].map((each) => each.cloneNode(true))];
     if (!(await confirmed("Put this policy in force?", content, "Apply"))) { apply.focus(); return; }
     recovered(node);
     try {
-      // A header holds bytes: those of the text in UTF-8.
+      // A header has bytes: those of the text in UTF-8.
       const note = String.fromCharCode(...new TextEncoder().encode(comment.value.trim()));
       const done = await post(`/admin/policy?file=${encodeURIComponent(file)}`, area.value, { signal, headers: { "If-Match": `"${etag()}"`, "x-nearhit-author": "dashboard", ...(note && { "x-nearhit-comment": note }) } });
       comment.value = "";
@@ -97,7 +97,7 @@ export function editing({ fail, signal, editable, etag, applied }) {
     }
   }
 
-  /* What was being written is not thrown away for a policy that has come into force meanwhile. */
+  /* A draft stays when another policy comes into force. */
   function open(name, content) {
     if (name === file) {
       if (!dirty()) area.value = content;

@@ -1,4 +1,4 @@
-/* Stored answers: found, looked at, explained, removed. */
+/* Stored answers: search, details, explanation and removal. */
 
 import { get, post } from "../api.js";
 import { announce, card, confirmed, el, head, num, recovered, table } from "../dom.js";
@@ -17,7 +17,7 @@ export function mount(root, { params, may, fail, remember }) {
   const results = table("Entries", [{ title: "Question", wide: true }, "Route", "Model", "Tenant", "Tags", { title: "Age", n: true }, "Entry"], "No stored answer meets all of these.");
   const box = card("Stored answers", { span: 12, id: "found" }, results.node);
   const entry = el("div", { class: "span-12", id: "entry", hidden: true });
-  const said = el("p", { class: "empty", role: "status", id: "purge-said" }, "Counting changes nothing. What is removed is never served again.");
+  const said = el("p", { class: "empty", role: "status", id: "purge-said" }, "Counting changes nothing. A removed answer is never served again.");
   const remove = el("button", { type: "button", class: "danger", disabled: true, on: { click: purge } }, "Remove");
   const reckon = el("button", { type: "button", on: { click: dryRun } }, "Count what would go");
   const everything = el("input", { type: "checkbox", id: "all", on: { change: stale } });
@@ -36,7 +36,7 @@ export function mount(root, { params, may, fail, remember }) {
     return { ...rest, ...(tag && { tags: tag.split(/\s*,\s*/) }) };
   }
 
-  /* Other conditions than those that were counted: there is nothing to remove yet. */
+  /* The conditions differ from those that were counted, so nothing can be removed yet. */
   function stale() {
     counted = null;
     remove.disabled = true;
@@ -48,7 +48,7 @@ export function mount(root, { params, may, fail, remember }) {
     recovered(box);
     const wanted = given();
     try {
-      // By meaning and by age only a removal looks; that it is a dry run keeps it from being one.
+      // Only a purge searches by meaning and by age, so this is a dry run of one.
       const found = wanted.like || wanted.older_than
         ? (await post("/admin/cache/purge", { ...conditions(), dry_run: true }, { signal: ended.signal }))
         : await get(`/admin/cache/entries?${new URLSearchParams({ limit: FOUND, ...wanted })}`, { signal: ended.signal });
@@ -80,7 +80,7 @@ export function mount(root, { params, may, fail, remember }) {
     const drop = may("operate") && el("button", { type: "button", class: "danger", on: { click: () => removeOne(e) } }, "Remove this answer");
     const texts = e.prompts
       ? [["Question", e.question], ["Answer", e.answer]].flatMap(([name, text]) => [el("h3", {}, name), el("pre", { class: "text", tabindex: "0", "aria-label": name }, text ?? "no text")])
-      : [el("p", { class: "empty" }, `The policy does not let prompts of route ${e.route} be shown (record: {prompts: on}).`)];
+      : [el("p", { class: "empty" }, `The policy does not allow prompts of route ${e.route} to be shown (record: {prompts: on}).`)];
     const node = card(`Entry ${e.fingerprint.slice(0, 12)}`, { span: 12, id: "inspected", actions: el("div", { class: "form" }, e.question && el("button", { type: "button", on: { click: () => explain.about(e.question, e.route) } }, "Explain a question against it"), drop, close) },
       el("dl", { class: "facts" }, facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))), ...texts);
     node.querySelector("h2").tabIndex = -1;
@@ -104,7 +104,7 @@ export function mount(root, { params, may, fail, remember }) {
     const wanted = conditions();
     if (JSON.stringify(wanted) !== counted) { stale(); return; }
     const list = Object.entries(wanted).map(([name, value]) => el("li", {}, `${name}: ${value}`));
-    if (!(await confirmed(`${remove.textContent}?`, [el("p", {}, "They are never served again, by no gateway on this store. This cannot be undone."), el("ul", {}, list)], "Remove them"))) { reckon.focus(); return; }
+    if (!(await confirmed(`${remove.textContent}?`, [el("p", {}, "No gateway on this store will serve them again. This cannot be undone."), el("ul", {}, list)], "Remove them"))) { reckon.focus(); return; }
     await done(wanted);
     stale();
     await search();

@@ -1,4 +1,4 @@
-/* Why a question would be answered by a stored answer, or not; and where a request would go. Nothing is sent by either. */
+/* Explains why a stored answer would be served or not, and where a request would go. Neither sends a request. */
 
 import { post } from "../api.js";
 import { announce, card, choice, el, recovered } from "../dom.js";
@@ -17,7 +17,7 @@ export function explaining({ fail }) {
   const answer = el("div", { role: "status" });
   const pick = choice("What to explain", [["pair", "Two questions"], ["request", "A request"]], kind, (value) => { kind = value; pair.hidden = value !== "pair"; whole.hidden = value === "pair"; answer.replaceChildren(); });
   const form = el("form", { on: { submit: (event) => { event.preventDefault(); explain(); } } }, pair, whole, el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Explain")));
-  const node = card("Explain", { span: 12, note: "nothing is sent, and nothing is kept", id: "explain", actions: pick }, form, answer);
+  const node = card("Explain", { span: 12, note: "nothing is sent, and nothing is stored", id: "explain", actions: pick }, form, answer);
   const explain = async () => {
     recovered(node);
     try { kind === "pair" ? await ofPair() : await ofRequest(); } catch (error) { answer.replaceChildren(); fail(error, node); }

@@ -1,4 +1,4 @@
-/* What is decided of each request, as it happens. Prompts are not told. */
+/* The decision on each request as it happens, without prompts. */
 
 import { events } from "../api.js";
 import { announce, card, el, recovered } from "../dom.js";

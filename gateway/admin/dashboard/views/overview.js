@@ -1,4 +1,4 @@
-/* What the gateway did: how much it answered itself, how fast, what that saved, and how sure it is. */
+/* The overview: hit rate, latency, savings and wrong hits. */
 
 import { get } from "../api.js";
 import { Chart } from "../charts.js";
@@ -81,7 +81,7 @@ export function mount(root, { params, fail, remember }) {
       ["Requests per second", rate(trend.recent(requests)), `${count(requests)} ${over}`, `${count(stats.requests)} since the start`],
       ["Backend time saved", duration(sum(trend.saved.backend_s)), over, `${duration(stats.backend_seconds_saved)} since the start`],
       ["Tokens saved", short(sum(trend.saved.tokens)), over, `${count(stats.tokens_saved)} since the start`],
-      ["Dollars saved", dollars(sum(trend.saved.dollars)), over, stats.tokens_saved && !stats.dollars_saved ? "name a backend's price to count them" : `${dollars(stats.dollars_saved)} since the start`],
+      ["Dollars saved", dollars(sum(trend.saved.dollars)), over, stats.tokens_saved && !stats.dollars_saved ? "set a backend's price to count them" : `${dollars(stats.dollars_saved)} since the start`],
       ["Refused under load", count(sum(trend.shed)), over, `${count(stats.shed)} since the start`],
     ];
     items.forEach(([name, value, ...notes], i) => {

@@ -1,4 +1,4 @@
-/* The policy: edited with every fault as one types, tried, put in force, and taken back. */
+/* The policy: editor with faults, simulation, application and rollback. */
 
 import { getWithHeaders } from "../api.js";
 import { card, el, say } from "../dom.js";
@@ -15,7 +15,7 @@ export function mount(root, context) {
   const warnings = el("ul", { class: "notes", "aria-label": "Warnings" });
   let files = {}, hash = "", editable = true;
   const editor = editing({ fail, signal: ended.signal, editable: () => editable && may("admin"), etag: () => hash, applied: load });
-  const meanwhile = el("div", { class: "alert warn", role: "alert", hidden: true }, el("strong", {}, "Another policy has come into force meanwhile"), el("p", {}, "What you write was begun on the one before, and will not be put over it. Keep a copy, and discard to see the new one."));
+  const meanwhile = el("div", { class: "alert warn", role: "alert", hidden: true }, el("strong", {}, "Another policy has come into force meanwhile"), el("p", {}, "Your draft is based on the former policy and cannot be applied. Copy your text, then discard the draft to see the new policy."));
   const trial = trying({ fail, signal: ended.signal, content: () => [names.value, editor.content()] });
   const past = versions({ fail, signal: ended.signal, may, params, remember, changed: load, editable: () => editable });
   const box = card("Rules", { span: 12, id: "policy", actions: names }, warnings, editor.node);
@@ -31,7 +31,7 @@ export function mount(root, context) {
       const chosen = names.value || params.get("file");
       names.replaceChildren(...Object.keys(files).map((name) => el("option", { value: name, selected: name === chosen }, name)));
       names.hidden = Object.keys(files).length < 2;
-      box.note(`${Object.keys(files).length === 1 ? `${names.value}, ` : ""}in force: ${hash}${editable ? "" : "; this gateway runs without policy files, so that nothing can be changed here"}`);
+      box.note(`${Object.keys(files).length === 1 ? `${names.value}, ` : ""}in force: ${hash}${editable ? "" : "; this gateway runs without policy files, so nothing can be changed here"}`);
       warnings.replaceChildren(...[...body.warnings, ...body.unmet_budgets.map((doubt) => `${doubt.file}:${doubt.line}: ${doubt.path}: ${doubt.message}`)].map((text) => say(el("li"), text)));
       editor.open(names.value, files[names.value] ?? "");
       past.load();
@@ -39,7 +39,7 @@ export function mount(root, context) {
   }
   load();
   return {
-    /* Another one has come into force: shown at once, unless something is being written for the one before. */
+    /* Shows a policy that has come into force, unless there is a draft for the former one. */
     update(stats) {
       const other = hash && stats.policy.hash !== hash;
       if (other && !editor.dirty()) load();

@@ -1,4 +1,4 @@
-/* What is asked for most: stored answers by their hits. Questions are told where the policy lets prompts be shown. */
+/* The stored answers with the most hits. Questions are shown if the policy allows it. */
 
 import { get } from "../api.js";
 import { card, el, head, num, recovered, table } from "../dom.js";
@@ -13,7 +13,7 @@ export function mount(root, { fail }) {
   const top = table("Top questions", [{ title: "Question", wide: true }, "Route", "Model", { title: "Hits", n: true }, { title: "Tokens saved", n: true }, { title: "Age", n: true }, "Entry"],
     "No stored answer has been hit yet since the gateway started.");
   const why = el("p", { class: "empty" });
-  const box = card("Top questions", { span: 12, note: "by hits of this gateway since its start, the most first", id: "questions" }, top.node, why);
+  const box = card("Top questions", { span: 12, note: "by hits of this gateway since its start", id: "questions" }, top.node, why);
   root.append(el("div", { class: "grid" }, box));
 
   async function load() {
@@ -27,7 +27,7 @@ export function mount(root, { fail }) {
       recovered(root);
       why.textContent = told.prompts_of.length
         ? `Questions of these routes may be shown: ${told.prompts_of.join(", ")}.`
-        : "No route lets its prompts be shown. One that does says record: {prompts: on} in its policy.";
+        : "No route allows its prompts to be shown. To allow it, set record: {prompts: on} in the policy.";
     } catch (error) { fail(error); }
     if (!ended.signal.aborted) timer = setTimeout(load, EVERY_MS);
   }

@@ -1,4 +1,4 @@
-/* Who answers misses, and why: the parts of the overview about light and large. */
+/* The parts of the overview about light and large models. */
 
 import { Chart } from "../charts.js";
 import { card, head, num, table } from "../dom.js";
@@ -18,7 +18,7 @@ export function routing() {
   return {
     share: card("Misses: light or large", { span: 6, id: "routing" }, chart.node),
     why: card("Why misses went where they went", { span: 6, id: "why" }, why.node),
-    rules: card("Light or large", { span: 12, note: "what each route asks of its two models, now", id: "rules" }, rules.node),
+    rules: card("Light or large", { span: 12, note: "the rule and the current state of each route", id: "rules" }, rules.node),
     charts: [chart],
     draw(trend) {
       chart.update(trend.at, trend.step, trend.tiers().map((tier, i) => ({ name: tier, label: tier, key: keyOf(tier, i), values: trend.share(tier), latest: overall(trend, tier) })));
@@ -43,5 +43,5 @@ function overall(trend, tier) {
   return all ? of(tier) / all : null;
 }
 
-/* The colour of a tier: those in between have no name of their own. */
+/* The colour of a tier. Tiers between light and large share a row of colours. */
 const keyOf = (tier, i) => (["light", "large", "none"].includes(tier) ? tier : `c${1 + (i % 5)}`);

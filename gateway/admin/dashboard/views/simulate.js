@@ -1,4 +1,4 @@
-/* What the recorded traffic would have come to under the policy in the editor, beside the one in force. */
+/* A simulation of recorded traffic under the policy in the editor, compared with the one in force. */
 
 import { post } from "../api.js";
 import { announce, card, el, head, num, recovered, table } from "../dom.js";
@@ -10,7 +10,7 @@ const SPANS = [["last-1h", "last hour"], ["last-24h", "last 24 hours"], ["last-7
 export function trying({ fail, signal, content }) {
   const span = el("select", {}, SPANS.map(([value, text]) => el("option", { value, selected: value === "last-24h" }, text)));
   const run = el("button", { type: "button", on: { click: simulate } }, "Try this policy");
-  const said = el("p", { class: "empty", role: "status" }, "Routes with record: on keep what a decision is made of; it is decided again under what stands in the editor. Nothing is sent.");
+  const said = el("p", { class: "empty", role: "status" }, "Routes with record: on store the inputs of each decision. The simulation decides again with the policy in the editor. Nothing is sent.");
   const sides = table("In force against tried", [{ title: "Figure", wide: true }, { title: "In force", n: true }, { title: "Tried", n: true }, { title: "Difference", n: true }], "");
   const examples = table("Requests that would change", ["When", "Route", "In force", "Tried", { title: "Question", wide: true }], "No request would change.");
   const heading = el("h3", {}, "Requests that would change");
@@ -35,7 +35,7 @@ export function trying({ fail, signal, content }) {
 
   function tell({ traffic, present, new: tried, recorded, changed }) {
     results.hidden = false;
-    said.textContent = [`${plural(traffic.requests, "request", "requests")} of ${moment(traffic.from)} to ${moment(traffic.to)}, in ${traffic.seconds.toFixed(1)} s; ${plural(changed.requests, "would change", "would change")}. Really recorded: hit rate ${percent(recorded.hit_rate)}, p95 ${latency(recorded.p95_ms)}.`, ...traffic.notes].join(" ");
+    said.textContent = [`${plural(traffic.requests, "request", "requests")} of ${moment(traffic.from)} to ${moment(traffic.to)}, in ${traffic.seconds.toFixed(1)} s; ${plural(changed.requests, "would change", "would change")}. Recorded: hit rate ${percent(recorded.hit_rate)}, p95 ${latency(recorded.p95_ms)}.`, ...traffic.notes].join(" ");
     const wrong = (side) => side.wrong_hits?.of_requests ?? null;
     const verdicts = [...new Set([...Object.keys(present.verdicts), ...Object.keys(tried.verdicts)])].filter((v) => present.verdicts[v] || tried.verdicts[v]);
     const timed = !(present.unknown_latency || tried.unknown_latency), priced = !(present.unknown_cost || tried.unknown_cost);

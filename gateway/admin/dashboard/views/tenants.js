@@ -1,4 +1,4 @@
-/* Who is held to what, and how much of it is left; and the keys that tenants show. */
+/* The limits, how much of each is left, and the API keys. */
 
 import { get } from "../api.js";
 import { card, el, head, num, recovered, table } from "../dom.js";
@@ -12,11 +12,11 @@ export function mount(root, { params, may, fail, remember }) {
   let timer = null, again = null, seen = [];
   const wanted = { subject: params.get("subject") || "" };
   const limits = table("Limits", ["Route", "Per", "Subject", "Limit", { title: "As the policy says", wide: true }, { title: "Left", n: true }, { title: "Refused", n: true }, { title: "Last asked", n: true }],
-    "No limit has been asked lately. A policy names them under limits; each is shown here as soon as somebody meets it.");
+    "No limit has been used lately. A policy sets them under limits; each appears here with its first request.");
   const filter = el("input", { type: "search", value: wanted.subject, placeholder: "a tenant, key or user", on: { input: () => { wanted.subject = filter.value.trim(); remember(wanted); draw(); } } });
   const box = card("Limits", { span: 12, id: "limits" }, limits.node);
   const keys = table("Keys", [{ title: "Name", wide: true }, "Tenant", "Role", "Models", "Limits", { title: "Made", n: true }, { title: "Expires", n: true }, "Ends in"], "No key is in force. nearhit keys create makes one.");
-  const ring = card("Keys", { span: 12, note: "those in force; their texts are shown to nobody", id: "keys" }, keys.node);
+  const ring = card("Keys", { span: 12, note: "active keys; their texts cannot be shown", id: "keys" }, keys.node);
   root.append(el("div", { class: "bar" }, el("label", { class: "field" }, "Subject", filter)), el("div", { class: "grid" }, box, may("admin") && ring));
 
   function draw() {
@@ -42,7 +42,7 @@ export function mount(root, { params, may, fail, remember }) {
     try {
       const told = await get("/admin/limits?top=1000", { signal: ended.signal });
       seen = told.limits;
-      box.note(`${told.gateways === 1 ? "held by this gateway" : `held by ${count(told.gateways)} gateways together`}${told.waiting ? `; ${count(told.waiting)} returns wait for the store` : ""}`);
+      box.note(`${told.gateways === 1 ? "held by this gateway" : `held by ${count(told.gateways)} gateways together`}${told.waiting ? `; ${count(told.waiting)} corrections wait for the store` : ""}`);
       draw();
       recovered(root);
     } catch (error) { fail(error); }

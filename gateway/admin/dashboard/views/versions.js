@@ -1,4 +1,4 @@
-/* Policies that were in force: who changed what and when; any of them can come back. */
+/* The history of policies, with rollback. */
 
 import { get, post } from "../api.js";
 import { announce, card, confirmed, el, head, recovered, table } from "../dom.js";
@@ -8,7 +8,7 @@ import { diffed } from "./editor.js";
 const VIA = { file: "a file was saved", api: "applied", rollback: "taken back", fleet: "by another gateway" };
 
 export function versions({ fail, signal, may, params, remember, changed, editable }) {
-  const list = table("Versions", ["Version", "When", "By", "How", { title: "Comment", wide: true }, "Lines", "Policy", "Change", "Return"], "Nothing is remembered yet.");
+  const list = table("Versions", ["Version", "When", "By", "How", { title: "Comment", wide: true }, "Lines", "Policy", "Change", "Return"], "There is no history yet.");
   const shown = el("div", { id: "version-diff" });
   const node = card("History", { span: 12, note: "the last 100", id: "history" }, list.node, shown);
 
@@ -29,13 +29,13 @@ export function versions({ fail, signal, may, params, remember, changed, editabl
     remember({ version });
     try {
       const found = await get(`/admin/policy/history/${version}`, { signal });
-      shown.replaceChildren(el("h3", { tabindex: "-1" }, `What version ${version} changed`), found.diff ? diffed(found.diff) : el("p", { class: "empty" }, "Nothing: it was the first, or the same."));
+      shown.replaceChildren(el("h3", { tabindex: "-1" }, `What version ${version} changed`), found.diff ? diffed(found.diff) : el("p", { class: "empty" }, "Nothing: it was the first version, or equal to the one before."));
       shown.querySelector("h3").focus();
     } catch (error) { fail(error, node); }
   }
 
   async function back(version, hash) {
-    if (!(await confirmed(`Roll back to version ${version.version}?`, [el("p", {}, `Its files become a new version, in force at once; files that it did not have are removed. It was of ${moment(version.at)}, by ${version.author}.`)], "Roll back"))) return;
+    if (!(await confirmed(`Roll back to version ${version.version}?`, [el("p", {}, `Its files become a new version, in force at once. Files that it did not have are removed. It is from ${moment(version.at)}, by ${version.author}.`)], "Roll back"))) return;
     try {
       const done = await post("/admin/policy/rollback", { version: version.version }, { signal, headers: { "If-Match": `"${hash}"`, "x-nearhit-author": "dashboard" } });
       announce(`Policy ${done.hash} is in force again`);

@@ -1,4 +1,4 @@
-/* How often a semantic hit is wrong, with its band: the part of the overview about that. */
+/* The share of wrong semantic hits with its interval, for the overview. */
 
 import { Chart } from "../charts.js";
 import { card, el, head, num, svg, table } from "../dom.js";
@@ -21,7 +21,7 @@ export function wrongHits() {
     pick.hidden = names.length < 2;
     const known = trend.wrong_hits[route], nothing = trend.at.map(() => null);
     const audited = known && known.share.some((v) => v !== null);
-    const where = (values) => values.map((v, i) => (known.share[i] === null ? null : v)); // without a share the band is all of it
+    const where = (values) => values.map((v, i) => (known.share[i] === null ? null : v)); // without a share, only the band is drawn
     const limit = promised[route];
     chart.update(trend.at, trend.step, [
       { name: "share", label: route ? `measured, ${route}` : "measured", key: "miss", values: audited ? known.share : nothing },
@@ -47,7 +47,7 @@ export function wrongHits() {
   };
 }
 
-/* The interval as a bar, the share as a dot, what was promised as a line. What they mean stands beside it as text. */
+/* The interval as a bar, the share as a dot, the promise as a line. The text next to it has the figures. */
 function range(share, low, high, limit) {
   const picture = svg("svg", { viewBox: "0 0 100 14", class: "interval", "aria-hidden": "true", preserveAspectRatio: "none" });
   if (share === null) return picture;
