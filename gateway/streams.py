@@ -1,7 +1,7 @@
 """Streams between a source and a writer: one source, observers of its items, and one loop that the writer drives.
 
 Items come in batches, as one read of a socket delivers them. If the source can notify about new items, a batch goes all
-the way within the callback that delivered it. No task is woken. docs/decisions/0055-one-pipeline.md has the measurement.
+the way within the callback that delivered it. No task is woken. docs/decisions/0055 has the measurement.
 """
 
 from __future__ import annotations

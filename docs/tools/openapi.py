@@ -25,8 +25,8 @@ from gateway import admin
 from gateway.admin.middleware import ROLES
 from gateway.admin.operations import JSON, Operation, operation_of
 from gateway.admin.responses import Error
-from gateway.cli.json_schema import _DescribedSchema as DescribedSchema
-from gateway.cli.json_schema import _without_titles as without_titles
+from gateway.cli.json_schema import DescribedSchema as DescribedSchema
+from gateway.cli.json_schema import without_titles as without_titles
 from gateway.config.policy.schema import PolicyFile
 
 DOCS = Path(__file__).parents[1]

@@ -23,7 +23,10 @@ PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "doc
 MODULES = ("gateway/**/*.py", "docs/tools/*.py")
 
 MAX_WORDS = 25
-OPENING = re.compile(r"[^\w\N{REPLACEMENT CHARACTER}]*(?:what|who|whom|whose|whoever|whatever|whichever|which|of|where|wherever)\b", re.IGNORECASE)
+OPENING = re.compile(
+    r"[^\w\N{REPLACEMENT CHARACTER}]*(?:what|who|whom|whose|whoever|whatever|whichever|which|of|where|wherever)\b",
+    re.IGNORECASE,
+)
 # Each word is archaic, private, or a false friend; the plain word stands beside it.
 PLAIN_WORDS = {
     r"anew": "again",

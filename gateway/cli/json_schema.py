@@ -39,21 +39,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def policy_schema() -> dict[str, Any]:
     """Return the schema of a policy file."""
-    schema = PolicyFile.model_json_schema(schema_generator=_DescribedSchema)
-    return _with_header("nearhit: a policy file", _without_titles(schema))
+    schema = PolicyFile.model_json_schema(schema_generator=DescribedSchema)
+    return _with_header("nearhit: a policy file", without_titles(schema))
 
 
 def config_schema() -> dict[str, Any]:
     """Return the schema of `config.yaml`, in which a variable may stand for any scalar."""
-    schema = Config.model_json_schema(schema_generator=_DescribedSchema)
-    return _with_header("nearhit: config.yaml", _with_variables(_without_titles(schema)))
+    schema = Config.model_json_schema(schema_generator=DescribedSchema)
+    return _with_header("nearhit: config.yaml", _with_variables(without_titles(schema)))
 
 
 def _with_header(title: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": title, **schema}
 
 
-class _DescribedSchema(GenerateJsonSchema):
+class DescribedSchema(GenerateJsonSchema):
     """Adds to each key its description and its default, as a file writes it."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
@@ -69,14 +69,14 @@ class _DescribedSchema(GenerateJsonSchema):
         return json_schema
 
 
-def _without_titles(value: Any, *, named: bool = False) -> Any:
+def without_titles(value: Any, *, named: bool = False) -> Any:
     """Leave out the titles that pydantic makes of the names."""
     if isinstance(value, list):
-        return [_without_titles(item) for item in value]
+        return [without_titles(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: _without_titles(item, named=not named and key in _NAMED)
+        key: without_titles(item, named=not named and key in _NAMED)
         for key, item in value.items()
         if named or key != "title"
     }

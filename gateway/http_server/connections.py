@@ -177,7 +177,7 @@ class ServerConnections(web.Server):
 
 # A client's connection for as long as it asks plainly: requests whose framing can be read in one way only, which came
 # whole. They are answered without aiohttp's parser, streams, timers and two tasks a request, and what is answered at
-# once without any task (docs/decisions/0030-connections.md has the measurement).
+# once without any task (docs/decisions/0030 has the measurement).
 #
 # Everything else is aiohttp's: at the first byte that is not plainly of such a request the connection is handed over,
 # with all that has not been answered, and stays there. So nothing here needs to know how such a request is refused.

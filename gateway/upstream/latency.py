@@ -8,7 +8,7 @@ The prediction has three steps:
    steps miss.
 
 The quantile of the total is learnt directly, because the sum of the parts' quantiles would be far too large. For the
-reasons see docs/decisions/0012-latency-budgets.md.
+reasons see docs/decisions/0012.
 """
 
 from __future__ import annotations

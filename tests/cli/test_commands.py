@@ -135,7 +135,9 @@ def test_without_a_configuration_the_message_names_the_ways_to_start(
 def test_a_missing_model_is_one_sentence_with_the_command_that_makes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = write_config(tmp_path, TWO, TIERS, embedder={"adapter": "onnx", "model": "own", "model_dir": str(tmp_path)})
+    config = write_config(
+        tmp_path, TWO, TIERS, embedder={"adapter": "onnx", "model": "own", "model_dir": str(tmp_path)}
+    )
     assert main(["serve", "--config", str(config)]) == 1
     assert "run `nearhit model fetch`" in capsys.readouterr().err
 
