@@ -105,8 +105,8 @@ async def _hint_other_files(arguments: argparse.Namespace, admin: AdminClient, s
     names = [file["name"] for file in (await admin.get("/admin/policy"))["files"]]
     if names and _name(arguments) not in names:
         print_warning(
-            f"{_name(arguments)} would be a new file next to {', '.join(names)}; to replace a file, name it, "
-            f"such as --as {names[-1]}"
+            f"{_name(arguments)} would be a new file next to {', '.join(names)}: --as {names[-1]} would "
+            "replace that one instead"
         )
 
 
