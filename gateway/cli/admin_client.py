@@ -79,7 +79,7 @@ class AdminClient:
         self._headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
 
     async def wait_until_ready(self) -> None:
-        """Return when the gateway answers, or after `AdminAddress.wait_s`; the next request then reports the failure."""
+        """Return when the gateway answers, or after `AdminAddress.wait_s`; the next request then reports failure."""
         with suppress(TimeoutError, aiohttp.ClientError):
             async with asyncio.timeout(self._address.wait_s):
                 while True:
@@ -175,16 +175,18 @@ async def _read_json(response: aiohttp.ClientResponse, admin: str) -> dict[str, 
     except orjson.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        raise CommandFailed(f"{admin} answered with status {response.status} and without a JSON object: is it an admin port?")
+        raise CommandFailed(
+            f"{admin} answered with status {response.status} and without a JSON object: is it an admin port?"
+        )
     if not isinstance(value.get("error", ""), str):  # an object is an error of the data port or its backend
         raise CommandFailed(
-            f"{admin} answered with status {response.status} in the format of a model endpoint: expected the admin port "
-            "(server.admin), not the data port"
+            f"{admin} answered with status {response.status} in the format of a model endpoint: expected the admin "
+            "port (server.admin), not the data port"
         )
     if response.status == 401:
         raise CommandFailed(
-            f"{admin} rejected the token ({value.get('error', 'no reason given')}): expected a valid one in the variable that "
-            "auth.admin_token_env or --token-env names"
+            f"{admin} rejected the token ({value.get('error', 'no reason given')}): expected a valid one in the variable "
+            "that auth.admin_token_env or --token-env names"
         )
     return value
 

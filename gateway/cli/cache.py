@@ -40,7 +40,8 @@ def register(command: Command) -> None:
     exported = add(
         "export", "Write the stored answers, one per line.", run_export,
         "--out answers.jsonl", "--format chat --route support --out training.jsonl",
-        about="The file contains questions and answers: protect it accordingly. It is written completely or not at all.",
+        about="The file contains questions and answers: protect it accordingly. It is written completely or not "
+        "at all.",
     )  # fmt: skip
     exported.add_argument("--out", metavar="FILE", type=Path, help="default: standard output")
     exported.add_argument("--route", metavar="NAME")
@@ -63,7 +64,9 @@ def register(command: Command) -> None:
     )  # fmt: skip
     warmed.add_argument("file", metavar="PROMPTS.jsonl", type=Path, help="each line is a JSON string or a request body")
     warmed.add_argument("--url", help="URL of the data port; default: server.listen")
-    warmed.add_argument("--rate", type=parser_type(parse_rate), default=5.0, metavar="5/s", help="requests started; default: 5/s")
+    warmed.add_argument(
+        "--rate", type=parser_type(parse_rate), default=5.0, metavar="5/s", help="requests started; default: 5/s"
+    )
     warmed.add_argument(
         "--concurrency", type=integer_between(1, 9999), default=8, metavar="N", help="default: %(default)s"
     )
@@ -72,7 +75,9 @@ def register(command: Command) -> None:
 
 
 def _add_conditions(command: Command) -> None:
-    command.add_argument("--tag", action="append", metavar="TAG", help="repeatable; an answer with any of the tags matches")
+    command.add_argument(
+        "--tag", action="append", metavar="TAG", help="repeatable; an answer with any of the tags matches"
+    )
     command.add_argument("--tenant", help="its name, or at least the first 12 digits of its hash")
     command.add_argument("--route", metavar="NAME")
     command.add_argument("--model", metavar="NAME", help="model name that the client sent")
@@ -258,7 +263,9 @@ def stats_text(figures: dict[str, Any]) -> str:
     if not figures["store_answers"]:
         lines.append(STORE_STALE if "store" in figures["entries"] else STORE_UNKNOWN)
     verdicts = ", ".join(f"{name} {count:.0f}" for name, count in figures["verdicts"].items())
-    refused = f"; {figures['unrouted']:.0f} of the misses matched no route and do not count" if figures["unrouted"] else ""
+    refused = (
+        f"; {figures['unrouted']:.0f} of the misses matched no route and do not count" if figures["unrouted"] else ""
+    )
     lines.append(f"hit rate  {hit_rate} ({verdicts}{refused})")
     return "\n".join([*lines, f"saved     {figures['tokens_saved']:.0f} tokens"])
 

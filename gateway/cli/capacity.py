@@ -35,9 +35,19 @@ def register(command: Command) -> None:
         default = defaults[name]
         option = f"--{name.replace('_', '-')}"
         number(option, type=kind, default=default, metavar="N", help=f"{meaning}; default: {default:g}")
-    number("--embedder", choices=("onnx", "triton"), default="onnx", help="onnx: in each gateway; triton: on GPUs; default: onnx")
+    number(
+        "--embedder",
+        choices=("onnx", "triton"),
+        default="onnx",
+        help="onnx: in each gateway; triton: on GPUs; default: onnx",
+    )
     number("--index", choices=("auto", "faiss", "milvus"), default="auto", help="default: auto")
-    number("--models", choices=("own", "elsewhere"), default="own", help="own: the plan includes the models' GPUs; default: own")
+    number(
+        "--models",
+        choices=("own", "elsewhere"),
+        default="own",
+        help="own: the plan includes the models' GPUs; default: own",
+    )
     number("--costs", type=Path, metavar="FILE", help="your unit costs, instead of the shipped ones")
     number("--prices", type=Path, metavar="FILE", help="your prices, instead of the assumed ones")
 

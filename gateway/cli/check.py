@@ -29,7 +29,9 @@ def register(command: Command) -> None:
         "intended. The command also runs the expectations in the policies (`tests:`).",
         fault="there are faults; with warnings alone the exit code is 0",
     )
-    command.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all that the configuration uses")
+    command.add_argument(
+        "paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all that the configuration uses"
+    )
     command.add_argument("--admin", metavar="URL", help="also get warnings from the gateway with this admin port")
     command.add_argument("--token-env", metavar="VARIABLE", help="variable with the admin port's token")
 

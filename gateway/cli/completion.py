@@ -10,7 +10,16 @@ from gateway.cli.output import print_result
 from gateway.cli.parser import Command, build_parser
 
 SHELLS = ("bash", "zsh", "fish")
-PATHS = ("config", "file", "out", "request", "paths", "model_dir", "build_env", "triton_env")  # arguments that are paths
+PATHS = (
+    "config",
+    "file",
+    "out",
+    "request",
+    "paths",
+    "model_dir",
+    "build_env",
+    "triton_env",
+)  # arguments that are paths
 
 
 def register(command: Command) -> None:

@@ -28,23 +28,43 @@ def register(command: Command) -> None:
         "--prepare --build-env .venv-build",
         "answers.jsonl --name intents",
         "train.csv --held-out test.csv --large --name intents --repository models",
-        about="DATA contains texts with the labels or answers that a large model gave them: a .csv, a .jsonl, or a file "
-        "of `nearhit cache export`. The command trains a student in a separate environment, quantises it, and compares "
-        "it with its teacher on held-out rows. It then writes the next version of a classifier for Triton's python "
+        about="DATA contains texts with the labels or answers that a large model gave them: a .csv, a .jsonl, or a "
+        "file of `nearhit cache export`. The command trains a student in a separate environment, quantises it, and "
+        "compares it with its teacher on held-out rows. It then writes the next version of a classifier for Triton's python "
         "backend. An interrupted run resumes after its last epoch.",
         fault="the data has faults (each with its line), or there is no build environment",
     )
     add = command.add_argument
     add("data", metavar="DATA", type=Path, nargs="?", help=".csv or .jsonl: texts with their labels")
     add("--name", default="student", help="name of the model; default: %(default)s")
-    add("--repository", metavar="DIR", type=Path, default=Path("build/models"), help="Triton model repository; default: %(default)s")
+    add(
+        "--repository",
+        metavar="DIR",
+        type=Path,
+        default=Path("build/models"),
+        help="Triton model repository; default: %(default)s",
+    )
     add("--work", metavar="DIR", type=Path, help="checkpoints and reports; default: build/distill/NAME")
     add("--held-out", metavar="FILE", type=Path, help="rows for the comparison; default: --hold-out of DATA")
     add("--hold-out", metavar="X", type=SHARE, default=0.2, help="share of DATA to hold out; default: %(default)s")
-    add("--large", action="store_true", help="first train a large classifier (all-MiniLM) on the labels, as the teacher")
-    add("--agreement", metavar="X", type=SHARE, default=0.95, help="agreement with the teacher when the student is sure; 0: it always answers")
+    add(
+        "--large", action="store_true", help="first train a large classifier (all-MiniLM) on the labels, as the teacher"
+    )
+    add(
+        "--agreement",
+        metavar="X",
+        type=SHARE,
+        default=0.95,
+        help="agreement with the teacher when the student is sure; 0: it always answers",
+    )
     add("--alpha", metavar="X", type=SHARE, default=0.3, help="weight of the labels in the loss; default: %(default)s")
-    add("--temperature", metavar="T", type=number_between(1e-6, 1e6), default=2.0, help="of the soft labels; default: %(default)s")
+    add(
+        "--temperature",
+        metavar="T",
+        type=number_between(1e-6, 1e6),
+        default=2.0,
+        help="of the soft labels; default: %(default)s",
+    )
     add("--epochs", metavar="N", type=COUNT, default=8, help="of the student; default: %(default)s")
     add(
         "--teacher-epochs", metavar="N", type=integer_between(0, 10_000), default=4,
@@ -57,7 +77,12 @@ def register(command: Command) -> None:
         default=2,
         help="lowest layers of the teacher that stay frozen; default: %(default)s",
     )
-    add("--precision", choices=("int8", "fp16", "fp32"), default="int8", help="precision of the graph; default: %(default)s")
+    add(
+        "--precision",
+        choices=("int8", "fp16", "fp32"),
+        default="int8",
+        help="precision of the graph; default: %(default)s",
+    )
     add("--tensorrt", action="store_true", help="also write NAME-graph, for Triton's onnxruntime backend on a GPU")
     add("--prune", metavar="X", type=SHARE, default=0.0, help="share of the weights to remove; default: none")
     add("--prune-epochs", metavar="N", type=COUNT, default=5, help="epochs after pruning; default: %(default)s")

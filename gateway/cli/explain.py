@@ -53,7 +53,9 @@ def register(command: Command) -> None:
         "request", metavar="REQUEST.json", type=Path, nargs="?", help="a request body, or {path, headers, body}"
     )
     command.add_argument("--expect", metavar="BACKEND", help="exit 1 unless this backend or tier is chosen")
-    command.add_argument("--steps", action="store_true", help="print the pipeline steps of the request, outermost first, and why")
+    command.add_argument(
+        "--steps", action="store_true", help="print the pipeline steps of the request, outermost first, and why"
+    )
     command.add_argument("--stored", metavar="PROMPT", help="instead of a request: a prompt with a stored answer")
     command.add_argument("--asked", metavar="PROMPT", help="a prompt that may or may not get that answer")
     command.add_argument("--route", metavar="NAME", help="route of the two prompts; default: the policy's last one")

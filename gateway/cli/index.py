@@ -38,8 +38,8 @@ def register(command: Command) -> None:
         "--config next.yaml --json",
         about="The command works from faiss to milvus and back. It reads the stored vectors and writes those that the "
         "index of index.adapter lacks. It then removes vectors that the store does not have, and compares the counts. "
-        "Existing vectors are not written again: after an interruption, run it again. Stop the gateway first if you use "
-        "the embedded store, faiss or a Milvus Lite file. (Faiss also fills itself when a gateway starts.)",
+        "Existing vectors are not written again: after an interruption, run it again. Stop the gateway first if you "
+        "use the embedded store, faiss or a Milvus Lite file. (Faiss also fills itself when a gateway starts.)",
     )
 
 
@@ -62,7 +62,9 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     )
     if size == expected:
         return print_result(arguments, figures, text)
-    print_result(arguments, figures, text + "; gateways may have stored or removed some meanwhile, otherwise run it again")
+    print_result(
+        arguments, figures, text + "; gateways may have stored or removed some meanwhile, otherwise run it again"
+    )
     return FAULT
 
 

@@ -61,7 +61,9 @@ class _DescribedSchema(GenerateJsonSchema):
         section: Any = schema["cls"]
         properties = json_schema["properties"]
         for key, text in describe(section).items():
-            value = {name: item for name, item in properties[key].items() if name != "default"}  # pydantic writes it in seconds and bytes
+            value = {
+                name: item for name, item in properties[key].items() if name != "default"
+            }  # pydantic writes it in seconds and bytes
             form = value.get("description")  # how to write the value
             properties[key] = {**value, "description": f"{text} Write {form}." if form else text}
             if (default := written_default(section.model_fields[key])) is not None:

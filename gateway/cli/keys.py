@@ -27,7 +27,9 @@ def register(command: Command) -> None:
         about="The key's text is not stored: the store has only a digest of it.",
     )  # fmt: skip
     created.add_argument("name", metavar="NAME", help="purpose of the key, such as ci")
-    created.add_argument("--tenant", required=True, metavar="NAME", help="tenant of the key: it sees only that tenant's answers")
+    created.add_argument(
+        "--tenant", required=True, metavar="NAME", help="tenant of the key: it sees only that tenant's answers"
+    )
     created.add_argument("--role", choices=("use", "operate", "admin"), default="use", help="default: use")
     _add_terms(created, default="all", ends="never")
     listed = add("list", "List keys, newest first.", run_list, "", "--state all --tenant acme")
@@ -43,17 +45,23 @@ def register(command: Command) -> None:
     changed.add_argument("--no-limits", action="store_true", help="remove the limits of the key")
     expired = add("expire", "Change the expiry of a key.", run_expire, f"{KEY} --in 7d", f"{KEY} --in off")
     expired.add_argument("key", metavar="ID")
-    expired.add_argument("--in", dest="expires", required=True, metavar="DURATION", help="lifetime from now, such as 7d; off: no expiry")
+    expired.add_argument(
+        "--in", dest="expires", required=True, metavar="DURATION", help="lifetime from now, such as 7d; off: no expiry"
+    )
     text = "Replace the text of a key, shown only once. The old text stays valid for the overlap."
     rotated = add("rotate", text, run_rotate, f"{KEY} --overlap 24h")
     rotated.add_argument("key", metavar="ID")
-    rotated.add_argument("--overlap", metavar="DURATION", default="24h", help="0s: the old text ends at once; default: %(default)s")
+    rotated.add_argument(
+        "--overlap", metavar="DURATION", default="24h", help="0s: the old text ends at once; default: %(default)s"
+    )
     text = "Revoke a key permanently, within a second on every gateway of the store."
     add("revoke", text, run_revoke, KEY).add_argument("key", metavar="ID")
 
 
 def _add_terms(command: argparse.ArgumentParser, *, default: str, ends: str) -> None:
-    command.add_argument("--models", action="append", metavar="GLOB", help=f"models that the key may use; repeatable; default: {default}")
+    command.add_argument(
+        "--models", action="append", metavar="GLOB", help=f"models that the key may use; repeatable; default: {default}"
+    )
     text = f"lifetime from now, such as 90d; off: no expiry; default: {ends}"
     command.add_argument("--expires", metavar="DURATION", help=text)
     command.add_argument("--requests", action="append", metavar="RATE", help="such as 600/min; repeatable")
@@ -61,7 +69,9 @@ def _add_terms(command: argparse.ArgumentParser, *, default: str, ends: str) -> 
     command.add_argument("--concurrency", type=int, metavar="N", help="limit of concurrent calls")
     command.add_argument("--cost-per-day", metavar="AMOUNT", help="daily cost limit, such as '5 USD'")
     command.add_argument("--cost-per-month", metavar="AMOUNT", help="monthly cost limit, such as '100 USD'")
-    command.add_argument("--then", choices=("refuse", "light"), help="at a cost limit: refuse, or use only the lightest model")
+    command.add_argument(
+        "--then", choices=("refuse", "light"), help="at a cost limit: refuse, or use only the lightest model"
+    )
 
 
 def run_create(arguments: argparse.Namespace) -> int:

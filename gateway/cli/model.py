@@ -21,8 +21,8 @@ def register(command: Command) -> None:
         run_fetch,
         "",
         "--build-env .venv-build",
-        about="The command fetches the published weights, exports them to int8 ONNX in a temporary environment (1.6 GB, "
-        "one minute), and compares the result with the original. It does nothing if the model exists unchanged.",
+        about="The command fetches the published weights, exports them to int8 ONNX in a temporary environment "
+        "(1.6 GB, one minute), and compares the result with the original. It does nothing if the model exists unchanged.",
     )
     served = command.add_command(
         "triton",
@@ -30,8 +30,8 @@ def register(command: Command) -> None:
         run_triton,
         "models",
         "models --cpu --build-env .venv-build",
-        about="The command exports both to float32 ONNX, in a temporary environment like `model fetch`. Each one becomes "
-        "the next version in the repository, unless it equals the newest. An existing config.pbtxt is kept.",
+        about="The command exports both to float32 ONNX, in a temporary environment like `model fetch`. Each one "
+        "becomes the next version in the repository, unless it equals the newest. An existing config.pbtxt is kept.",
     )
     served.add_argument("repository", type=Path, metavar="FOLDER", help="the repository; created if it does not exist")
     served.add_argument("--cpu", action="store_true", help="for a server without a GPU")

@@ -59,7 +59,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "cache": ("gateway.cli.cache", "Manage stored answers: statistics, purge, export, import, warming."),
     "jobs": ("gateway.cli.jobs", "Manage jobs: list and show them, retry or drop the dead ones."),
     "keys": ("gateway.cli.keys", "Manage API keys: create, list, change, rotate and revoke them."),
-    "policy": ("gateway.cli.policy", "Manage the policy of a running gateway: show, validate, apply, compare, roll back."),
+    "policy": (
+        "gateway.cli.policy",
+        "Manage the policy of a running gateway: show, validate, apply, compare, roll back.",
+    ),
     "audit": ("gateway.cli.audit", "List the actions on the admin port, newest first: who did what, and when."),
     "doctor": (
         "gateway.cli.doctor.command",

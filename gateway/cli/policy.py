@@ -39,7 +39,9 @@ def register(command: Command) -> None:
     )  # fmt: skip
     for each in (validated, applied):
         each.add_argument("file", metavar="FILE", type=Path, help="the new content of one policy file")
-        each.add_argument("--as", dest="name", metavar="NAME", help="name of the policy file; default: the name of FILE")
+        each.add_argument(
+            "--as", dest="name", metavar="NAME", help="name of the policy file; default: the name of FILE"
+        )
     validated.add_argument("--offline", action="store_true", help="check with the files of --config, without a gateway")
     text = "List the versions that were in force, newest first."
     listed = add("history", text, run_history, "", "--limit 5")
@@ -51,7 +53,9 @@ def register(command: Command) -> None:
         "", "16 --comment 'hits were wrong'",
         about="Files that the earlier version did not have are removed.",
     )  # fmt: skip
-    rolled.add_argument("version", metavar="VERSION", nargs="?", help="number or hash; default: the version before the last")
+    rolled.add_argument(
+        "version", metavar="VERSION", nargs="?", help="number or hash; default: the version before the last"
+    )
     for each in (applied, rolled):
         each.add_argument("--author", metavar="NAME", help="name for the history; default: your user name")
         each.add_argument("--comment", metavar="TEXT", default="", help="reason for the change")

@@ -157,7 +157,7 @@ def access_log(level: str) -> AccessLog | None:
 
 @contextmanager
 def freeze_startup(gateway: Gateway) -> Iterator[None]:
-    """Exclude start-up from garbage collection, since its objects live on, and from the monitor of event-loop stalls."""
+    """Exclude start-up from garbage collection, since its objects live on, and from the event-loop monitor."""
     with collecting(GarbageCollection()):
         gateway.parts.loop_monitor.reset()
         yield

@@ -32,7 +32,9 @@ def register(command: Command) -> None:
         "decisions twice: under the policy in force, and under the other one. Nothing is sent anywhere.",
         fault="the policy has faults, or there is no traffic to replay",
     )
-    command.add_argument("--policy", metavar="PATH", type=Path, required=True, help="the other policy: a file or a folder")
+    command.add_argument(
+        "--policy", metavar="PATH", type=Path, required=True, help="the other policy: a file or a folder"
+    )
     text = "last-24h, last-7d, ... or paths of segments; default: last-24h"
     command.add_argument("--traffic", metavar="WHAT", default="last-24h", help=text)
 

@@ -31,12 +31,16 @@ def register(command: Command) -> None:
         run,
         "",
         "--listen 127.0.0.1:9001 --delay 300ms",
-        about="The stub answers like OpenAI's chat completions, streams included. Each fake answer names the model of the "
-        "request and repeats the question. Use it to try policies, limits and clients. It stores nothing, and listens "
+        about="The stub answers like OpenAI's chat completions, streams included. Each fake answer names the model of "
+        "the request and repeats the question. Use it to try policies, limits and clients. It stores nothing, and listens "
         "only on this machine unless --listen says otherwise.",
     )
     command.add_argument(
-        "--listen", metavar="HOST:PORT", type=address, default=LISTEN, help="port 0: any free port; default: %(default)s"
+        "--listen",
+        metavar="HOST:PORT",
+        type=address,
+        default=LISTEN,
+        help="port 0: any free port; default: %(default)s",
     )
     command.add_argument(
         "--delay",

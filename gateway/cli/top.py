@@ -35,8 +35,8 @@ def register(command: Command) -> None:
         "",
         "--once",
         "--json --refresh 5",
-        about="Rates and latencies cover the last 10 s; with --once, the time since the gateway started. With --json each "
-        "refresh prints one JSON object per line. A terminal shows colours unless NO_COLOR is set.",
+        about="Rates and latencies cover the last 10 s; with --once, the time since the gateway started. With --json "
+        "each refresh prints one JSON object per line. A terminal shows colours unless NO_COLOR is set.",
         asks_gateway=True,
     )
     command.add_argument("--once", action="store_true", help="print the figures since the gateway started, and exit")
@@ -181,7 +181,7 @@ def _backends(found: TopFigures) -> Table:
 
 def _routes(found: TopFigures) -> Table:
     table = _table("route", large_share=11)
-    table.add_column("wrong hits of the served (95 % interval)", no_wrap=True)
+    table.add_column("wrong share of served hits (95 % interval)", no_wrap=True)
     for name, route in found.routes.items():
         table.add_row(_line(name), _percent(route.large_share), _wrong(route))
     return table

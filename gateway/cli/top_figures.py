@@ -15,7 +15,7 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OfVerdict:
-    """Figures of one verdict. `share`: of all requests, in [0, 1]. Share and latencies are None without requests."""
+    """Figures of one verdict. The share of all requests is in [0, 1]; it and the latencies are None without requests."""
 
     share: float | None
     per_s: float

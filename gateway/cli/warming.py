@@ -103,9 +103,7 @@ async def warm(plan: WarmingPlan, total: int, progress: Advance) -> WarmingSumma
             path, body = _parse_line(line, plan.model)
             tasks.create_task(send(path, body))
     if summary.failed == total > 0 and summary.first_failure == NO_LISTENER:
-        raise CommandFailed(
-            f"no gateway answers at {plan.url}: start one with its data port there, or change --url"
-        )
+        raise CommandFailed(f"no gateway answers at {plan.url}: start one with its data port there, or change --url")
     return summary
 
 

@@ -145,7 +145,7 @@ class Supervisor:
         self._write_status()
 
     async def restart_workers(self) -> None:
-        """Replace the workers one after the other. If a new one does not start to listen, the remaining old ones stay."""
+        """Replace the workers one after the other. If a new one does not start to listen, the other old ones stay."""
         async with self._restart_lock:
             LOG.info("handing over to new workers")
             left = sorted(self._workers)
@@ -261,7 +261,9 @@ async def run_supervisor(config: Config, arguments: list[str], environ: Mapping[
         try:
             lock = DataDirLock(config.data_dir)
         except StartupError as error:
-            raise StartupError(f"{error}; `nearhit restart` replaces the workers of a gateway that has workers") from None
+            raise StartupError(
+                f"{error}; `nearhit restart` replaces the workers of a gateway that has workers"
+            ) from None
         stack.callback(lock.release)
         stack.callback(lambda: status_file(config.data_dir).unlink(missing_ok=True))
         figures = figures_folder(config.data_dir)
@@ -326,8 +328,8 @@ def register(command: Command) -> None:
         "",
         "--config /etc/nearhit/config.yaml",
         about="The command needs a gateway on this machine with server.workers above 1. It signals the supervisor, and "
-        "returns when every worker is a new process. server.listen, server.admin, server.workers and the embedded store "
-        "change only when the supervisor itself restarts.",
+        "returns when every worker is a new process. server.listen, server.admin, server.workers and the embedded "
+        "store change only when the supervisor itself restarts.",
         fault="a new worker did not start to listen, and the old ones stay",
     )
 

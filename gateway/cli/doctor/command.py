@@ -24,7 +24,9 @@ from gateway.config.policy.single_backend import upstream_config
 # Limit of each check that uses the network; single requests have shorter limits. Reads from the local disk have no
 # limit, since a read cannot be cancelled.
 CHECK_TIMEOUT_S = 15.0
-PLACEHOLDER = "absent"  # stands for a secret that is not set; it is never sent, since no check sends credentials to a backend
+PLACEHOLDER = (
+    "absent"  # stands for a secret that is not set; it is never sent, since no check sends credentials to a backend
+)
 NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "index", "backends", "limits")
 
 
@@ -33,11 +35,13 @@ def register(command: Command) -> None:
         run,
         "",
         "--upstream https://api.openai.com/v1",
-        about="Run it in the gateway's folder and with its environment; the gateway need not run. Each finding says what "
-        "was found and, if you have to act, how. It takes some seconds, and each check of a server at most 15.",
+        about="Run it in the gateway's folder and with its environment; the gateway need not run. Each finding says "
+        "what was found and, if you have to act, how. It takes some seconds, and each check of a server at most 15.",
         fault="there is a fault; with warnings alone the exit code is 0",
     )
-    command.add_argument("--upstream", metavar="URL", help="check `nearhit serve --upstream URL`, without a configuration file")
+    command.add_argument(
+        "--upstream", metavar="URL", help="check `nearhit serve --upstream URL`, without a configuration file"
+    )
     add_addresses(command)
 
 
@@ -112,9 +116,7 @@ async def _with_timeout(what: str, probe: Coroutine[Any, Any, list[Finding]]) ->
             return await probe
     except TimeoutError:
         return [
-            fault(
-                what, f"could not be checked within {CHECK_TIMEOUT_S:g} s", "see whether this machine is overloaded"
-            )
+            fault(what, f"could not be checked within {CHECK_TIMEOUT_S:g} s", "see whether this machine is overloaded")
         ]
 
 

@@ -54,7 +54,9 @@ def model(facts: ModelFacts) -> Finding:
         return warning("embedding", found, "set embedder.adapter: onnx; hash is only for measurements")
     if facts.actual is not None and facts.actual != facts.expected:
         found = f"{facts.key}: {facts.folder} contains {facts.actual}, but {facts.expected} is configured"
-        return fault("embedding", found, "configure the model in the folder, or fetch the other one: `nearhit model fetch`")
+        return fault(
+            "embedding", found, "configure the model in the folder, or fetch the other one: `nearhit model fetch`"
+        )
     return ok(
         "embedding", f"{facts.key}: {facts.expected} is available" + (", every file as built" if facts.actual else "")
     )
@@ -105,7 +107,7 @@ def _inspect_model(key: str, model: EmbeddingModel) -> ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """Facts on a folder. `error`: why it is not writable. `holder`: the lock's holder, such as "process 12 (nearhit)"."""
+    """Facts on a folder. `error`: why it is not writable. `holder` of its lock, such as "process 12 (nearhit)"."""
 
     path: Path
     error: str | None
@@ -192,7 +194,7 @@ class MachineFacts:
 def limits(facts: MachineFacts, config: Config) -> Iterator[Finding]:
     expected = needed(config)
     most = f"{expected.inflight} requests in flight and {expected.calls} calls need {expected.files}"
-    found = f"the limit is {facts.files} open files; {most}"
+    found = f"{facts.files} open files are allowed; {most}"
     todo = f"raise it to {expected.ample}: LimitNOFILE of the unit, or `ulimit -n`"
     if facts.files < expected.files:
         yield (fault if facts.files < expected.inflight else warning)("limits", found, todo)

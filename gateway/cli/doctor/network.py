@@ -67,11 +67,17 @@ def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, re
     if ready is not None and ready.get("draining"):
         yield warning("gateway", "it is stopping, and finishes the requests in flight", "wait until a new one runs")
     if refused is not None:
-        yield warning("gateway", f"its admin port refused access: {refused}", "set the token that the gateway was started with")
+        yield warning(
+            "gateway", f"its admin port refused access: {refused}", "set the token that the gateway was started with"
+        )
     if stats is None:
         return
     if stats.get("store_breaker", "closed") != "closed":
-        yield fault("gateway", "the circuit breaker of its store is open: every request is a miss", "see the findings on the store")
+        yield fault(
+            "gateway",
+            "the circuit breaker of its store is open: every request is a miss",
+            "see the findings on the store",
+        )
     if not stats.get("index_ready", True):
         yield warning("gateway", "its index is still loading: similar questions may be missed", "wait")
     for problem in stats.get("policy", {}).get("faults", ())[:MAX_FAULTS_SHOWN]:
@@ -223,7 +229,10 @@ async def inspect_backends(config: Config, environ: Mapping[str, str]) -> list[F
     for name, section in config.backends.items():
         if isinstance(section, OnnxBackendConfig):
             found.append(
-                ok("backends", f"{name}: runs in the gateway, with the files in {section.path}; not loaded by this check")
+                ok(
+                    "backends",
+                    f"{name}: runs in the gateway, with the files in {section.path}; not loaded by this check",
+                )
             )
         else:
             network[name] = section
@@ -287,7 +296,7 @@ async def connection_failure(url: str) -> str:
         async with asyncio.timeout(TIMEOUT_S):
             await _try_connect(host, port, ssl.create_default_context() if secure else None)
     except socket.gaierror:
-        return f"cannot be found: DNS does not know the name {host}"
+        return f"cannot be found: the name {host} is unknown to DNS"
     except ssl.SSLCertVerificationError as error:
         return f"sends a certificate that is not accepted: {error.verify_message}"
     except ssl.SSLError as error:

@@ -71,18 +71,16 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
     """Yield a finding on the server itself, and then one for each problem."""
     said = facts.information
     if not said:
-        found = (
-            f"the store at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms, but its user may not run INFO"
+        found = f"the store at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms, but its user may not run INFO"
+        yield warning(
+            "store", found, "let the user of store.url run INFO and TIME, so that the settings can be checked"
         )
-        yield warning("store", found, "let the user of store.url run INFO and TIME, so that the settings can be checked")
         return
     name, version = _version(said)
     found = f"{name} {version} at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms"
     yield _latency(found, facts, config.store.timeout)
     if config.store.url != "embedded" and _parse_version(version) < MIN_WAITAOF_VERSION:
-        yield warning(
-            "store", f"{name} {version} cannot confirm that a removal is on disk", "use Redis 7.2 or Valkey"
-        )
+        yield warning("store", f"{name} {version} cannot confirm that a removal is on disk", "use Redis 7.2 or Valkey")
     if said.get("role") in ("slave", "replica"):
         yield fault("store", "this server is a replica and accepts no writes", "name its primary in store.url")
     if config.store.target.kind in (StoreKind.SENTINEL, StoreKind.CLUSTER) and said.get("connected_slaves", "0") == "0":
@@ -96,9 +94,7 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
 def _latency(found: str, facts: StoreFacts, timeout_s: float) -> Finding:
     limit = f"store.timeout is {1e3 * timeout_s:g} ms"
     if facts.latency_s >= timeout_s:
-        return fault(
-            "store", f"{found}, but {limit}: every lookup times out", "move it nearer, or raise store.timeout"
-        )
+        return fault("store", f"{found}, but {limit}: every lookup times out", "move it nearer, or raise store.timeout")
     if facts.latency_s >= timeout_s / 2:
         return warning("store", f"{found}, and {limit}", "move it nearer, or raise store.timeout")
     return ok("store", found)
@@ -138,7 +134,9 @@ def _memory(facts: StoreFacts) -> Iterator[Finding]:
         level = fault if used >= most else warning
         state = "is full" if used >= most else f"is {used / most:.0%} full"
         todo = "set maxmemory-policy volatile-lru there, or store.max_bytes below its maxmemory"
-        yield level("store", f"its memory {state}, and with maxmemory-policy noeviction a full store refuses answers", todo)
+        yield level(
+            "store", f"its memory {state}, and with maxmemory-policy noeviction a full store refuses answers", todo
+        )
 
 
 def clock_finding(skew_s: float) -> Finding:
