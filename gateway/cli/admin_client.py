@@ -185,8 +185,8 @@ async def _read_json(response: aiohttp.ClientResponse, admin: str) -> dict[str, 
         )
     if response.status == 401:
         raise CommandFailed(
-            f"{admin} rejected the token ({value.get('error', 'no reason given')}): expected a valid one in the variable "
-            "that auth.admin_token_env or --token-env names"
+            f"{admin} rejected the token ({value.get('error', 'no reason given')}): expected a valid one in the "
+            "variable that auth.admin_token_env or --token-env names"
         )
     return value
 

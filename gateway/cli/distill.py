@@ -30,8 +30,8 @@ def register(command: Command) -> None:
         "train.csv --held-out test.csv --large --name intents --repository models",
         about="DATA contains texts with the labels or answers that a large model gave them: a .csv, a .jsonl, or a "
         "file of `nearhit cache export`. The command trains a student in a separate environment, quantises it, and "
-        "compares it with its teacher on held-out rows. It then writes the next version of a classifier for Triton's python "
-        "backend. An interrupted run resumes after its last epoch.",
+        "compares it with its teacher on held-out rows. It then writes the next version of a classifier for Triton's "
+        "python backend. An interrupted run resumes after its last epoch.",
         fault="the data has faults (each with its line), or there is no build environment",
     )
     add = command.add_argument

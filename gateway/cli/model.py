@@ -22,7 +22,8 @@ def register(command: Command) -> None:
         "",
         "--build-env .venv-build",
         about="The command fetches the published weights, exports them to int8 ONNX in a temporary environment "
-        "(1.6 GB, one minute), and compares the result with the original. It does nothing if the model exists unchanged.",
+        "(1.6 GB, one minute), and compares the result with the original. It does nothing if the model exists "
+        "unchanged.",
     )
     served = command.add_command(
         "triton",

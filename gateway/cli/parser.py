@@ -165,7 +165,7 @@ class Command(argparse.ArgumentParser):
 
     def _reject(self, text: str, word: str, known: Iterable[str]) -> None:
         meant = closest_match(word, known)
-        hint = f", did you mean {meant}?" if meant else ";"
+        hint = f" (did you mean {meant}?);" if meant else ";"
         self.error(f"{text}{hint} see `{self.prog} --help`")
 
     def _print_usage(self, _: argparse.Namespace) -> int:

@@ -32,8 +32,8 @@ def register(command: Command) -> None:
         "",
         "--listen 127.0.0.1:9001 --delay 300ms",
         about="The stub answers like OpenAI's chat completions, streams included. Each fake answer names the model of "
-        "the request and repeats the question. Use it to try policies, limits and clients. It stores nothing, and listens "
-        "only on this machine unless --listen says otherwise.",
+        "the request and repeats the question. Use it to try policies, limits and clients. It stores nothing, and "
+        "listens only on this machine unless --listen says otherwise.",
     )
     command.add_argument(
         "--listen",

@@ -15,9 +15,9 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OfVerdict:
-    """Figures of one verdict. The share of all requests is in [0, 1]; it and the latencies are None without requests."""
+    """Figures of one verdict; share and latencies are None without requests."""
 
-    share: float | None
+    share: float | None  # of all requests, in [0, 1]
     per_s: float
     p50_ms: float | None
     p95_ms: float | None

@@ -135,7 +135,9 @@ def test_without_a_configuration_the_message_names_the_ways_to_start(
 def test_a_missing_model_is_one_sentence_with_the_command_that_makes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = write_config(tmp_path, TWO, TIERS, embedder={"adapter": "onnx", "model": "own", "model_dir": str(tmp_path)})
+    config = write_config(
+        tmp_path, TWO, TIERS, embedder={"adapter": "onnx", "model": "own", "model_dir": str(tmp_path)}
+    )
     assert main(["serve", "--config", str(config)]) == 1
     assert "run `nearhit model fetch`" in capsys.readouterr().err
 
@@ -159,30 +161,28 @@ def test_every_command_takes_config_and_json() -> None:
     [
         (
             ["sreve"],
-            "nearhit: error: there is no command 'sreve', did you mean serve? `nearhit --help` lists what there is",
+            "nearhit: error: unknown command 'sreve' (did you mean serve?); see `nearhit --help`",
         ),
-        (["xyz"], "nearhit: error: there is no command 'xyz'; `nearhit --help` lists what there is"),
+        (["xyz"], "nearhit: error: unknown command 'xyz'; see `nearhit --help`"),
         (
             ["--config", "x.yaml", "serve"],
-            "nearhit: error: options go after the command, and --config stands before it",
+            "nearhit: error: options follow the command: move --config after it",
         ),
         (
             ["cache", "prge"],
-            "nearhit cache: error: there is no command 'prge', did you mean purge? "
-            "`nearhit cache --help` lists what there is",
+            "nearhit cache: error: unknown command 'prge' (did you mean purge?); see `nearhit cache --help`",
         ),
         (
             ["cache", "purge", "--tags", "x"],
-            "nearhit cache purge: error: unknown option --tags, did you mean --tag? "
-            "`nearhit cache purge --help` lists what there is",
+            "nearhit cache purge: error: unknown option --tags (did you mean --tag?); see `nearhit cache purge --help`",
         ),
         (
             ["check", "--nothing-of-the-kind"],
-            "nearhit check: error: unknown option --nothing-of-the-kind; `nearhit check --help` lists what there is",
+            "nearhit check: error: unknown option --nothing-of-the-kind; see `nearhit check --help`",
         ),
         (
             ["serve", "config.yaml"],
-            "nearhit serve: error: unexpected argument 'config.yaml'; `nearhit serve --help` lists what there is",
+            "nearhit serve: error: unexpected argument 'config.yaml'; see `nearhit serve --help`",
         ),
     ],
 )

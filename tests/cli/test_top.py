@@ -168,7 +168,7 @@ backend                in flight   limit  queued  upstreams  breaker
 light                          0 ...       0        1/1  closed
 large                          0 ...       0        1/1  closed
 
-route                  large share  wrong of the hits served (95 % interval)
+route                  large share  wrong share of served hits (95 % interval)
 default                      0.0 %  -
 ..."""
 
@@ -199,7 +199,7 @@ async def test_a_real_terminal_shows_it_in_24_lines_of_80_and_says_what_a_smalle
         await asked(tiered)
         await shown(SCREEN)
         await tmux("resize-window", "-x", "60", "-y", "8")
-        await shown("nearhit ...\n...\n(... more lines: make the terminal higher)\n...")
+        await shown("nearhit ...\n...\n(... more lines: enlarge the terminal)\n...")
     finally:
         await tmux("kill-server")
 

@@ -107,7 +107,7 @@ def _inspect_model(key: str, model: EmbeddingModel) -> ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """Facts on a folder. `error`: why it is not writable. `holder` of its lock, such as "process 12 (nearhit)"."""
+    """Facts on a folder. `error`: why it is not writable. The holder of its lock is such as "process 12 (nearhit)"."""
 
     path: Path
     error: str | None
