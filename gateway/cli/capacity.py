@@ -58,9 +58,9 @@ def share(text: str) -> float:
 
 
 OPTIONS: tuple[tuple[str, Callable[[str], float], str], ...] = (
-    ("semantic_share", share, "share of the hits"),
-    ("stored_share", share, "share of the misses"),
-    ("stream_share", share, "share of the misses"),
+    ("semantic_share", share, "share of the hits that are semantic"),
+    ("stored_share", share, "share of the misses that are stored"),
+    ("stream_share", share, "share of the misses that are streams"),
     ("stream_events", float, "events per stream"),
     ("large_share", share, "share of the misses that the large model answers"),
     ("peak_to_mean", float, "ratio of the peak to the mean"),

@@ -57,7 +57,7 @@ def register(command: Command) -> None:
         "--steps", action="store_true", help="print the pipeline steps of the request, outermost first, and why"
     )
     command.add_argument("--stored", metavar="PROMPT", help="instead of a request: a prompt with a stored answer")
-    command.add_argument("--asked", metavar="PROMPT", help="a prompt that may or may not get that answer")
+    command.add_argument("--asked", metavar="PROMPT", help="a prompt to look up: would it get that answer?")
     command.add_argument("--route", metavar="NAME", help="route of the two prompts; default: the policy's last one")
     command.add_argument(
         "--admin", metavar="URL", help="let the gateway with this admin port explain, with its learnt state"

@@ -36,7 +36,7 @@ def register(command: Command) -> None:
     listed.add_argument("--tenant", metavar="NAME")
     listed.add_argument("--state", choices=("active", "expired", "revoked", "all"), default="active")
     add("show", "Show the permissions, limits and dates of a key.", run_show, KEY).add_argument("key", metavar="ID")
-    text = "Change a key. Any limit option replaces all limits; everything else stays unless an option names it."
+    text = "Change a key. Limit options replace all its limits; other settings stay."
     changed = add("change", text, run_change, f"{KEY} --requests 600/min --concurrency 8")
     changed.add_argument("key", metavar="ID")
     changed.add_argument("--name")
@@ -48,7 +48,7 @@ def register(command: Command) -> None:
     expired.add_argument(
         "--in", dest="expires", required=True, metavar="DURATION", help="lifetime from now, such as 7d; off: no expiry"
     )
-    text = "Replace the text of a key, shown only once. The old text stays valid for the overlap."
+    text = "Replace a key's text, shown once; the old one stays valid for the overlap."
     rotated = add("rotate", text, run_rotate, f"{KEY} --overlap 24h")
     rotated.add_argument("key", metavar="ID")
     rotated.add_argument(

@@ -46,39 +46,39 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("gateway.cli.check", "List every fault of the configuration and of all policies."),
     "explain": (
         "gateway.cli.explain",
-        "Explain how a request would be answered, or whether two prompts match. Sends nothing.",
+        "Explain how a request would be answered, or whether two prompts match.",
     ),
     "simulate": (
         "gateway.cli.simulate",
-        "Replay recorded traffic under another policy, and compare it with the current one.",
+        "Compare another policy with the current one on recorded traffic.",
     ),
     "capacity": (
         "gateway.cli.capacity",
-        "Estimate the gateways, shards, nodes and GPUs that some traffic needs, and their cost per month.",
+        "Size gateways, shards, nodes and GPUs for some traffic, with the monthly cost.",
     ),
     "cache": ("gateway.cli.cache", "Manage stored answers: statistics, purge, export, import, warming."),
     "jobs": ("gateway.cli.jobs", "Manage jobs: list and show them, retry or drop the dead ones."),
     "keys": ("gateway.cli.keys", "Manage API keys: create, list, change, rotate and revoke them."),
     "policy": (
         "gateway.cli.policy",
-        "Manage the policy of a running gateway: show, validate, apply, compare, roll back.",
+        "Manage a gateway's policy: show, validate, apply, compare, roll back.",
     ),
     "audit": ("gateway.cli.audit", "List the actions on the admin port, newest first: who did what, and when."),
     "doctor": (
         "gateway.cli.doctor.command",
-        "Check everything that the gateway needs; report what is wrong and how to fix it. Changes nothing.",
+        "Check all that the gateway needs, and say how to fix faults. Changes nothing.",
     ),
     "top": (
         "gateway.cli.top",
-        "Watch a running gateway: requests, hit rate, latency, backends, routes. Ctrl-C ends it.",
+        "Watch a running gateway: requests, hit rate, latency, backends, routes.",
     ),
     "restart": (
         "gateway.cli.workers",
-        "Replace the worker processes, with the current configuration and without losing a request.",
+        "Replace the workers, with the current configuration, without losing requests.",
     ),
     "completion": (
         "gateway.cli.completion",
-        "Print a completion script for a shell: source it from the shell's start-up file.",
+        "Print a completion script for a shell, to source from its start-up file.",
     ),
     "schema": (
         "gateway.cli.json_schema",
@@ -86,7 +86,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "distill": (
         "gateway.cli.distill",
-        "Train a light model on the answers of a large one: a classifier, for Triton or the gateway itself.",
+        "Train a light classifier on a large model's answers, for Triton or nearhit.",
     ),
     "index": ("gateway.cli.index", "Manage the index that finds similar questions."),
     "model": ("gateway.cli.model", "Fetch the embedding model, or export it for Triton."),
@@ -110,7 +110,9 @@ class Command(argparse.ArgumentParser):
         `examples`: the rest of the command line after the name. `fault`: the meaning of exit code 1.
         """
         self.set_defaults(command=run)
-        self.add_argument("--config", type=Path, default=Path("config.yaml"), help="default: %(default)s")
+        self.add_argument(
+            "--config", type=Path, default=Path("config.yaml"), help="configuration file; default: %(default)s"
+        )
         self.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         if asks_gateway:
             self.add_argument("--admin", metavar="URL", help="URL of the admin port; default: server.admin")
