@@ -36,7 +36,8 @@ def register(command: Command) -> None:
         "--once",
         "--json --refresh 5",
         about="Rates and latencies cover the last 10 s; with --once, the time since the gateway started. With --json "
-        "each refresh prints one JSON object per line. A terminal shows colours unless NO_COLOR is set. Ctrl-C ends it.",
+        "each refresh prints one JSON object per line. A terminal shows colours unless NO_COLOR is set. Ctrl-C "
+        "ends it.",
         asks_gateway=True,
     )
     command.add_argument("--once", action="store_true", help="print the figures since the gateway started, and exit")
