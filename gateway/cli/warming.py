@@ -107,7 +107,7 @@ async def warm(plan: WarmingPlan, total: int, progress: Advance) -> WarmingSumma
     return summary
 
 
-NO_LISTENER = "nobody listens"
+NO_LISTENER = "no gateway listens"
 
 
 async def _send(

@@ -156,7 +156,7 @@ async def test_what_is_wrong_is_one_sentence_and_an_exit_code(served: Served, ne
     assert code == 1
     code, _, err = await nearhit("stats", admin="nowhere")
     assert (code, "is not a URL" in err) == (1, True)
-    assert "there is no such file" in (await nearhit("import", tmp_path / "none", admin=served.admin_url))[2]
+    assert "no such file" in (await nearhit("import", tmp_path / "none", admin=served.admin_url))[2]
 
 
 async def test_the_token_comes_from_the_environment(

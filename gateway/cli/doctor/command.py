@@ -24,9 +24,7 @@ from gateway.config.policy.single_backend import upstream_config
 # Limit of each check that uses the network; single requests have shorter limits. Reads from the local disk have no
 # limit, since a read cannot be cancelled.
 CHECK_TIMEOUT_S = 15.0
-PLACEHOLDER = (
-    "absent"  # stands for a secret that is not set; it is never sent, since no check sends credentials to a backend
-)
+PLACEHOLDER = "absent"  # for a secret that is not set; never sent, since no check sends credentials to a backend
 NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "index", "backends", "limits")
 
 
