@@ -142,7 +142,7 @@ class Fitted:
 def page(found: TopFigures) -> Group:
     """Return the page; it fits in 80 columns, however long the names are."""
     more = f" and {found.gateways - 1} more" if found.gateways > 1 else ""
-    stretch = "since its start" if found.since_start else f"the last {duration(found.seconds)}"
+    stretch = "since start" if found.since_start else f"the last {duration(found.seconds)}"
     return Group(
         _line(
             f"nearhit {found.listen}{more}  policy {found.policy[:12]}  up {duration(found.up_s)}  ({stretch})", HEAD

@@ -45,7 +45,7 @@ async def test_a_key_from_its_making_to_its_end(
     changed = json.loads(await nearhit("keys", "change", identity, "--all-models", "--no-limits", "--json"))
     assert (changed["models"], changed["limits"]) == ([], [])
     assert "nothing to change" in await nearhit("keys", "change", identity)
-    assert "ends             never" in await nearhit("keys", "expire", identity, "--in", "off")
+    assert "expires          never" in await nearhit("keys", "expire", identity, "--in", "off")
     rotated = (await nearhit("keys", "rotate", identity, "--overlap", "0s")).splitlines()[0]
     assert (await served.chat("hi", headers=bearer(key))).status == 401
     assert "is revoked, within a second on every gateway of the store\n" in await nearhit("keys", "revoke", identity)

@@ -276,7 +276,7 @@ async def test_what_was_exported_is_served_by_the_gateway_that_imports_it(
         assert (await two.chat("bare", headers={"x-app": "plain"})).cache_status.startswith("nearhit; hit")
         assert len(upstream.calls) == calls
         _, out, _ = await nearhit("import", file, admin=two.admin_url)
-        assert out.startswith("0 imported, 3 were there already")
+        assert out.startswith("0 imported, 3 already stored")
         (entry,) = await entries(two, "tag=docs")
         assert entry["age_s"] > 0
 
@@ -368,7 +368,7 @@ async def test_an_export_that_breaks_off_is_no_file(
     monkeypatch.setattr(served.gateway.removal, "stored", breaking)
     code, _, err = await nearhit("export", "--out", tmp_path / "answers.jsonl", admin=served.admin_url)
     assert code == 1
-    assert "broke off" in err
+    assert "the connection to the gateway" in err
     assert list(tmp_path.glob("answers*")) == []
 
 

@@ -103,7 +103,7 @@ def test_explain_prints_the_steps_of_a_route(home: Path, capsys: pytest.CaptureF
 def test_explain_can_be_held_to_an_expectation(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(home, EASY, "--expect", "light") == 0
     assert ask(home, EASY, "--expect", "large") == 1
-    assert "expected large, chosen is light" in capsys.readouterr().err
+    assert "expected large, but the choice is light" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

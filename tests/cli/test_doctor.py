@@ -306,7 +306,7 @@ async def test_a_gateway_that_runs_is_asked_for_its_health(home: Home, upstream:
         assert "answers in" in found["store"][0]["found"]
         # A policy that does not load leaves the last one in force: the doctor names both.
         (home.folder / "policies" / "policy.yaml").write_text("version: 2\n")
-        refused: Callable[[dict[str, str]], bool] = lambda one: "the last policy was refused" in one["found"]  # noqa: E731
+        refused: Callable[[dict[str, str]], bool] = lambda one: "the last policy was rejected" in one["found"]  # noqa: E731
         async with asyncio.timeout(120):
             while not any(map(refused, (await home.examine())[1]["gateway"])):
                 pass

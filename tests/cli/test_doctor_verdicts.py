@@ -53,7 +53,7 @@ def test_what_is_wrong_with_a_store_is_named(said: dict[str, str], level: Level,
 
 def test_an_old_redis_is_named() -> None:
     facts = StoreFacts("redis://h:1", {"redis_version": "6.2.1", "aof_enabled": "1"}, {}, 0.001, 0.0)
-    assert any("Redis 6.2.1 cannot say" in one.found for one in store_findings(facts, config(store=OUTSIDE)))
+    assert any("Redis 6.2.1 cannot confirm" in one.found for one in store_findings(facts, config(store=OUTSIDE)))
 
 
 def test_jobs_that_are_to_be_on_disk_need_a_store_that_writes_through() -> None:

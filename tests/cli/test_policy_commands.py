@@ -60,7 +60,7 @@ async def test_a_change_is_tried_applied_listed_compared_and_taken_back(nearhit:
     assert "+  - {name: default" in (await nearhit("diff", "2", "1"))[1]
     code, out, _ = await nearhit("rollback", "1", "--author", "bob")
     assert (code, "is in force; it replaces" in out) == (0, True)
-    assert "nothing changes" in (await nearhit("rollback", "1"))[1]
+    assert "no change: policy" in (await nearhit("rollback", "1"))[1]
     assert DEFAULT in (await nearhit("show"))[1]
 
 

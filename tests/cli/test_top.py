@@ -133,7 +133,7 @@ async def test_a_terminal_has_a_screen_that_is_refreshed_and_given_back(
     tiered: Served, tmp_path: Path, no_color: str
 ) -> None:
     async with watching(*where(tiered, tmp_path), NO_COLOR=no_color) as (process, ours):
-        said = await read_until(ours, "all of it")
+        said = await read_until(ours, "since start")
         assert said.startswith("\x1b[?1049h")
         await asked(tiered)
         said = await read_until(ours, "hit rate 33.3 %", said)
@@ -146,9 +146,9 @@ async def test_a_terminal_has_a_screen_that_is_refreshed_and_given_back(
 
 async def test_a_gateway_that_goes_is_asked_again(served: Served, tmp_path: Path) -> None:
     async with watching(*where(served, tmp_path)) as (process, ours):
-        await read_until(ours, "all of it")
+        await read_until(ours, "since start")
         await served.gateway.admin_port.stop()
-        await read_until(ours, "asking again")
+        await read_until(ours, "retrying")
         assert process.returncode is None
 
 
