@@ -199,7 +199,7 @@ def _table(name: str, **numbers: int) -> Table:
 
 def _problems(found: TopFigures) -> Iterator[Text]:
     if found.store_breaker != "closed":
-        yield _line("the store fails, and its circuit breaker is open: see `nearhit doctor`", BAD)
+        yield _line("the store fails, and its circuit breaker is not closed: see `nearhit doctor`", BAD)
     if found.policy_faults:
         faults = pluralise(found.policy_faults, "fault")
         yield _line(f"the last policy was rejected with {faults}: see `nearhit check`", BAD)

@@ -75,7 +75,7 @@ def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, re
     if stats.get("store_breaker", "closed") != "closed":
         yield fault(
             "gateway",
-            "the circuit breaker of its store is open: every request is a miss",
+            "the circuit breaker of its store is not closed: requests are misses",
             "see the findings on the store",
         )
     if not stats.get("index_ready", True):
