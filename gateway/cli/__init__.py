@@ -1,1 +1,1 @@
-"""What `nearhit` does, one module a command."""
+"""The commands of `nearhit`, one module for each."""

@@ -1,4 +1,4 @@
-"""Where a gateway that runs is, and how a command asks its admin port."""
+"""The client of the admin port, and the addresses of a running gateway."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ from gateway.errors import GatewayError
 T = TypeVar("T")
 CONNECT_S = 5.0
 ANY_ENDPOINT = "http://127.0.0.1"  # stands for the URL of `--upstream`, which no command here calls
-POLL_S = 0.1  # two looks for a gateway that is still starting
-# A removal looks through the whole store before it answers: a million entries take minutes.
+POLL_S = 0.1  # between two attempts to reach a gateway that is still starting
+# A purge scans the whole store before it answers: a million entries take minutes.
 TIMEOUT_S = 900.0
-WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
+WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, never bound
 
 
 class CommandFailed(GatewayError):
-    """One sentence for the operator."""
+    """The command failed; the message is one sentence for the operator."""
 
 
 class WrongUsage(CommandFailed):
-    """What was given does not go together, which the parser cannot see: exit code 2."""
+    """The arguments contradict each other, which the parser cannot see: exit code 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminAddress:
-    """Where a gateway's ports are, as URLs without a slash at their end. `wait_s`: how long one may take to listen."""
+    """URLs of a gateway's ports, without a trailing slash.
+
+    `wait_s`: seconds to wait for the gateway to listen.
+    """
 
     admin: str
     data: str
@@ -49,8 +52,10 @@ class AdminAddress:
 
 
 def admin_address(arguments: argparse.Namespace) -> AdminAddress:
-    """From the configuration; without one, where `nearhit serve --upstream` listens. --admin and --token-env go before
-    what it says. Raises `ConfigInvalid` or `StartupError`."""
+    """Return the addresses in the configuration; without a file, those of `nearhit serve --upstream`.
+
+    --admin and --token-env override the file. Raises `ConfigInvalid` or `StartupError`.
+    """
     if arguments.config.exists():
         settings = load_config(arguments.config, os.environ)
     else:  # settings of the environment apply to `nearhit serve --upstream`, and so do they here
@@ -63,12 +68,12 @@ def admin_address(arguments: argparse.Namespace) -> AdminAddress:
 
 
 def url_of(address: Address) -> str:
-    """Of a port on this machine, by an address that it can be reached at."""
+    """Return the URL of a port on this machine; loopback replaces a wildcard address."""
     return f"http://{Address(WILDCARD_HOSTS.get(address.host, address.host), address.port)}"
 
 
 class AdminClient:
-    """Every method raises `CommandFailed`."""
+    """A client of the admin port. Every request raises `CommandFailed` if it fails."""
 
     def __init__(self, address: AdminAddress, session: aiohttp.ClientSession) -> None:
         self._address = address
@@ -76,7 +81,7 @@ class AdminClient:
         self._headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
 
     async def wait_until_ready(self) -> None:
-        """Returns when somebody answers there, or has not for `AdminAddress.wait_s`: who asks next says so."""
+        """Return when the gateway answers, or after `AdminAddress.wait_s`; the next request then reports failure."""
         with suppress(TimeoutError, aiohttp.ClientError):
             async with asyncio.timeout(self._address.wait_s):
                 while True:
@@ -96,18 +101,18 @@ class AdminClient:
             return await _read_object(response, self._address.admin)
 
     async def post(self, path: str, body: Any) -> dict[str, Any]:
-        """`body`: an object, or an iterator of bytes."""
+        """Send `body`, an object or an async iterator of bytes; return the object of the response."""
         data = body if isinstance(body, AsyncIterator) else orjson.dumps(body)
         async with self._request("POST", path, data=data) as response:
             return await _read_object(response, self._address.admin)
 
     async def submit(self, path: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
-        """Bytes as they are -> the status and the object, whatever the status."""
+        """Send `content` unchanged; return the status and the object, whatever the status is."""
         async with self._request("POST", path, data=BytesIO(content), extra_headers=headers) as response:
             return response.status, await _read_json(response, self._address.admin)
 
     async def lines(self, path: str) -> AsyncIterator[bytes]:
-        """The pieces of an answer that is a stream. One that breaks raises like any other failure."""
+        """Yield the chunks of a streamed response. Raises `CommandFailed` if the stream breaks."""
         async with self._request("GET", path) as response:
             if response.status != 200:
                 await _read_object(response, self._address.admin)
@@ -124,13 +129,13 @@ class AdminClient:
             async with self._session.request(method, admin + path, headers=headers, **given) as response:
                 yield response
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
-            raise CommandFailed(f"--admin {admin} is no URL: expected one such as http://127.0.0.1:9090") from None
+            raise CommandFailed(f"--admin {admin} is not a URL: expected one such as http://127.0.0.1:9090") from None
         except aiohttp.ClientConnectorError:
             raise CommandFailed(
-                f"no gateway answers at {admin}: expected one that runs with its admin port there, or another --admin"
+                f"no gateway answers at {admin}: start one with its admin port there, or name another one with --admin"
             ) from None
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
-            raise CommandFailed(f"the gateway at {admin} broke off: {error or 'it takes too long'}") from None
+            raise CommandFailed(f"the connection to the gateway at {admin} failed: {error or 'timeout'}") from None
 
 
 @asynccontextmanager
@@ -144,7 +149,10 @@ async def connect(address: AdminAddress) -> AsyncIterator[AdminClient]:
 
 
 def call_gateway(arguments: argparse.Namespace, call: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
-    """What `call` makes of the gateway that the arguments name. Raises what it and `admin_address` raise."""
+    """Run `call` with a client of the gateway that the arguments name, and return its result.
+
+    Raises the errors of `call` and of `admin_address`.
+    """
 
     async def work() -> T:
         async with connect(admin_address(arguments)) as admin:
@@ -158,7 +166,7 @@ def print_response(
     call: Callable[[AdminClient], Coroutine[Any, Any, dict[str, Any]]],
     text: Callable[[dict[str, Any]], str],
 ) -> int:
-    """Prints what the gateway says, as JSON or as `text` has it."""
+    """Print the gateway's response as JSON, or as the text that `text` makes of it."""
     said = call_gateway(arguments, call)
     return print_result(arguments, said, text(said))
 
@@ -169,16 +177,18 @@ async def _read_json(response: aiohttp.ClientResponse, admin: str) -> dict[str, 
     except orjson.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        raise CommandFailed(f"{admin} answers with status {response.status} and no JSON object: is that an admin port?")
-    if not isinstance(value.get("error", ""), str):  # an object: a dialect's error, of the data port or its backend
         raise CommandFailed(
-            f"{admin} answers with status {response.status} as a model's endpoint does: expected the admin port "
-            "(server.admin), not the data port"
+            f"{admin} answered with status {response.status} and without a JSON object: is it an admin port?"
+        )
+    if not isinstance(value.get("error", ""), str):  # an object is an error of the data port or its backend
+        raise CommandFailed(
+            f"{admin} answered with status {response.status} in the format of a model endpoint: expected the admin "
+            "port (server.admin), not the data port"
         )
     if response.status == 401:
         raise CommandFailed(
-            f"{admin} wants another token ({value.get('error', 'no reason is given')}): expected it in the variable of "
-            "auth.admin_token_env or --token-env"
+            f"{admin} rejected the token ({value.get('error', 'no reason given')}): expected a valid one in the "
+            "variable that auth.admin_token_env or --token-env names"
         )
     return value
 
@@ -188,5 +198,5 @@ async def _read_object(response: aiohttp.ClientResponse, admin: str) -> dict[str
     if response.status != 200:
         done = {key: item for key, item in value.items() if key in ("matched", "removed", "imported", "refused")}
         had = f" (done so far: {', '.join(f'{item} {key}' for key, item in done.items())})" if done else ""
-        raise CommandFailed(f"{value.get('error', 'no reason is given')}{had}")
+        raise CommandFailed(f"{value.get('error', 'no reason given')}{had}")
     return value

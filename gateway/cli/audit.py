@@ -1,4 +1,4 @@
-"""`nearhit audit`: who did what on the admin port of a gateway that runs."""
+"""`nearhit audit` lists the actions on the admin port of a running gateway."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def register(command: Command) -> None:
         "--source",
         choices=("store", "file"),
         default="store",
-        help="the last 1000 of all gateways on the store, or the file of this one, with those who were not let in; "
-        "default: %(default)s",
+        help="store: the last 1000 actions on all gateways of the store; file: the log of this gateway, with rejected "
+        "requests; default: %(default)s",
     )
 
 
@@ -34,12 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def audit_text(reply: dict[str, Any]) -> str:
     if not reply["entries"]:
-        return "nothing was done yet"
+        return "no actions yet"
     return "\n".join(map(_format_entry, reply["entries"]))
 
 
 def _format_entry(entry: dict[str, Any]) -> str:
-    who = f"{entry.get('who') or 'nobody known'} ({entry['by']})" if entry.get("by") else "nobody known"
+    who = f"{entry.get('who') or 'unknown'} ({entry['by']})" if entry.get("by") else "unknown"
     more = {name: value for name, value in entry.items() if name not in FORMATTED_FIELDS}
     line = (
         f"{time_text(entry.get('at', 0.0))}  {who:<24}  {entry.get('peer', ''):<15}  {entry.get('outcome', ''):<7}  "

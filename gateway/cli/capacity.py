@@ -1,4 +1,4 @@
-"""`nearhit capacity`: what a fleet takes for some traffic, from measured unit costs."""
+"""`nearhit capacity` sizes a fleet for some traffic, from measured unit costs."""
 
 from __future__ import annotations
 
@@ -21,49 +21,59 @@ def register(command: Command) -> None:
         run,
         "--rps 50000 --hit-rate 0.4 --entries 1e8",
         "--rps 200 --hit-rate 30% --entries 500000 --models elsewhere --prices prices.yaml --json",
-        about="From unit costs that were measured, with the formula of each line; what was not measured is marked, and "
-        "prices are assumptions until you give yours. It reads neither configuration nor policies, and asks nobody. "
-        "How far the formulas are from gateways that run is in docs/scaling.md.",
+        about="The plan is computed from measured unit costs, and each line shows its formula. Figures that were not "
+        "measured are marked. Prices are assumptions until you give yours. The command reads neither configuration nor "
+        "policies, and contacts nothing. docs/scaling.md compares the formulas with running gateways.",
         fault="a file of costs or prices has faults",
     )
     number = command.add_argument
-    number("--rps", type=float, required=True, metavar="N", help="requests a second, on the mean of a month")
-    number("--hit-rate", type=share, required=True, metavar="SHARE", help="of all requests, such as 0.4 or 40%%")
-    number("--entries", type=float, required=True, metavar="N", help="stored at once, such as 1e8")
+    number("--rps", type=float, required=True, metavar="N", help="requests per second, as the mean of a month")
+    number("--hit-rate", type=share, required=True, metavar="SHARE", help="share of all requests, such as 0.4 or 40%%")
+    number("--entries", type=float, required=True, metavar="N", help="entries stored at the same time, such as 1e8")
     defaults = {field.name: field.default for field in fields(Demand)}
     for name, kind, meaning in OPTIONS:
         default = defaults[name]
         option = f"--{name.replace('_', '-')}"
         number(option, type=kind, default=default, metavar="N", help=f"{meaning}; default: {default:g}")
-    number("--embedder", choices=("onnx", "triton"), default="onnx", help="in each gateway, or on GPUs; default: onnx")
+    number(
+        "--embedder",
+        choices=("onnx", "triton"),
+        default="onnx",
+        help="onnx: in each gateway; triton: on GPUs; default: onnx",
+    )
     number("--index", choices=("auto", "faiss", "milvus"), default="auto", help="default: auto")
-    number("--models", choices=("own", "elsewhere"), default="own", help="whether their GPUs count; default: own")
-    number("--costs", type=Path, metavar="FILE", help="unit costs of your own, in place of the shipped ones")
-    number("--prices", type=Path, metavar="FILE", help="your prices, in place of the assumed ones")
+    number(
+        "--models",
+        choices=("own", "elsewhere"),
+        default="own",
+        help="own: the plan includes the models' GPUs; default: own",
+    )
+    number("--costs", type=Path, metavar="FILE", help="your unit costs, instead of the shipped ones")
+    number("--prices", type=Path, metavar="FILE", help="your prices, instead of the assumed ones")
 
 
 def share(text: str) -> float:
-    """`0.4` or `40%`. Raises `ValueError`; whether it lies within [0, 1] the demand says."""
+    """Parse `0.4` or `40%`. Raises `ValueError`; `Demand` checks that the share is in [0, 1]."""
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
 
 OPTIONS: tuple[tuple[str, Callable[[str], float], str], ...] = (
-    ("semantic_share", share, "of the hits"),
-    ("stored_share", share, "of the misses"),
-    ("stream_share", share, "of the misses"),
-    ("stream_events", float, "of one stream"),
-    ("large_share", share, "of the misses, to the large model"),
-    ("peak_to_mean", float, "how many times the mean the peak is"),
-    ("utilisation", share, "of any core, GPU or node at the peak"),
-    ("spare", int, "of everything that has no replica of its own"),
-    ("store_replicas", int, "of each shard, beside its master"),
-    ("request_bytes", float, "of one request"),
-    ("answer_bytes", float, "of one answer"),
+    ("semantic_share", share, "share of the hits that are semantic"),
+    ("stored_share", share, "share of the misses that are stored"),
+    ("stream_share", share, "share of the misses that are streams"),
+    ("stream_events", float, "events per stream"),
+    ("large_share", share, "share of the misses that the large model answers"),
+    ("peak_to_mean", float, "ratio of the peak to the mean"),
+    ("utilisation", share, "limit for each core, GPU or node at the peak"),
+    ("spare", int, "spare units of everything without replicas"),
+    ("store_replicas", int, "replicas of each shard, besides its primary"),
+    ("request_bytes", float, "size of one request"),
+    ("answer_bytes", float, "size of one answer"),
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises `ConfigInvalid` or `WrongUsage`."""
+    """Print the plan. Raises `ConfigInvalid` or `WrongUsage`."""
     costs = load_costs(arguments.costs)
     prices, currency = load_prices(arguments.prices)
     try:

@@ -1,4 +1,4 @@
-"""`nearhit check`: every fault of the configuration and of all policies at once, without a gateway."""
+"""`nearhit check` lists every fault of the configuration and of all policies, without a gateway."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ def register(command: Command) -> None:
         "",
         "policies/default.yaml",
         "--admin http://127.0.0.1:9090",
-        about="Every fault has its file, line and path of keys. Warnings are of what will run, though hardly as it was "
-        "meant. The policies' own expectations (`tests:`) are run.",
-        fault="there are faults; warnings alone are 0",
+        about="Each fault names its file, line and key path. A warning marks a setting that works, but probably not as "
+        "intended. The command also runs the expectations in the policies (`tests:`).",
+        fault="there are faults; with warnings alone the exit code is 0",
     )
-    command.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all in use")
-    command.add_argument("--admin", metavar="URL", help="ask the gateway with this admin port, too: what only it knows")
-    command.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
+    command.add_argument(
+        "paths", metavar="PATH", nargs="*", type=Path, help="files or folders; default: all that the configuration uses"
+    )
+    command.add_argument("--admin", metavar="URL", help="also get warnings from the gateway with this admin port")
+    command.add_argument("--token-env", metavar="VARIABLE", help="variable with the admin port's token")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def fetch_warnings(admin: AdminClient) -> list[ConfigError]:
-    """What only the gateway there can warn of. Raises `CommandFailed`."""
+    """Return the warnings that only a running gateway can give. Raises `CommandFailed`."""
     found = await admin.get("/admin/policy")
     return [ConfigError(f["file"], f["line"], (), f["message"]) for f in found.get("unmet_budgets", ())]
 
@@ -54,12 +56,14 @@ def _format_result(result: CheckResult) -> str:
 
 
 async def validate(config_path: Path, name: str, content: bytes) -> dict[str, Any]:
-    """What a policy file would make of the files of a configuration, as the admin port answers. Raises
-    `ConfigInvalid`."""
+    """Validate a new policy file together with the configured ones, and return the admin port's response.
+
+    Raises `ConfigInvalid`.
+    """
     config = load_config(config_path, os.environ)
     try:
         current = check_folder(config.policies, config)
-    except ConfigInvalid:  # the file may be what puts that right
+    except ConfigInvalid:  # the new file may correct that fault
         current = Policy((), "none")
     life = PolicyManager(config, config.policies, current, lambda *_: None, time.time)
     return {"ok": True, **(await life.validate(name, content)).as_json()}

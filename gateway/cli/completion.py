@@ -1,4 +1,4 @@
-"""`nearhit completion`: a script that lets a shell complete commands, options and paths."""
+"""`nearhit completion` prints a script that lets a shell complete commands, options and paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from gateway.cli.output import print_result
 from gateway.cli.parser import Command, build_parser
 
 SHELLS = ("bash", "zsh", "fish")
-PATHS = ("config", "file", "out", "request", "paths", "model_dir", "build_env", "triton_env")  # options that name one
+PATHS = (
+    "config",
+    "file",
+    "out",
+    "request",
+    "paths",
+    "model_dir",
+    "build_env",
+    "triton_env",
+)  # arguments that are paths
 
 
 def register(command: Command) -> None:
@@ -19,7 +28,7 @@ def register(command: Command) -> None:
         "bash > /etc/bash_completion.d/nearhit",
         "zsh > /usr/local/share/zsh/site-functions/_nearhit",
         "fish > ~/.config/fish/completions/nearhit.fish",
-        about="A script that the shell reads once, when it starts.",
+        about="The shell reads the script once, when it starts.",
     )
     command.add_argument("shell", choices=SHELLS)
 
@@ -29,6 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
     for _, command in parser.walk():
         for action in command._actions:
             if action.dest in PATHS:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads this attribute
     script: str = shtab.complete(parser, shell=arguments.shell)
     return print_result(arguments, {"shell": arguments.shell, "script": script}, script)

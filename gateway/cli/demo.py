@@ -1,4 +1,4 @@
-"""The command itself."""
+"""`nearhit demo` runs the gateway in front of a real Triton with two models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def register(command: Command) -> None:
         run,
         "",
         "--prepare --triton-env .venv-triton",
-        about="Installs a real Triton server where there is none, makes two small models over this documentation, "
-        "starts both and the gateway, asks a few questions, and stays until Ctrl-C.",
+        about="The command installs a real Triton server if there is none, and builds two small models from this "
+        "documentation. It starts Triton and the gateway, sends a few questions, and runs until Ctrl-C.",
     )
-    command.add_argument("--triton-env", type=Path, default=None, help="where Triton is or will be installed")
-    command.add_argument("--prepare", action="store_true", help="install what is missing and stop")
+    command.add_argument("--triton-env", type=Path, default=None, help="folder of the Triton installation")
+    command.add_argument("--prepare", action="store_true", help="install missing parts, and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:

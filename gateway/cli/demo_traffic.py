@@ -1,4 +1,4 @@
-"""`nearhit demo`: a real Triton with two models, the gateway before it, and a short sample of traffic."""
+"""`nearhit demo` runs a real Triton with two models and the gateway in front of it, and sends sample requests."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from gateway.http_server.listening import allow_files
 from gateway.observability import json_logging
 from gateway.tools.demo.build import start_demo_models
 
-# Triton's own ports, beside the gRPC one that config.yaml names.
+# Ports of Triton; config.yaml names the gRPC port.
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 
 HARD_QUESTION = (
     "Explain step by step why a follower of a coalesced request reads at its own speed, compare that with a plain "
     "cache, and analyse what happens when the leader's client leaves."
 )
-# What the sample is meant to show, and the questions that show it.
+# Each row: the behaviour to show, and a question that shows it.
 SAMPLE = (
     ("a first question", "What is a verdict?"),
     ("the same again", "What is a verdict?"),
@@ -58,8 +58,10 @@ class PlayedRequest:
 
 
 async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], *, as_json: bool = False) -> None:
-    """Stays until it is told to stop; whatever it started ends with it. Raises with one sentence what stands in the
-    way: a port that is taken, a missing library, a failed download."""
+    """Run the demo until a signal; every process that it started ends with it.
+
+    Raises an error with one sentence on the obstacle: a port in use, a missing library, a failed download.
+    """
     json_logging.configure_logging("warning")
     config = load_config(config_path, environ)
     allow_files(config)
@@ -93,7 +95,7 @@ async def demo(config_path: Path, triton_env: Path, environ: Mapping[str, str], 
 
 
 def require_free(key: str, address: Address) -> None:
-    """Asked before minutes are spent on building models. Raises `StartupError`."""
+    """Check that the address is free, before the models are built for minutes. Raises `StartupError`."""
     with socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -108,10 +110,10 @@ def print_line(text: str) -> None:
 
 
 async def send_sample(gateway: Gateway) -> list[PlayedRequest]:
-    """The sample, one request after the other."""
+    """Send the sample, one request after the other."""
     host, port = gateway.data_address
     url = f"http://{host}:{port}/v1/chat/completions"
-    # A tenant of its own each time: nobody has asked for it yet, so that the sample shows the same on every run.
+    # A new tenant on each run has no stored answers, so that the sample shows the same every time.
     headers = {"Authorization": f"Bearer demo-{os.urandom(8).hex()}"}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), headers=headers) as session:
         return [await _send(session, url, label, question) for label, question in SAMPLE]
@@ -137,7 +139,7 @@ async def _send(session: aiohttp.ClientSession, url: str, label: str, question: 
 
 
 def format_table(rows: list[PlayedRequest]) -> str:
-    """For a terminal: what was served from where."""
+    """Return a table for the terminal: each request, and the source of its response."""
     lines = ["", f"{'':<24} {'served from':<12} {'similarity':>10} {'complexity':>10} {'ms':>8}  question"]
     for row in rows:
         question = row.question if len(row.question) <= 48 else row.question[:47] + "\u2026"

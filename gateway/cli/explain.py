@@ -1,4 +1,4 @@
-"""`nearhit explain`: what would become of a request, without sending it; or what is made of two prompts."""
+"""`nearhit explain` explains how a request would be answered, or whether two prompts match, and sends nothing."""
 
 from __future__ import annotations
 
@@ -43,23 +43,26 @@ def register(command: Command) -> None:
         "request.json --expect light",
         "request.json --steps",
         "--stored 'What is a scope?' --asked 'what is a scope'",
-        about="It reads config.yaml and the policies; a gateway need not run. With --admin the gateway there is asked, "
-        "which knows what it has learnt and what its backends are predicted to take. Nothing is sent to a backend.\n"
-        "--stored and --asked ask instead whether the answer to one prompt would be served for another.",
-        fault="another backend than --expect is chosen, or the request has a fault",
+        about="The command reads config.yaml and the policies; no gateway needs to run. With --admin the gateway there "
+        "answers, with its learnt thresholds and the predicted latencies of its backends. Nothing is sent to a "
+        "backend.\n"
+        "--stored and --asked show instead whether the answer to one prompt would be served for another.",
+        fault="the chosen backend differs from --expect, or the request has a fault",
     )
     command.add_argument(
-        "request", metavar="REQUEST.json", type=Path, nargs="?", help="a body, or {path, headers, body}"
+        "request", metavar="REQUEST.json", type=Path, nargs="?", help="a request body, or {path, headers, body}"
     )
     command.add_argument("--expect", metavar="BACKEND", help="exit 1 unless this backend or tier is chosen")
-    command.add_argument("--steps", action="store_true", help="print the steps that it takes, outermost first, and why")
-    command.add_argument("--stored", metavar="PROMPT", help="instead of a request: one whose answer is stored,")
-    command.add_argument("--asked", metavar="PROMPT", help="and one that is asked: would that answer be served?")
-    command.add_argument("--route", metavar="NAME", help="of these two; default: the policy's last one")
     command.add_argument(
-        "--admin", metavar="URL", help="ask the gateway with this admin port: what it has learnt, what it predicts"
+        "--steps", action="store_true", help="print the pipeline steps of the request, outermost first, and why"
     )
-    command.add_argument("--token-env", metavar="VARIABLE", help="where the admin port's token is")
+    command.add_argument("--stored", metavar="PROMPT", help="instead of a request: a prompt with a stored answer")
+    command.add_argument("--asked", metavar="PROMPT", help="a prompt to look up: would it get that answer?")
+    command.add_argument("--route", metavar="NAME", help="route of the two prompts; default: the policy's last one")
+    command.add_argument(
+        "--admin", metavar="URL", help="let the gateway with this admin port explain, with its learnt state"
+    )
+    command.add_argument("--token-env", metavar="VARIABLE", help="variable with the admin port's token")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_result(arguments, explanation.as_json(), shown)
     if arguments.expect in (None, explanation.backend, explanation.tier):
         return GOOD
-    print_warning(f"nearhit: expected {arguments.expect}, chosen is {explanation.backend}")
+    print_warning(f"nearhit: expected {arguments.expect}, but the choice is {explanation.backend}")
     return FAULT
 
 
@@ -93,13 +96,16 @@ def _run_pair(arguments: argparse.Namespace) -> int:
 
 
 async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> Explanation:
-    """Raises `BadRequest` where the file is no request, and whatever the reading of the configuration raises."""
+    """Explain a request from the files alone, without a gateway.
+
+    Raises `BadRequest` if the file is not a request, and the errors of reading the configuration.
+    """
     config = load_config(config_path, environ)
     policy = load_policy(config.policies, config)
     value, clock = read_request(path), SystemClock()
     _, call = parse_request(value, clock, str(path))
     embedding, complexity = await _embed_question(config, call)
-    # Anew: that the model was loaded here is nothing that a request's budget is spent on.
+    # Parse again, so that the time to load the model does not count against the request's budget.
     request, call = parse_request(value, clock, str(path))
     route = policy.match(request.path, call.model, request.tenant, request.headers)
     apply_route(request, call, route)
@@ -109,7 +115,7 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
 
 
 def read_request(path: Path) -> Any:
-    """Raises `BadRequest`."""
+    """Read the JSON of a request. Raises `BadRequest`."""
     try:
         return orjson.loads(path.read_bytes())
     except OSError as error:
@@ -119,14 +125,16 @@ def read_request(path: Path) -> Any:
 
 
 async def explain_by_gateway(place: AdminAddress, path: Path) -> Explanation:
-    """By the gateway whose admin port is there: with the latencies that it predicts. Raises `BadRequest` and
-    `CommandFailed`."""
+    """Let a running gateway explain the request, with the latencies that it predicts.
+
+    Raises `BadRequest` and `CommandFailed`.
+    """
     async with connect(place) as admin:
         found = await admin.post(PATH, read_request(path))
     try:
         return Explanation(**found)
     except TypeError as error:
-        raise CommandFailed(f"{place.admin} answers otherwise than this version expects: {error}") from None
+        raise CommandFailed(f"{place.admin} answered in a format that this version does not expect: {error}") from None
 
 
 async def _embed_question(config: Config, call: Call) -> tuple[Embedding | None, ComplexityModel]:

@@ -1,4 +1,4 @@
-"""`nearhit index`: the vectors that questions are found by."""
+"""`nearhit index` manages the index of question vectors."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from gateway.errors import StartupError, StoreUnavailable
 from gateway.http_server.listening import DataDirLock
 from gateway.ports import ResponseStore, VectorIndex
 
-MAX_STALLED_ATTEMPTS = 5  # in a row without any progress
+MAX_STALLED_ATTEMPTS = 5  # consecutive attempts
 
 
 def register(command: Command) -> None:
-    text = "Fill the index that the configuration names from the store, whichever was in use before."
+    text = "Fill the configured index from the store, whatever index was in use before."
     command.add_command(
         "migrate",
         text,
         run_migrate,
         "",
         "--config next.yaml --json",
-        about="Reads the stored vectors, writes those that the index of index.adapter lacks, from faiss to milvus and "
-        "back, takes out what the store does not have, and compares the counts. What is there is not written again: "
-        "where it was stopped, run it again. With the embedded store, with faiss or with a Milvus Lite file the "
-        "gateway has to be stopped. (Faiss also fills itself at a gateway's start.)",
+        about="The command works from faiss to milvus and back. It reads the stored vectors and writes those that the "
+        "index of index.adapter lacks. It then removes vectors that the store does not have, and compares the counts. "
+        "Existing vectors are not written again: after an interruption, run it again. Stop the gateway first if you "
+        "use the embedded store, faiss or a Milvus Lite file. (Faiss also fills itself when a gateway starts.)",
     )
 
 
 def run_migrate(arguments: argparse.Namespace) -> int:
-    """Raises `ConfigInvalid` or `StartupError`."""
+    """Fill the index, and print the counts. Raises `ConfigInvalid` or `StartupError`."""
     config, begun = load_config(arguments.config, os.environ), time.perf_counter()
     compared, size = asyncio.run(_migrate(config, os.environ, quiet=arguments.json))
     expected = compared.retained + compared.added
@@ -62,7 +62,9 @@ def run_migrate(arguments: argparse.Namespace) -> int:
     )
     if size == expected:
         return print_result(arguments, figures, text)
-    print_result(arguments, figures, text + "; what gateways stored meanwhile differs, else run it again")
+    print_result(
+        arguments, figures, text + "; gateways may have stored or removed some meanwhile, otherwise run it again"
+    )
     return FAULT
 
 
@@ -93,12 +95,15 @@ async def _migrate(config: Config, environ: Mapping[str, str], *, quiet: bool) -
 
 
 def _needs_exclusive_access(config: Config) -> bool:
-    """Whether store or index cannot be used beside a gateway that runs."""
+    """Whether the store or the index cannot be shared with a running gateway."""
     return config.store.url == "embedded" or config.index.adapter == "faiss" or milvus_lite_path(config.index.url or "")
 
 
 async def _reconcile(store: ResponseStore, index: VectorIndex, clock: SystemClock, advance: Advance) -> ReconcileResult:
-    """What is there already is not written again, so that each attempt goes on where the last one ended."""
+    """Reconcile the index with the store, with retries.
+
+    Existing vectors are not written again, so that each attempt resumes where the last one ended.
+    """
     furthest = failures = 0
     while True:
         done = 0
@@ -115,7 +120,7 @@ async def _reconcile(store: ResponseStore, index: VectorIndex, clock: SystemCloc
         except StoreUnavailable as error:
             failures = failures + 1 if furthest == before else 0
             if failures == MAX_STALLED_ATTEMPTS:
-                why = f"stopped after {furthest} entries: {error}; run it again, it goes on there"
+                why = f"stopped after {furthest} entries: {error}; run it again to resume"
                 raise StartupError(why) from None
             await asyncio.sleep(RETRY_S)
             continue

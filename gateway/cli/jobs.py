@@ -1,4 +1,4 @@
-"""`nearhit jobs`: what operators do with the jobs of a gateway that runs."""
+"""`nearhit jobs` manages the jobs of a running gateway."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ JOB = "job_0123456789abcdef0123456789abcdef"
 
 def register(command: Command) -> None:
     add = partial(command.add_command, asks_gateway=True)
-    text = "Say how many jobs wait and run, and list some."
+    text = "Count the jobs by state, and list some."
     listed = add("list", text, run_list, "", "--state dead --top 10")
     listed.add_argument("--state", choices=("active", "dead", "finished"), default="active", help="default: active")
-    listed.add_argument("--top", type=int, default=50, metavar="N", help="the youngest; default: %(default)s")
-    text = "Say how a job stands, without its request and its answer."
+    listed.add_argument("--top", type=int, default=50, metavar="N", help="list the N newest; default: %(default)s")
+    text = "Show the state of a job, without its request and its answer."
     add("show", text, run_show, JOB).add_argument("job", metavar="ID")
-    for name, text in (("retry", "Have dead jobs tried again."), ("drop", "Forget dead jobs.")):
+    for name, text in (("retry", "Try dead jobs again."), ("drop", "Drop dead jobs permanently.")):
         each = add(name, text, run_action(name), JOB, "--all")
         each.add_argument("job", metavar="ID", nargs="?")
-        each.add_argument("--all", action="store_true", help="all dead ones, at most 1000 at once")
+        each.add_argument("--all", action="store_true", help="all dead jobs, at most 1000 per call")
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def run_action(name: str) -> Run:
         if arguments.all == (arguments.job is not None):
             raise WrongUsage("expected the id of a dead job, or --all")
         body = {"all": True} if arguments.all else {"job": arguments.job}
-        done = "tried again" if name == "retry" else "forgotten"
+        done = "queued again" if name == "retry" else "dropped"
         return print_response(
             arguments, lambda admin: admin.post(f"/admin/jobs/{name}", body), lambda reply: f"{reply['jobs']} {done}"
         )
@@ -54,7 +54,7 @@ def list_text(reply: dict[str, Any]) -> str:
     counts = reply["counts"]
     head = (
         f"{counts['queued']} queued, {counts['running']} running, {counts['dead']} dead, "
-        f"{counts['webhooks']} webhooks to be told; the oldest waits for {counts['oldest_s']:.0f} s"
+        f"{counts['webhooks']} webhooks to send; the oldest job has waited {counts['oldest_s']:.0f} s"
     )
     rows = [
         f"{one['id']}  {one['status']:<9}  {time_text(one['created_at'])}  {one['attempts']:>3}  {one['tenant']:<12}  "

@@ -1,4 +1,4 @@
-"""The command `schema`: the JSON Schema of both kinds of file, from the models that read them."""
+"""`nearhit schema` prints the JSON Schema of both kinds of file, from the models that read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.config.policy.schema import PolicyFile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "from the environment"}
-# Their values are mappings from names to schemas, and a name may be `title`.
+# The values of these keys map names to schemas, and a name may be `title`.
 _NAMED = ("properties", "$defs")
 
 
@@ -27,7 +27,7 @@ def register(command: Command) -> None:
         run,
         "policy > policy.schema.json",
         "config",
-        about="For editors, which complete and check YAML with it. docs/schema has the same files.",
+        about="Editors use the schema to complete and check YAML. docs/schema has the same files.",
     )
     command.add_argument("kind", choices=("policy", "config"))
 
@@ -61,7 +61,9 @@ class DescribedSchema(GenerateJsonSchema):
         section: Any = schema["cls"]
         properties = json_schema["properties"]
         for key, text in describe(section).items():
-            value = {name: item for name, item in properties[key].items() if name != "default"}  # in seconds and bytes
+            value = {
+                name: item for name, item in properties[key].items() if name != "default"
+            }  # pydantic writes it in seconds and bytes
             form = value.get("description")  # how to write the value
             properties[key] = {**value, "description": f"{text} Write {form}." if form else text}
             if (default := written_default(section.model_fields[key])) is not None:
@@ -70,7 +72,7 @@ class DescribedSchema(GenerateJsonSchema):
 
 
 def without_titles(value: Any, *, named: bool = False) -> Any:
-    """Leave out the titles that pydantic makes of the names."""
+    """Remove the titles that pydantic derives from the names."""
     if isinstance(value, list):
         return [without_titles(item) for item in value]
     if not isinstance(value, dict):

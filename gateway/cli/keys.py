@@ -1,4 +1,4 @@
-"""`nearhit keys`: API keys of the store of a gateway that runs."""
+"""`nearhit keys` manages the API keys in the store of a running gateway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.cli.admin_client import AdminClient, WrongUsage, call_gateway, prin
 from gateway.cli.output import print_result, print_warning, time_text
 from gateway.cli.parser import Command
 
-SHOWN_ONCE = "this is the only time that its text is shown: "
+SHOWN_ONCE = "the key is shown only this once: "
 COSTS = ("cost_per_day", "cost_per_month")
 
 
@@ -22,46 +22,56 @@ KEY = "key_0123456789abcdef"
 def register(command: Command) -> None:
     add = partial(command.add_command, asks_gateway=True)
     created = add(
-        "create", "Make a key. It is shown once.", run_create,
+        "create", "Create a key. It is shown only once.", run_create,
         "ci --tenant acme --expires 90d", "night --tenant acme --models 'gpt-4o-mini' --cost-per-day '5 USD'",
-        about="The key's text is kept nowhere: the store has a digest of it.",
+        about="The key's text is not stored: the store has only a digest of it.",
     )  # fmt: skip
-    created.add_argument("name", metavar="NAME", help="what it is for, such as ci")
-    created.add_argument("--tenant", required=True, metavar="NAME", help="whose answers it may see")
+    created.add_argument("name", metavar="NAME", help="purpose of the key, such as ci")
+    created.add_argument(
+        "--tenant", required=True, metavar="NAME", help="tenant of the key: it sees only that tenant's answers"
+    )
     created.add_argument("--role", choices=("use", "operate", "admin"), default="use", help="default: use")
     _add_terms(created, default="all", ends="never")
-    listed = add("list", "List keys, the youngest first.", run_list, "", "--state all --tenant acme")
+    listed = add("list", "List keys, newest first.", run_list, "", "--state all --tenant acme")
     listed.add_argument("--tenant", metavar="NAME")
     listed.add_argument("--state", choices=("active", "expired", "revoked", "all"), default="active")
-    add("show", "Say what a key may, and since when.", run_show, KEY).add_argument("key", metavar="ID")
-    text = "Change what a key may. Its limits are one: what is named replaces them all. All else stays."
+    add("show", "Show the permissions, limits and dates of a key.", run_show, KEY).add_argument("key", metavar="ID")
+    text = "Change a key. Limit options replace all its limits; other settings stay."
     changed = add("change", text, run_change, f"{KEY} --requests 600/min --concurrency 8")
     changed.add_argument("key", metavar="ID")
     changed.add_argument("--name")
-    _add_terms(changed, default="as they are", ends="as it is")
-    changed.add_argument("--all-models", action="store_true", help="of any model from now on")
-    changed.add_argument("--no-limits", action="store_true", help="without limits of its own from now on")
-    expired = add("expire", "Have a key end at a time, or never.", run_expire, f"{KEY} --in 7d", f"{KEY} --in off")
+    _add_terms(changed, default="unchanged", ends="unchanged")
+    changed.add_argument("--all-models", action="store_true", help="allow every model")
+    changed.add_argument("--no-limits", action="store_true", help="remove the limits of the key")
+    expired = add("expire", "Change the expiry of a key.", run_expire, f"{KEY} --in 7d", f"{KEY} --in off")
     expired.add_argument("key", metavar="ID")
-    expired.add_argument("--in", dest="expires", required=True, metavar="DURATION", help="such as 7d; off: never")
-    text = "Give a key another text, shown once; both are good for the overlap."
+    expired.add_argument(
+        "--in", dest="expires", required=True, metavar="DURATION", help="lifetime from now, such as 7d; off: no expiry"
+    )
+    text = "Replace a key's text, shown once; the old one stays valid for the overlap."
     rotated = add("rotate", text, run_rotate, f"{KEY} --overlap 24h")
     rotated.add_argument("key", metavar="ID")
-    rotated.add_argument("--overlap", metavar="DURATION", default="24h", help="0s: not at all; default: %(default)s")
-    text = "End a key for good, within a second on every gateway of the store."
+    rotated.add_argument(
+        "--overlap", metavar="DURATION", default="24h", help="0s: the old text ends at once; default: %(default)s"
+    )
+    text = "Revoke a key permanently, within a second on every gateway of the store."
     add("revoke", text, run_revoke, KEY).add_argument("key", metavar="ID")
 
 
 def _add_terms(command: argparse.ArgumentParser, *, default: str, ends: str) -> None:
-    command.add_argument("--models", action="append", metavar="GLOB", help=f"again for more; default: {default}")
-    text = f"in how long, such as 90d; off: never; default: {ends}"
+    command.add_argument(
+        "--models", action="append", metavar="GLOB", help=f"models that the key may use; repeatable; default: {default}"
+    )
+    text = f"lifetime from now, such as 90d; off: no expiry; default: {ends}"
     command.add_argument("--expires", metavar="DURATION", help=text)
-    command.add_argument("--requests", action="append", metavar="RATE", help="such as 600/min; again for more")
-    command.add_argument("--tokens", action="append", metavar="RATE", help="such as 100k/min; again for more")
-    command.add_argument("--concurrency", type=int, metavar="N", help="calls at once")
-    command.add_argument("--cost-per-day", metavar="AMOUNT", help="such as '5 USD'")
-    command.add_argument("--cost-per-month", metavar="AMOUNT", help="such as '100 USD'")
-    command.add_argument("--then", choices=("refuse", "light"), help="at a cost: refuse, or the lightest model alone")
+    command.add_argument("--requests", action="append", metavar="RATE", help="such as 600/min; repeatable")
+    command.add_argument("--tokens", action="append", metavar="RATE", help="such as 100k/min; repeatable")
+    command.add_argument("--concurrency", type=int, metavar="N", help="limit of concurrent calls")
+    command.add_argument("--cost-per-day", metavar="AMOUNT", help="daily cost limit, such as '5 USD'")
+    command.add_argument("--cost-per-month", metavar="AMOUNT", help="monthly cost limit, such as '100 USD'")
+    command.add_argument(
+        "--then", choices=("refuse", "light"), help="at a cost limit: refuse, or use only the lightest model"
+    )
 
 
 def run_create(arguments: argparse.Namespace) -> int:
@@ -88,7 +98,7 @@ def run_change(arguments: argparse.Namespace) -> int:
     if arguments.no_limits:
         body["limits"] = []
     if not body:
-        raise WrongUsage("nothing is to change: expected an option such as --models or --expires")
+        raise WrongUsage("nothing to change: expected an option such as --models or --expires")
     return _post(arguments, "", body, show_text)
 
 
@@ -102,14 +112,14 @@ def run_rotate(arguments: argparse.Namespace) -> int:
 
 def run_revoke(arguments: argparse.Namespace) -> int:
     def text(reply: dict[str, Any]) -> str:
-        unknown = "" if reply["durable"] else "; the store does not say that this has reached its disk"
-        return f"{reply['id']} ({reply['name']}) is revoked: within a second on every gateway of the store{unknown}"
+        unknown = "" if reply["durable"] else "; the store has not confirmed that this is on disk"
+        return f"{reply['id']} ({reply['name']}) is revoked, within a second on every gateway of the store{unknown}"
 
     return _post(arguments, "/revoke", {}, text)
 
 
 def _create(arguments: argparse.Namespace, path: str, body: dict[str, Any]) -> int:
-    """The text alone on standard output, so that a variable can take it; what is to be said of it on the other one."""
+    """Print only the key on standard output, so that a variable can take it, and notes on standard error."""
     reply = call_gateway(arguments, lambda admin: admin.post(path, body))
     if not arguments.json:
         print_warning(warning_text(reply))
@@ -146,7 +156,7 @@ def warning_text(reply: dict[str, Any]) -> str:
 
 def list_text(reply: dict[str, Any]) -> str:
     if not reply["keys"]:
-        return "there are none"
+        return "no keys"
     rows = [
         f"{key['id']}  {key['name']:<20}  {key['tenant']:<16}  {key['role']:<7}  {key['state']:<7}  "
         f"...{key['secrets'][-1]['hint']}  {_expiry_text(key)}"
@@ -158,22 +168,22 @@ def list_text(reply: dict[str, Any]) -> str:
 def show_text(reply: dict[str, Any]) -> str:
     lines = [
         f"{reply['id']}  {_owner_text(reply)}, {reply['state']}",
-        f"made             {time_text(reply['created'])}",
+        f"created          {time_text(reply['created'])}",
     ]
     lines[-1] += f" by {reply['created_by']}"
-    lines.append(f"ends             {_expiry_text(reply)}")
+    lines.append(f"expires          {_expiry_text(reply)}")
     lines.append(f"models           {', '.join(reply['models']) or 'all'}")
     lines += [f"limits           {_rule_text(rule)}" for rule in reply["limits"]] or [
-        "limits           none of its own"
+        "limits           none for this key"
     ]
     for secret in reply["secrets"]:
-        ends = "" if secret["ends"] is None else f", good until {time_text(secret['ends'])}"
-        lines.append(f"text             ...{secret['hint']} of {time_text(secret['created'])}{ends}")
+        ends = "" if secret["ends"] is None else f", valid until {time_text(secret['ends'])}"
+        lines.append(f"text             ...{secret['hint']} created {time_text(secret['created'])}{ends}")
     return "\n".join(lines)
 
 
 def _rule_text(rule: dict[str, Any]) -> str:
-    """As it is written in a policy, without its brackets."""
+    """Return the rule as a policy writes it, without brackets."""
     parts = []
     for name, value in rule.items():
         if isinstance(value, dict):

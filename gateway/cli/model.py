@@ -1,4 +1,4 @@
-"""`nearhit model`: the embedding model."""
+"""`nearhit model` fetches the embedding model, and exports it for Triton."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def register(command: Command) -> None:
         run_fetch,
         "",
         "--build-env .venv-build",
-        about="Fetches the published weights, exports them to int8 ONNX in an environment of its own (1.6 GB while it "
-        "lasts, a minute), and compares the result with the original. At once where the model is there and unchanged.",
+        about="The command fetches the published weights, exports them to int8 ONNX in a temporary environment "
+        "(1.6 GB, one minute), and compares the result with the original. It does nothing if the model exists "
+        "unchanged.",
     )
     served = command.add_command(
         "triton",
@@ -30,14 +31,14 @@ def register(command: Command) -> None:
         run_triton,
         "models",
         "models --cpu --build-env .venv-build",
-        about="Makes float32 ONNX of both, in an environment of its own as `model fetch` does, and puts each into the "
-        "repository as its next version, unless the newest is the same. What config.pbtxt says already stays.",
+        about="The command exports both to float32 ONNX, in a temporary environment like `model fetch`. Each one "
+        "becomes the next version in the repository, unless it equals the newest. An existing config.pbtxt is kept.",
     )
-    served.add_argument("repository", type=Path, metavar="FOLDER", help="the repository; made where it is not there")
+    served.add_argument("repository", type=Path, metavar="FOLDER", help="the repository; created if it does not exist")
     served.add_argument("--cpu", action="store_true", help="for a server without a GPU")
     for each in (fetched, served):
-        each.add_argument("--model-dir", type=Path, default=None, help="where models are kept")
-        each.add_argument("--build-env", type=Path, default=None, help="keep the build environment here")
+        each.add_argument("--model-dir", type=Path, default=None, help="folder of the models")
+        each.add_argument("--build-env", type=Path, default=None, help="keep the build environment in this folder")
 
 
 def run_fetch(arguments: argparse.Namespace) -> int:

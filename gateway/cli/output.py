@@ -1,4 +1,4 @@
-"""How a command says what came of it."""
+"""Output of the commands: results, warnings and exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GOOD, FAULT, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
 
 
 def print_result(arguments: argparse.Namespace, value: Mapping[str, Any], text: str) -> int:
-    """Prints the one with --json, and else the other. -> the exit code of what is good."""
+    """Print `value` with --json, or else `text`. Return the exit code of success."""
     return print_line(orjson.dumps(value).decode() if arguments.json else text)
 
 
@@ -24,18 +24,18 @@ def print_line(text: str) -> int:
 
 
 def print_warning(text: str) -> None:
-    """A line on standard error, at once."""
+    """Write a line to standard error, unbuffered."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def printable(text: str) -> str:
-    """On one line, and without what a terminal would obey."""
+    """Replace line breaks and control characters by spaces, so that text of a client is safe on a terminal."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def pluralise(count: int, singular: str, plural: str = "") -> str:
-    """`1 file`, `2 files`."""
+    """Return the count with its noun, such as `1 file` or `2 files`."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 

@@ -1,6 +1,6 @@
-"""Which commands there are, and the parser of a command line.
+"""The list of commands, and the parser of the command line.
 
-A command is a line in `COMMANDS`, a module with `register(command)`, and a case in tests/cli/test_json.py.
+A command needs a line in `COMMANDS`, a module with `register(command)`, and a case in tests/cli/test_json.py.
 """
 
 from __future__ import annotations
@@ -23,59 +23,62 @@ from gateway.config.units import parse_address, parse_duration
 T = TypeVar("T")
 Run = Callable[[argparse.Namespace], int]
 WIDTH = 78
-FAULT_TEXT = "a fault was found, or the command could not do what it was asked"
+FAULT_TEXT = "a fault was found, or the command failed"
 EPILOG = """{examples}exit codes:
-  0    good
+  0    success
   1    {fault}
   2    wrong usage
   130  interrupted
 
 environment:
   NEARHIT_SECTION__KEY
-      goes before section.key of config.yaml, such as NEARHIT_SERVER__ADMIN=127.0.0.1:9999
-  the variable of auth.admin_token_env, or of --token-env
-      the admin port's token
+      overrides section.key of config.yaml, such as NEARHIT_SERVER__ADMIN=127.0.0.1:9999
+  the variable that auth.admin_token_env or --token-env names
+      the token of the admin port
   NO_COLOR
       no colours"""
 
-# Module and summary: the list of commands is printed without an import of their modules.
+# Module and summary. The summary is here so that `nearhit --help` need not import the modules.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "serve": ("gateway.cli.serve", "Run the gateway until it is told to stop."),
-    "demo": ("gateway.cli.demo", "Run the gateway before two real models and play a short sample of traffic."),
-    "stub": ("gateway.cli.stub", "Run an endpoint without a model, to try the gateway before it."),
-    "check": ("gateway.cli.check", "List every fault of the configuration and of all policies at once."),
+    "serve": ("gateway.cli.serve", "Run the gateway until it is stopped."),
+    "demo": ("gateway.cli.demo", "Run the gateway in front of two real models, and send some sample requests."),
+    "stub": ("gateway.cli.stub", "Run an endpoint without a model, to try the gateway with."),
+    "check": ("gateway.cli.check", "List every fault of the configuration and of all policies."),
     "explain": (
         "gateway.cli.explain",
-        "Say what would become of a request, without sending it; or what is made of two prompts.",
+        "Explain how a request would be answered, or whether two prompts match.",
     ),
     "simulate": (
         "gateway.cli.simulate",
-        "Say what recorded traffic would have come to under another policy, beside the one in force.",
+        "Compare another policy with the current one on recorded traffic.",
     ),
     "capacity": (
         "gateway.cli.capacity",
-        "Say how many gateways, shards, nodes and GPUs some traffic takes, and what they cost a month.",
+        "Size gateways, shards, nodes and GPUs for some traffic, with the monthly cost.",
     ),
-    "cache": ("gateway.cli.cache", "Stored answers: figures, removal, export, import, warming."),
-    "jobs": ("gateway.cli.jobs", "Jobs: what waits, and what nobody could answer."),
-    "keys": ("gateway.cli.keys", "API keys: make, list, change, rotate and revoke them."),
-    "policy": ("gateway.cli.policy", "The policy in force: see it, try one, change it, take it back."),
-    "audit": ("gateway.cli.audit", "List who did what on the admin port, the youngest first."),
+    "cache": ("gateway.cli.cache", "Manage stored answers: statistics, purge, export, import, warming."),
+    "jobs": ("gateway.cli.jobs", "Manage jobs: list and show them, retry or drop the dead ones."),
+    "keys": ("gateway.cli.keys", "Manage API keys: create, list, change, rotate and revoke them."),
+    "policy": (
+        "gateway.cli.policy",
+        "Manage a gateway's policy: show, validate, apply, compare, roll back.",
+    ),
+    "audit": ("gateway.cli.audit", "List the actions on the admin port, newest first: who did what, and when."),
     "doctor": (
         "gateway.cli.doctor.command",
-        "Look at everything that the gateway needs, and say what is wrong and what to do. Changes nothing.",
+        "Check all that the gateway needs, and say how to fix faults. Changes nothing.",
     ),
     "top": (
         "gateway.cli.top",
-        "Watch a gateway that runs: requests, hit rate, latency, backends, routes. Ctrl-C ends it.",
+        "Watch a running gateway: requests, hit rate, latency, backends, routes.",
     ),
     "restart": (
         "gateway.cli.workers",
-        "Go over to new worker processes, with the configuration as it is now, without losing a request.",
+        "Replace the workers, with the current configuration, without losing requests.",
     ),
     "completion": (
         "gateway.cli.completion",
-        "Print what lets a shell complete commands and options: source it from the shell's start-up file.",
+        "Print a completion script for a shell, to source from its start-up file.",
     ),
     "schema": (
         "gateway.cli.json_schema",
@@ -83,15 +86,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "distill": (
         "gateway.cli.distill",
-        "Make a light model from a large one's answers: a classifier, for Triton or the gateway itself.",
+        "Train a light classifier on a large model's answers, for Triton or nearhit.",
     ),
-    "index": ("gateway.cli.index", "The index that finds questions in other words."),
-    "model": ("gateway.cli.model", "The embedding model."),
+    "index": ("gateway.cli.index", "Manage the index that finds similar questions."),
+    "model": ("gateway.cli.model", "Fetch the embedding model, or export it for Triton."),
 }
 
 
 class Command(argparse.ArgumentParser):
-    """A command, or one that has commands of its own. What is mistyped is refused with what was probably meant."""
+    """A command or a group of commands. It rejects an unknown word and suggests the closest known one."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **given)
@@ -102,24 +105,31 @@ class Command(argparse.ArgumentParser):
     def define(
         self, run: Run, *examples: str, about: str = "", fault: str = FAULT_TEXT, asks_gateway: bool = False
     ) -> None:
-        """What it runs, the options of all commands, and its help. `examples`: what follows its name. `fault`: what
-        exit code 1 says."""
+        """Set the function that the command runs, the options that all commands have, and the help.
+
+        `examples`: the rest of the command line after the name. `fault`: the meaning of exit code 1.
+        """
         self.set_defaults(command=run)
-        self.add_argument("--config", type=Path, default=Path("config.yaml"), help="default: %(default)s")
+        self.add_argument(
+            "--config", type=Path, default=Path("config.yaml"), help="configuration file; default: %(default)s"
+        )
         self.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         if asks_gateway:
-            self.add_argument("--admin", metavar="URL", help="of the gateway's admin port; default: server.admin")
+            self.add_argument("--admin", metavar="URL", help="URL of the admin port; default: server.admin")
             self.add_argument(
-                "--token-env", metavar="VARIABLE", help="where its token is; default: auth.admin_token_env"
+                "--token-env", metavar="VARIABLE", help="variable with its token; default: auth.admin_token_env"
             )
-            text = "for a gateway that is still starting, such as 30s; default: 0s"
+            text = "how long to wait for a gateway that is still starting, such as 30s; default: 0s"
             self.add_argument("--wait", metavar="DURATION", type=duration, default=0.0, help=text)
         self.description = "\n\n".join([self.description or "", *(fill(part, WIDTH) for part in about.splitlines())])
         lines = "\n".join(f"  {self.prog} {example}".rstrip() for example in examples)
         self.epilog = EPILOG.format(examples=f"examples:\n{lines}\n\n", fault=fault)
 
     def add_command(self, name: str, text: str, run: Run | None = None, *examples: str, **given: Any) -> Command:
-        """One of its own, defined where `run` is given. Without the name of one, help and exit code 2."""
+        """Add a subcommand, and define it if `run` is given.
+
+        Without the name of a subcommand the command prints its help and exits with code 2.
+        """
         if self._subparsers_action is None:
             self._subparsers_action = self.add_subparsers(title="commands", metavar="COMMAND")
             self.commands = self._subparsers_action.choices
@@ -130,13 +140,13 @@ class Command(argparse.ArgumentParser):
         return added
 
     def walk(self, name: str = "") -> Iterator[tuple[str, Command]]:
-        """This one and all below it, by what is written after `nearhit`."""
+        """Yield this command and all below it, each with the words that follow `nearhit`."""
         yield name, self
         for word, inner in self.commands.items():
             yield from inner.walk(f"{name} {word}".strip())
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuses what it does not know itself: argparse has the outermost parser do that, which knows no options."""
+        """Reject unknown words here: argparse leaves that to the outermost parser, which knows no options."""
         given: list[str] = list(sys.argv[1:] if args is None else args)
         if self.commands and given and given[0] not in self.commands:
             self._reject_unknown_command(given[0])
@@ -151,14 +161,14 @@ class Command(argparse.ArgumentParser):
 
     def _reject_unknown_command(self, word: str) -> None:
         if not word.startswith("-"):
-            self._reject(f"there is no command {word!r}", word, self.commands)
+            self._reject(f"unknown command {word!r}", word, self.commands)
         if word not in ("-h", "--help", "--version"):
-            self.error(f"options go after the command, and {word} stands before it")
+            self.error(f"options follow the command: move {word} after it")
 
     def _reject(self, text: str, word: str, known: Iterable[str]) -> None:
         meant = closest_match(word, known)
-        hint = f", did you mean {meant}?" if meant else ";"
-        self.error(f"{text}{hint} `{self.prog} --help` lists what there is")
+        hint = f" (did you mean {meant}?);" if meant else ";"
+        self.error(f"{text}{hint} see `{self.prog} --help`")
 
     def _print_usage(self, _: argparse.Namespace) -> int:
         self.print_help(sys.stderr)
@@ -166,8 +176,11 @@ class Command(argparse.ArgumentParser):
 
 
 def build_parser(argv: Sequence[str] | None = None) -> Command:
-    """Of every command; with a command line, of the one that it names, and of the others their names alone: what they
-    need takes more than a second to import."""
+    """Return the parser of every command.
+
+    With a command line, only the command that it names is complete; of the others the parser has the names.
+    Importing all their modules takes more than a second.
+    """
     named = None if argv is None else next((word for word in argv if not word.startswith("-")), "")
     parser = Command(
         prog="nearhit", description="Semantic response cache and adaptive routing gateway for model endpoints."
@@ -181,7 +194,7 @@ def build_parser(argv: Sequence[str] | None = None) -> Command:
 
 
 def parser_type(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse, which leaves out what a `ValueError` says."""
+    """Make `parse` a type for argparse, which omits the message of a `ValueError`."""
 
     def convert(text: str) -> T:
         try:
@@ -206,7 +219,7 @@ def integer_between(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def number_between(minimum: float, maximum: float, *, below: bool = False) -> Callable[[str], float]:
-    """`below`: `maximum` itself is none."""
+    """Return a parser of numbers in [minimum, maximum]; with `below`, `maximum` itself is excluded."""
 
     def parse(text: str) -> float:
         try:
@@ -221,19 +234,19 @@ def number_between(minimum: float, maximum: float, *, below: bool = False) -> Ca
 
 
 def build(kind: type[T], arguments: argparse.Namespace, **given: Any) -> T:
-    """A dataclass from the options with the names of its fields; `given` goes before them."""
+    """Build a dataclass from the options with the names of its fields; `given` overrides them."""
     options = vars(arguments)
     names = [field.name for field in fields(kind) if field.name in options]  # type: ignore[arg-type]
     return kind(**({name: options[name] for name in names} | given))
 
 
 def add_addresses(command: Command) -> None:
-    """The options that `with_addresses` reads."""
-    command.add_argument("--listen", metavar="HOST:PORT", type=address, help="instead of server.listen")
-    command.add_argument("--admin", metavar="HOST:PORT", type=address, help="instead of server.admin")
+    """Add the options that `with_addresses` reads."""
+    command.add_argument("--listen", metavar="HOST:PORT", type=address, help="data port; overrides server.listen")
+    command.add_argument("--admin", metavar="HOST:PORT", type=address, help="admin port; overrides server.admin")
 
 
 def with_addresses(environ: Mapping[str, str], arguments: argparse.Namespace) -> dict[str, str]:
-    """The environment with the addresses of the command line in it: they are checked like every other setting."""
+    """Return the environment with the addresses of the command line, so that they are checked like every setting."""
     given = {"NEARHIT_SERVER__LISTEN": arguments.listen, "NEARHIT_SERVER__ADMIN": arguments.admin}
     return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}

@@ -1,4 +1,4 @@
-"""`nearhit policy`: the policy of a gateway that runs, as operators see, try, change and take it back."""
+"""`nearhit policy` shows, validates, applies, compares and rolls back the policy of a running gateway."""
 
 from __future__ import annotations
 
@@ -26,36 +26,40 @@ def register(command: Command) -> None:
     add = partial(command.add_command, asks_gateway=True)
     add("show", "Print the files of the policy in force.", run_show, "")
     validated = add(
-        "validate", "Say what a file would make of the policy, and change nothing.", run_validate,
+        "validate", "Check a new policy file together with the others, and change nothing.", run_validate,
         "support.yaml", "new.yaml --as default.yaml --offline",
-        about="FILE is taken as the new content of one policy file, beside the others.",
-        fault="the file has faults, or the gateway cannot be asked",
+        about="FILE is the new content of one policy file; the other files stay.",
+        fault="the file has faults, or the gateway does not answer",
     )  # fmt: skip
     applied = add(
-        "apply", "Put a file in force: it is written to the gateway's policies, whole or not.", run_apply,
+        "apply", "Put a policy file in force: the gateway writes it to its policies.", run_apply,
         "support.yaml --comment 'six hours'", "new.yaml --as default.yaml --if-match 0a1b2c3d4e5f",
-        about="The file is checked together with the others. Where there is a fault nothing is changed.",
-        fault="the file has faults, or another policy is in force than --if-match names",
+        about="The gateway checks the file together with the others. If there is a fault, it changes nothing.",
+        fault="the file has faults, or --if-match does not name the policy in force",
     )  # fmt: skip
     for each in (validated, applied):
         each.add_argument("file", metavar="FILE", type=Path, help="the new content of one policy file")
-        each.add_argument("--as", dest="name", metavar="NAME", help="of the policy file; default: that of FILE")
-    validated.add_argument("--offline", action="store_true", help="against the files of --config, without a gateway")
-    text = "List the versions that were in force, the youngest first."
+        each.add_argument(
+            "--as", dest="name", metavar="NAME", help="name of the policy file; default: the name of FILE"
+        )
+    validated.add_argument("--offline", action="store_true", help="check with the files of --config, without a gateway")
+    text = "List the versions that were in force, newest first."
     listed = add("history", text, run_history, "", "--limit 5")
     listed.add_argument("--limit", type=int, default=20, metavar="N", help="default: %(default)s")
-    compared = add("diff", "Show what a version changed, or what lies between two.", run_diff, "", "16 17")
+    compared = add("diff", "Show the changes of a version, or the difference between two.", run_diff, "", "16 17")
     compared.add_argument("versions", metavar="VERSION", nargs="*", help="number or hash; default: the last one")
     rolled = add(
-        "rollback", "Put the files of a former version in force again, as a new version.", run_rollback,
+        "rollback", "Restore the files of an earlier version, as a new version.", run_rollback,
         "", "16 --comment 'hits were wrong'",
-        about="Files that it had not are removed.",
+        about="Files that the earlier version did not have are removed.",
     )  # fmt: skip
-    rolled.add_argument("version", metavar="VERSION", nargs="?", help="default: the one before the last")
+    rolled.add_argument(
+        "version", metavar="VERSION", nargs="?", help="number or hash; default: the version before the last"
+    )
     for each in (applied, rolled):
-        each.add_argument("--author", metavar="NAME", help="who is named in the history; default: who you are here")
-        each.add_argument("--comment", metavar="TEXT", default="", help="why")
-        each.add_argument("--if-match", metavar="HASH", help="only while this policy is in force")
+        each.add_argument("--author", metavar="NAME", help="name for the history; default: your user name")
+        each.add_argument("--comment", metavar="TEXT", default="", help="reason for the change")
+        each.add_argument("--if-match", metavar="HASH", help="fail unless this policy is in force")
 
 
 def run_show(arguments: argparse.Namespace) -> int:
@@ -74,7 +78,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 def run_validate(arguments: argparse.Namespace) -> int:
     content, name = _content(arguments.file), _name(arguments)
     if arguments.offline:
-        offline = import_module("gateway.cli.check")  # 0.7 s that who asks a gateway need not wait
+        offline = import_module("gateway.cli.check")  # the import takes 0.7 s, so that only --offline pays for it
         return _print_outcome(arguments, 200, asyncio.run(offline.validate(arguments.config, name, content)))
 
     async def ask(admin: AdminClient) -> int:
@@ -99,14 +103,14 @@ def run_apply(arguments: argparse.Namespace) -> int:
 
 
 async def _hint_other_files(arguments: argparse.Namespace, admin: AdminClient, status: int) -> None:
-    """Where a file with faults would have been one more beside those in force: that may not have been meant."""
+    """Warn if a refused file would have been an additional one: the operator may have meant to replace a file."""
     if status != 422 or arguments.name is not None or arguments.json:
         return
     names = [file["name"] for file in (await admin.get("/admin/policy"))["files"]]
     if names and _name(arguments) not in names:
         print_warning(
-            f"{_name(arguments)} would be a file of its own beside {', '.join(names)}: --as {names[-1]} would make it "
-            "the new content of that one"
+            f"{_name(arguments)} would be a new file next to {', '.join(names)}: --as {names[-1]} would "
+            "replace that one instead"
         )
 
 
@@ -124,7 +128,7 @@ def run_rollback(arguments: argparse.Namespace) -> int:
 def run_history(arguments: argparse.Namespace) -> int:
     async def ask(admin: AdminClient) -> int:
         found = await admin.get(f"/admin/policy/history?{urlencode({'limit': arguments.limit})}")
-        return print_result(arguments, found, "\n".join(map(_line, found["versions"])) or "no version is kept")
+        return print_result(arguments, found, "\n".join(map(_line, found["versions"])) or "no versions")
 
     return call_gateway(arguments, ask)
 
@@ -149,14 +153,14 @@ def run_diff(arguments: argparse.Namespace) -> int:
 
 
 def _print_outcome(arguments: argparse.Namespace, status: int, reply: Mapping[str, Any]) -> int:
-    """What came of a file, or every fault of it."""
+    """Print the result of a change, or every fault of the file."""
     if arguments.json:
         print_line(orjson.dumps(reply).decode())
     elif status == 422:
         for fault in reply["faults"]:
             print_line(f"{fault['file']}:{fault['line']}: {fault['path']}: {fault['message']}")
     elif status != 200:
-        raise CommandFailed(str(reply.get("error", "no reason is given")))
+        raise CommandFailed(str(reply.get("error", "no reason given")))
     else:
         for warning in reply["warnings"]:
             print_line(f"warning: {warning['file']}:{warning['line']}: {warning['path']}: {warning['message']}")
@@ -166,10 +170,10 @@ def _print_outcome(arguments: argparse.Namespace, status: int, reply: Mapping[st
 
 def _outcome(reply: Mapping[str, Any]) -> str:
     if reply.get("applied"):
-        return f"policy {reply['hash']} is in force, after {reply['previous']}"
+        return f"policy {reply['hash']} is in force; it replaces {reply['previous']}"
     if reply["hash"] == reply["previous"]:
-        return f"nothing changes: policy {reply['hash']} is in force"
-    return f"no faults: this would be policy {reply['hash']}, after {reply['previous']}"
+        return f"no change: policy {reply['hash']} is in force"
+    return f"no faults: this would be policy {reply['hash']}; it would replace {reply['previous']}"
 
 
 def _headers(arguments: argparse.Namespace) -> dict[str, str]:
@@ -180,7 +184,7 @@ def _headers(arguments: argparse.Namespace) -> dict[str, str]:
 def _who() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
+    except (OSError, KeyError):  # a user without a name, in a container
         return f"uid {os.getuid()}"
 
 

@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, plain lines elsewhere, nothing beside --json. On standard error."""
+"""Progress of long work on standard error: a bar on a terminal, plain lines elsewhere, nothing with --json."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Step = Callable[[str], None]
 
 
 def bar_console() -> Console:
-    """Bars that are drawn at once share one."""
+    """Return a console on standard error. Bars that are drawn at the same time must share one."""
     return Console(file=sys.stderr)
 
 
 def _progress(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:
-    """`transient`: nothing stays when it is over. Results go to standard output, past the bar."""
+    """Return a progress display; with `transient` it disappears at the end. Results go to standard output."""
     return Progress(
         *(TEXT, *columns),
         console=console,
@@ -48,7 +48,10 @@ def _progress(console: Console, *columns: ProgressColumn, transient: bool = Fals
 def progress_bar(
     what: str, total: int | None, unit: str, *, quiet: bool, console: Console | None = None
 ) -> Iterator[Advance]:
-    """-> what is told how many more are done. `total` None: nobody knows. `unit`: "B" for bytes, else a word."""
+    """Yield a function that takes the number of units done since its last call.
+
+    `total` None: unknown. `unit`: "B" for bytes, or else a word.
+    """
     console = console or bar_console()
     if quiet:
         yield lambda _: None
@@ -62,7 +65,7 @@ def progress_bar(
 
 
 def _line_reporter(what: str, total: int | None, unit: str, now: Callable[[], float] = time.monotonic) -> Advance:
-    """A line every `LINE_INTERVAL_S`; work that is shorter has none."""
+    """Print a line every `LINE_INTERVAL_S`, and nothing for shorter work."""
     done, at = 0, now()
 
     def advance(more: int) -> None:
@@ -77,7 +80,7 @@ def _line_reporter(what: str, total: int | None, unit: str, now: Callable[[], fl
 
 @contextmanager
 def step_reporter(*, quiet: bool, console: Console | None = None) -> Iterator[Step]:
-    """-> what is told what is done next. On a terminal the step under way shows for how long it has been."""
+    """Yield a function that takes the text of the next step. A terminal shows the elapsed time of the current one."""
     console = console or bar_console()
     if quiet:
         yield lambda _: None
@@ -85,7 +88,7 @@ def step_reporter(*, quiet: bool, console: Console | None = None) -> Iterator[St
         with _progress(console, TimeElapsedColumn()) as progress:
 
             def begin(text: str) -> None:
-                # One line alone is drawn again and again: what a child process writes meanwhile stays.
+                # Only the last line is redrawn, so that output of child processes stays visible.
                 if before := progress.tasks:
                     progress.remove_task(before[0].id)
                     console.print(progress.make_tasks_table(before))
@@ -98,7 +101,7 @@ def step_reporter(*, quiet: bool, console: Console | None = None) -> Iterator[St
 
 @contextmanager
 def spinner(what: str, *, quiet: bool) -> Iterator[None]:
-    """While something goes on of which nobody says how far it is: on a terminal, for how long it has been."""
+    """Show the elapsed time on a terminal while work without known progress runs."""
     console = bar_console()
     if quiet or not console.is_interactive:
         yield

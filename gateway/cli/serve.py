@@ -1,4 +1,4 @@
-"""`nearhit serve`: the gateway until a signal ends it."""
+"""`nearhit serve` runs the gateway until a signal ends it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def register(command: Command) -> None:
         run,
         "",
         "--upstream https://api.openai.com/v1 --listen 127.0.0.1:8080",
-        about="Serves the configuration until SIGINT or SIGTERM; requests in flight are then given "
-        "server.drain_timeout. Saved policies are in force at once; SIGHUP has them read again. With --upstream there "
-        "is no file: one endpoint, both caches on.\n"
-        "A line a request goes to standard error, as JSON; --log-level warning leaves them out.",
+        about="The gateway runs until SIGINT or SIGTERM; requests in flight then have server.drain_timeout to finish. "
+        "Saved policies take effect at once, and SIGHUP reloads them. With --upstream it needs no file: it serves one "
+        "endpoint, with both caches on.\n"
+        "Each request writes one JSON line to standard error; --log-level warning turns these lines off.",
     )
-    command.add_argument("--upstream", metavar="URL", help="no config file: put the gateway before this one endpoint")
+    command.add_argument("--upstream", metavar="URL", help="serve this one endpoint, without a configuration file")
     add_addresses(command)
     command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
@@ -80,14 +80,14 @@ def build_missing_model(embedder: EmbeddingModel) -> None:
 
 
 async def serve(config: Config, path: Path, environ: Mapping[str, str], log_level: str) -> None:
-    """Serve `config`, which is in the file `path`; follow its policies, and read them again on SIGHUP."""
+    """Serve `config`, read from `path`. Follow changes of its policies, and reload them on SIGHUP."""
     json_logging.configure_logging(log_level)
     worker_environment = WorkerEnvironment.of(environ)
     allow_files(config)
     if worker_environment is not None:
         config = worker_environment.apply_to(config)
     elif config.server.workers > 1:
-        check_folder(config.policies, config)  # its faults are told once, and not by each worker
+        check_folder(config.policies, config)  # so that its faults are reported once, and not by each worker
         arguments = ["serve", "--config", str(path), "--log-level", log_level]
         await supervise(config, environ, arguments)
         return
@@ -100,7 +100,7 @@ async def serve(config: Config, path: Path, environ: Mapping[str, str], log_leve
         ) as gateway,
         follow_policy(gateway),
     ):
-        # Before anybody is told that it serves: who is may stop it at once.
+        # The handlers come before the announcement: a caller may send a signal as soon as it reads that.
         with freeze_startup(gateway), stop_event(tolerate_repeats=worker_environment is not None) as stop:
             if worker_environment is None:
                 announce(config.server.scheme, gateway.data_address, gateway.admin_address)
@@ -112,13 +112,13 @@ async def serve(config: Config, path: Path, environ: Mapping[str, str], log_leve
 
 
 async def warm(gateway: Gateway, worker_environment: WorkerEnvironment) -> None:
-    """Tells the supervisor once the index is complete."""
+    """Notify the supervisor when the index is complete."""
     await gateway.recovery.complete.wait()
     worker_environment.notify_supervisor("warm")
 
 
 async def supervise(config: Config, environ: Mapping[str, str], arguments: list[str]) -> None:
-    """Workers serve, and hand over to others on SIGHUP."""
+    """Run the workers, and replace them on SIGHUP."""
     async with (
         run_supervisor(config, arguments, environ) as supervisor,
         on_hangup(supervisor.restart_workers, cancel=True),
@@ -130,7 +130,7 @@ async def supervise(config: Config, environ: Mapping[str, str], arguments: list[
 
 @asynccontextmanager
 async def follow_policy(gateway: Gateway) -> AsyncIterator[None]:
-    """Keeps the gateway's policy that of the files, as they change and on SIGHUP."""
+    """Reload the policy when its files change, and on SIGHUP."""
     watcher = start_task(gateway.policies.watch())
     try:
         async with on_hangup(gateway.policies.reload):
@@ -140,7 +140,7 @@ async def follow_policy(gateway: Gateway) -> AsyncIterator[None]:
 
 
 async def serve_upstream(config: Config, policy: Policy, environ: Mapping[str, str], log_level: str) -> None:
-    """Serve one endpoint, with both caches on and no file at all."""
+    """Serve one endpoint, with both caches on and without any file."""
     json_logging.configure_logging(log_level)
     allow_files(config)
     async with running(config, policy, environ, access_log=access_log(log_level)) as gateway:
@@ -151,18 +151,18 @@ async def serve_upstream(config: Config, policy: Policy, environ: Mapping[str, s
 
 
 def access_log(level: str) -> AccessLog | None:
-    """A line a request is of level info."""
+    """Return the access log if `level` includes info, or else None."""
     return AccessLog(sys.stderr) if level in ("debug", "info") else None
 
 
 @contextmanager
 def freeze_startup(gateway: Gateway) -> Iterator[None]:
-    """What start-up has made stays, and took long: neither the collector nor the watch of the loop looks at it."""
+    """Exclude start-up from garbage collection, since its objects live on, and from the event-loop monitor."""
     with collecting(GarbageCollection()):
         gateway.parts.loop_monitor.reset()
         yield
 
 
 def announce(scheme: str, data: tuple[str, int], admin: tuple[str, int]) -> None:
-    """One line for people, when both ports are open: scripts wait for it."""
+    """Print one line when both ports are open. Scripts wait for it."""
     print_warning(f"nearhit serves {scheme}://{data[0]}:{data[1]}, admin http://{admin[0]}:{admin[1]}")

@@ -1,4 +1,4 @@
-"""What a signal has a command do: end, or begin something anew."""
+"""Signal handlers of the commands: stop, or reload."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from gateway.tasks import cancelled, spawn
 
 @contextmanager
 def stop_event(*, tolerate_repeats: bool = False) -> Iterator[asyncio.Event]:
-    """Set by SIGINT or SIGTERM, until the end of the block: the next one ends the process at once. `tolerate_repeats`:
-    another SIGTERM does not. A worker is told by its supervisor, also where the system has told every process of a
-    service."""
+    """Yield an event that SIGINT or SIGTERM sets. After the block a signal ends the process at once.
+
+    `tolerate_repeats`: SIGTERM does nothing after the block. A worker needs that: its supervisor sends it SIGTERM,
+    and the system may already have sent one to every process of the service.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -29,14 +31,14 @@ def stop_event(*, tolerate_repeats: bool = False) -> Iterator[asyncio.Event]:
 
 
 async def wait_for_signal() -> None:
-    """Returns on SIGINT or SIGTERM."""
+    """Wait for SIGINT or SIGTERM."""
     with stop_event() as stop:
         await stop.wait()
 
 
 @asynccontextmanager
 async def on_hangup(action: Callable[[], Coroutine[Any, Any, object]], *, cancel: bool = False) -> AsyncIterator[None]:
-    """SIGHUP begins it, until the end of the block. `cancel`: what is under way then ends there."""
+    """Run `action` on each SIGHUP during the block. `cancel`: cancel running actions at its end."""
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[Any]]()
 
     def begin() -> None:

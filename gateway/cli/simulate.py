@@ -1,4 +1,4 @@
-"""`nearhit simulate`: what recorded traffic would have come to under another policy."""
+"""`nearhit simulate` replays recorded traffic under another policy."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ def register(command: Command) -> None:
         run,
         "--policy new.yaml --traffic last-24h",
         "--policy policies.new --traffic last-90m --json",
-        about="Puts the traffic that routes with `record: on` have kept through the gateway's own decisions, once "
-        "under the policy in force and once under the other one. Nothing is sent anywhere.",
+        about="The command replays the traffic that routes with `record: on` have recorded. It makes the gateway's own "
+        "decisions twice: under the policy in force, and under the other one. Nothing is sent anywhere.",
         fault="the policy has faults, or there is no traffic to replay",
     )
-    command.add_argument("--policy", metavar="PATH", type=Path, required=True, help="the other one: a file or a folder")
-    text = "last-24h, last-7d, ... or segments; default: last-24h"
+    command.add_argument(
+        "--policy", metavar="PATH", type=Path, required=True, help="the other policy: a file or a folder"
+    )
+    text = "last-24h, last-7d, ... or paths of segments; default: last-24h"
     command.add_argument("--traffic", metavar="WHAT", default="last-24h", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises `ConfigInvalid` or `TrafficUnreadable`."""
+    """Print the comparison. Raises `ConfigInvalid` or `TrafficUnreadable`."""
     config = load_config(arguments.config, os.environ)
     present, new = check_folder(config.policies, config), _policy(arguments.policy, config)
     job = build_job(config, present, new, arguments.traffic, time.time(), _embedder(config))
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _policy(path: Path, config: Config) -> Policy:
-    """A whole policy, of one file or of a folder."""
+    """Read a complete policy from a file or a folder."""
     if path.is_dir():
         return check_folder(path, config)
     texts, faults = read_texts([path])
@@ -58,7 +60,7 @@ def _policy(path: Path, config: Config) -> Policy:
 
 
 def _embedder(config: Config) -> str | None:
-    """The fingerprint of the model in use; None where it is not on this machine, or its server is away."""
+    """Return the fingerprint of the configured model; None if its files or its server are missing."""
     try:
         return build_encoder(config.embedder).fingerprint
     except (ModelMissing, StartupError):

@@ -1,6 +1,6 @@
-"""`nearhit stub`: an endpoint without a model, for trying what stands before it.
+"""`nearhit stub` is a fake endpoint without a model, to try the gateway with.
 
-It speaks OpenAI's chat completions, and says of each answer what it is. Nothing is kept.
+It speaks OpenAI's chat completions, and every answer says that it is fake. It stores nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.errors import StartupError
 
 LISTEN = Address("127.0.0.1", 9001)
 MAX_BODY = 10 * 2**20
-MAX_ECHO_CHARS = 200  # characters of the question that an answer repeats
+MAX_ECHO_CHARS = 200  # of the question that an answer repeats
 
 
 def register(command: Command) -> None:
@@ -31,19 +31,23 @@ def register(command: Command) -> None:
         run,
         "",
         "--listen 127.0.0.1:9001 --delay 300ms",
-        about="It answers as OpenAI's chat completions do, streams included: the answer names the model that was asked "
-        "and repeats the question. For trying policies, limits and clients; what it says is worth nothing. It keeps "
-        "nothing, and listens on this machine unless told otherwise.",
+        about="The stub answers like OpenAI's chat completions, streams included. Each fake answer names the model of "
+        "the request and repeats the question. Use it to try policies, limits and clients. It stores nothing, and "
+        "listens only on this machine unless --listen says otherwise.",
     )
     command.add_argument(
-        "--listen", metavar="HOST:PORT", type=address, default=LISTEN, help="port 0: a free one; default: %(default)s"
+        "--listen",
+        metavar="HOST:PORT",
+        type=address,
+        default=LISTEN,
+        help="port 0: any free port; default: %(default)s",
     )
     command.add_argument(
         "--delay",
         metavar="DURATION",
         type=duration,
         default=0.0,
-        help="before an answer begins, such as 300ms; default: 0s",
+        help="pause before each answer, such as 300ms; default: 0s",
     )
 
 
@@ -53,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def serve(listen: Address, delay_s: float) -> None:
-    """Until a signal ends it. Raises `StartupError`."""
+    """Serve until a signal. Raises `StartupError`."""
     application = web.Application(client_max_size=MAX_BODY)
     application.add_routes(
         [
@@ -71,7 +75,7 @@ async def serve(listen: Address, delay_s: float) -> None:
         except OSError as error:
             raise StartupError(f"cannot listen on {listen} (--listen): {error.strerror}") from None
         host, port = runner.addresses[0][:2]
-        print_warning(f"nearhit stub serves http://{Address(host, port)}/v1, and no model")
+        print_warning(f"nearhit stub serves http://{Address(host, port)}/v1, without a model")
         await wait_for_signal()
     finally:
         await runner.cleanup()
@@ -117,18 +121,18 @@ class _Chat:
 
 
 def question_of(body: Any) -> str:
-    """The last message's text. Raises `ValueError` where there is none."""
+    """Return the text of the last message. Raises `ValueError` if there is no message."""
     messages = body.get("messages") if isinstance(body, dict) else None
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
         raise ValueError
     content = messages[-1].get("content")
-    if isinstance(content, list):  # parts, of which some are texts
+    if isinstance(content, list):  # a list of parts, some of them text
         content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return str(content or "")
 
 
 def _usage(messages: Sequence[Any], text: str) -> dict[str, int]:
-    """A word counts as a token."""
+    """Return the usage, with one token for each word."""
     asked, answered = len(orjson.dumps(messages).split()), len(text.split())
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 

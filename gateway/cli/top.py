@@ -1,4 +1,4 @@
-"""`nearhit top`: a gateway that runs, asked again and again and drawn on a terminal."""
+"""`nearhit top` polls a running gateway and draws its figures on a terminal."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gateway.cli.parser import Command, number_between
 from gateway.cli.signals import stop_event
 from gateway.cli.top_figures import OfRoute, Report, TopFigures, figures
 
-WINDOW_S = 10.0  # that rates and latencies are about: shorter ones jump, longer ones hide what has just begun
+WINDOW_S = 10.0  # for rates and latencies: figures of a shorter window jump, a longer one hides new events
 MAX_REPORTS = 128
 TIMEOUT_S = 10.0
-NAME = 21  # columns of a name; longer ones are cut
+NAME = 21  # columns; longer names are cut
 HEAD, BAD = "bold", "red"
 
 
@@ -35,12 +35,13 @@ def register(command: Command) -> None:
         "",
         "--once",
         "--json --refresh 5",
-        about="Rates and latencies are of the last 10 s; with --once they are counted from its start. With --json an "
-        "object a refresh, one a line. Colours on a terminal, unless NO_COLOR is set.",
+        about="Rates and latencies cover the last 10 s; with --once, the time since the gateway started. With --json "
+        "each refresh prints one JSON object per line. A terminal shows colours unless NO_COLOR is set. Ctrl-C "
+        "ends it.",
         asks_gateway=True,
     )
-    command.add_argument("--once", action="store_true", help="print once, from the gateway's start on, and end")
-    text = "from 0.1 to 60; default: 1"
+    command.add_argument("--once", action="store_true", help="print the figures since the gateway started, and exit")
+    text = "seconds between two refreshes, from 0.1 to 60; default: 1"
     command.add_argument("--refresh", type=number_between(0.1, 60.0), default=1.0, metavar="SECONDS", help=text)
 
 
@@ -53,12 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _watch(arguments: argparse.Namespace) -> None:
-    """A screen of its own on a terminal; elsewhere a page below the other, or an object a line."""
+    """Draw on a separate screen of a terminal; elsewhere print page after page, or one JSON object per line."""
     console = Console()
     screen = Live(console=console, screen=True, auto_refresh=False)
     try:
         async for found in _follow(arguments):
-            shown = page(found) if isinstance(found, TopFigures) else Text(f"asking again: {found}")
+            shown = page(found) if isinstance(found, TopFigures) else Text(f"retrying: {found}")
             if console.is_interactive and not arguments.json:
                 screen.start()
                 console.size = _size()
@@ -72,7 +73,7 @@ async def _watch(arguments: argparse.Namespace) -> None:
 
 
 class TopWindow:
-    """The reports of the last `WINDOW_S`, of which the oldest is what the newest is compared with."""
+    """The reports of the last `WINDOW_S`; the newest is compared with the oldest."""
 
     def __init__(self) -> None:
         self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
@@ -85,7 +86,7 @@ class TopWindow:
 
 
 async def _follow(arguments: argparse.Namespace) -> AsyncIterator[TopFigures | CommandFailed]:
-    """Until a signal. A gateway that is not there is an error at first, and later an interruption."""
+    """Yield figures until a signal. An unreachable gateway raises at first, and later yields the error."""
     window, place = TopWindow(), admin_address(arguments)
     with stop_event() as stop:
         async with connect(place) as admin:
@@ -102,16 +103,16 @@ async def _follow(arguments: argparse.Namespace) -> AsyncIterator[TopFigures | C
 
 
 async def _report(admin: AdminClient) -> Report:
-    """Raises `CommandFailed`."""
+    """Fetch a report. Raises `CommandFailed`."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             return await admin.get("/admin/stats")
     except TimeoutError:
-        raise CommandFailed(f"the gateway has not answered within {TIMEOUT_S:g} s") from None
+        raise CommandFailed(f"the gateway did not answer within {TIMEOUT_S:g} s") from None
 
 
 def _size() -> ConsoleDimensions:
-    """As it is now: COLUMNS and LINES, where they are exported, stay what they were when the terminal was opened."""
+    """Return the current size. Exported COLUMNS and LINES keep the size that the terminal had at its start."""
     size = os.get_terminal_size(sys.stdout.fileno())
     return ConsoleDimensions(*(shutil.get_terminal_size() if 0 in size else size))
 
@@ -123,7 +124,7 @@ def _text(console: Console, shown: RenderableType) -> str:
 
 
 class Fitted:
-    """Cut to the height of the terminal, which the last line then says."""
+    """A page that is cut to the height of the terminal; the last line then gives the number of hidden lines."""
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown
@@ -132,16 +133,16 @@ class Fitted:
         rows = options.height or options.max_height
         lines = console.render_lines(self._shown, options.reset_height(), pad=False, new_lines=True)
         if len(lines) > rows:
-            more = f"({len(lines) - rows + 1} more lines: make the terminal higher)"
+            more = f"({len(lines) - rows + 1} more lines: enlarge the terminal)"
             lines = [*lines[: rows - 1], list(console.render(Text(more, no_wrap=True), options))]
         for line in lines:
             yield from line
 
 
 def page(found: TopFigures) -> Group:
-    """Within 80 columns, whatever the names are."""
+    """Return the page; it fits in 80 columns, however long the names are."""
     more = f" and {found.gateways - 1} more" if found.gateways > 1 else ""
-    stretch = "all of it" if found.since_start else f"the last {duration(found.seconds)}"
+    stretch = "since start" if found.since_start else f"the last {duration(found.seconds)}"
     return Group(
         _line(
             f"nearhit {found.listen}{more}  policy {found.policy[:12]}  up {duration(found.up_s)}  ({stretch})", HEAD
@@ -181,14 +182,14 @@ def _backends(found: TopFigures) -> Table:
 
 def _routes(found: TopFigures) -> Table:
     table = _table("route", large_share=11)
-    table.add_column("wrong of the hits served (95 % interval)", no_wrap=True)
+    table.add_column("wrong share of served hits (95 % interval)", no_wrap=True)
     for name, route in found.routes.items():
         table.add_row(_line(name), _percent(route.large_share), _wrong(route))
     return table
 
 
 def _table(name: str, **numbers: int) -> Table:
-    """Of columns as wide as is said, so that nothing moves when a figure grows."""
+    """Return a table with columns of fixed width, so that nothing moves when a figure grows."""
     table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 2), header_style=HEAD)
     table.add_column(name, width=NAME, no_wrap=True)
     for title, width in numbers.items():
@@ -198,19 +199,19 @@ def _table(name: str, **numbers: int) -> Table:
 
 def _problems(found: TopFigures) -> Iterator[Text]:
     if found.store_breaker != "closed":
-        yield _line("the store has failed and is left alone for a moment: see `nearhit doctor`", BAD)
+        yield _line("the store fails, and its circuit breaker is not closed: see `nearhit doctor`", BAD)
     if found.policy_faults:
         faults = pluralise(found.policy_faults, "fault")
-        yield _line(f"the last policy was refused, with {faults}: see `nearhit check`", BAD)
+        yield _line(f"the last policy was rejected with {faults}: see `nearhit check`", BAD)
     if some := {cause: count for cause, count in found.stalls.items() if count}:
         causes = ", ".join(f"{cause} {count:.0f}" for cause, count in some.items())
         stood = pluralise(round(sum(some.values())), "time")
-        yield _line(f"the event loop stood still {stood}, 20 ms or more ({causes})", BAD)
+        yield _line(f"the event loop stalled {stood}, for 20 ms or more ({causes})", BAD)
     if not found.index_ready:
-        yield _line("the index is still being read: not every question is found by similarity")
+        yield _line("the index is still loading: similar questions may be missed")
     if left := found.migration.get("left"):
         done = found.migration.get("done", 0.0)
-        yield _line(f"embedding anew, for another model: {done:,.0f} of {done + left:,.0f} entries are done")
+        yield _line(f"re-embedding for another model: {done:,.0f} of {done + left:,.0f} entries are done")
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -218,7 +219,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def duration(seconds: float) -> str:
-    """Such as 3 h 05 min."""
+    """Return a duration as text, such as `3 h 05 min`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

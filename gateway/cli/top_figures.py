@@ -1,4 +1,4 @@
-"""What happened between two reports of `GET /admin/stats`."""
+"""Figures of the time between two reports of `GET /admin/stats`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OfVerdict:
-    """`share` of all requests, in [0, 1]. None where there were none."""
+    """Figures of one verdict; share and latencies are None without requests."""
 
-    share: float | None
+    share: float | None  # of all requests, in [0, 1]
     per_s: float
     p50_ms: float | None
     p95_ms: float | None
@@ -29,14 +29,17 @@ class OfBackend:
     limit: int
     queued: int
     breaker: str
-    upstreams: int  # that are asked, of all of them
+    upstreams: int  # in use, of all upstreams
     all_upstreams: int
 
 
 @dataclass(frozen=True, slots=True)
 class OfRoute:
-    """Shares in [0, 1]; None where nothing is known, or the route has no choice of models or no semantic cache.
-    `wrong_hits`: of those that were served, with a 95 % interval."""
+    """Shares of one route, in [0, 1].
+
+    A share is None if it is unknown, or if the route has no choice of models or no semantic cache.
+    `wrong_hits`: the wrong share of the served hits, with a 95 % interval.
+    """
 
     large_share: float | None
     wrong_hits: float | None
@@ -46,25 +49,27 @@ class OfRoute:
 
 @dataclass(frozen=True, slots=True)
 class TopFigures:
-    """`seconds`: how long the stretch is; `since_start`: that it is all of the gateway's life. What does not add up
-    over time (backends, routes, saved) is as it is now, or in all."""
+    """Figures of a period of `seconds`, or of the time since the gateway started (`since_start`).
+
+    Backends and routes show the current state, and savings the total.
+    """
 
     listen: str
     policy: str
     policy_faults: int
-    gateways: int  # on one store: all figures are of all of them
+    gateways: int  # on one store; all figures are sums over them
     up_s: float
     seconds: float
     since_start: bool
     requests_per_s: float
     hit_rate: float | None
     shed: float
-    stalls: Mapping[str, float]  # times that the event loop stood still, by cause
+    stalls: Mapping[str, float]  # stalls of the event loop, by cause
     tokens_saved: float
     dollars_saved: float
     store_breaker: str
     index_ready: bool
-    migration: Mapping[str, float]  # entries `done`, `left`, `skipped`: embedded anew; empty where none is
+    migration: Mapping[str, float]  # entries `done`, `left`, `skipped` of a re-embedding; empty without one
     verdicts: Mapping[str, OfVerdict]
     backends: Mapping[str, OfBackend]
     routes: Mapping[str, OfRoute]
@@ -78,14 +83,17 @@ def _gateway_identity(report: Report) -> tuple[float, int]:
 
 
 def figures(now: Report, before: Report | None) -> TopFigures:
-    """`before`: an earlier report; None, or one of other gateways or of an earlier start: since the start."""
+    """Return the figures between two reports.
+
+    Without `before`, or if it is from other gateways or from an earlier start, they cover the time since the start.
+    """
     if before is not None and (_gateway_identity(before) != _gateway_identity(now) or before["now"] >= now["now"]):
         before = None
     seconds = max(1e-3, now["now"] - (now["started"] if before is None else before["now"]))
     counts = {str(v): _count_since(now, before, "verdicts", str(v)) for v in Verdict}
     requests = sum(counts.values())
     unrouted = max(0.0, now["unrouted"] - (0.0 if before is None else before["unrouted"]))
-    asked = requests - counts[Verdict.BYPASS] - unrouted  # what was never looked up says nothing of the cache
+    asked = requests - counts[Verdict.BYPASS] - unrouted  # a request without a lookup does not count
     return TopFigures(
         listen=now["listen"],
         policy=now["policy"]["hash"],
@@ -110,7 +118,7 @@ def figures(now: Report, before: Report | None) -> TopFigures:
 
 
 def _stalls(report: Report | None) -> Mapping[str, float]:
-    """Nothing before the start."""
+    """Return the stalls in a report; empty without a report."""
     found: Mapping[str, float] = {} if report is None else report["loop_stalls"]
     return found
 
@@ -138,7 +146,7 @@ def _of_backend(one: Mapping[str, Any]) -> OfBackend:
 
 
 def _routes(now: Report) -> dict[str, OfRoute]:
-    """In the policy's order."""
+    """Return the routes in the order of the policy."""
     large = {one["route"]: one["large_share"] for one in now["routing"]}
     wrong = {one["route"]: one["wrong_hits"]["of_served"] for one in now["quality"]}
     nothing: Mapping[str, None] = {"share": None, "low": None, "high": None}

@@ -1,4 +1,4 @@
-"""Fills the cache with the answers to given prompts, through the data port, at a bounded rate."""
+"""Cache warming: prompts are sent through the data port at a bounded rate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class WarmingPlan:
-    """What is sent where. `rate`: requests a second."""
+    """Options of one warming run. `rate`: requests per second."""
 
     file: Path
     url: str
@@ -38,9 +38,9 @@ class WarmingPlan:
 class WarmingSummary:
     stored: int = 0
     hits: int = 0
-    not_stored: int = 0  # answered, and not to be stored: the policy's or the answer's doing
+    not_stored: int = 0  # answered, but the policy or the answer forbids storage
     failed: int = 0
-    first_failure: str | None = None  # without texts
+    first_failure: str | None = None  # without prompts or answers
 
     def count(self, status: int, cache_status: str) -> None:
         if status != 200:
@@ -58,7 +58,7 @@ class WarmingSummary:
 
 
 def parse_rate(text: str) -> float:
-    """`5/s`, `300/m` or `5` -> requests a second. Raises `ValueError` with the sentence."""
+    """Parse `5/s`, `300/m` or `5` into requests per second. Raises `ValueError`."""
     match = _RATE.fullmatch(text)
     rate = float(match[1]) / _SECONDS[match[2]] if match else 0.0
     if rate <= 0:
@@ -67,7 +67,7 @@ def parse_rate(text: str) -> float:
 
 
 def count_prompts(plan: WarmingPlan) -> int:
-    """How many there are. Raises `CommandFailed` with the lines that are none: nothing has been sent then."""
+    """Count the prompts. Raises `CommandFailed` with the invalid lines, before anything is sent."""
     count, faults = 0, []
     for number, line in _lines(plan.file):
         try:
@@ -83,7 +83,7 @@ def count_prompts(plan: WarmingPlan) -> int:
 
 
 async def warm(plan: WarmingPlan, total: int, progress: Advance) -> WarmingSummary:
-    """Raises `CommandFailed` where nobody listens."""
+    """Send all prompts. Raises `CommandFailed` if no gateway listens."""
     summary = WarmingSummary()
     places = asyncio.Semaphore(plan.concurrency)
     begun = time.monotonic()
@@ -103,13 +103,11 @@ async def warm(plan: WarmingPlan, total: int, progress: Advance) -> WarmingSumma
             path, body = _parse_line(line, plan.model)
             tasks.create_task(send(path, body))
     if summary.failed == total > 0 and summary.first_failure == NO_LISTENER:
-        raise CommandFailed(
-            f"no gateway answers at {plan.url}: expected one that runs, with its data port there (--url)"
-        )
+        raise CommandFailed(f"no gateway answers at {plan.url}: start one with its data port there, or change --url")
     return summary
 
 
-NO_LISTENER = "nobody listens"
+NO_LISTENER = "no gateway listens"
 
 
 async def _send(
@@ -119,7 +117,7 @@ async def _send(
     try:
         async with session.post(plan.url + path, data=body, headers=headers) as response:
             async for _ in response.content.iter_chunked(2**16):
-                pass  # to its end: a stream is stored when it is complete
+                pass  # read to the end: only a complete stream is stored
             summary.count(response.status, response.headers.get("Cache-Status", ""))
     except aiohttp.ClientConnectorError:
         summary.record_failure(NO_LISTENER)
@@ -142,7 +140,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse_line(line: bytes, model: str) -> tuple[str, bytes]:
-    """Path and body. Raises `ValueError`."""
+    """Return the path and the body of a request. Raises `ValueError`."""
     expected = "expected a JSON string, or a body with messages or a prompt"
     try:
         value = orjson.loads(line)

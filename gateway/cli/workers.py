@@ -1,8 +1,9 @@
-"""`nearhit serve` with `server.workers` above 1: a process that serves nothing itself; and `nearhit restart`.
+"""The supervisor of `nearhit serve` with `server.workers` above 1, and `nearhit restart`.
 
-It owns what must outlive a worker: the data directory's lock, the embedded store, and the listening sockets, one for
-each worker in one SO_REUSEPORT group. What connects while a worker is away waits in its socket for the next one; what
-connects during a hand-over finds the new worker, which listens before the old one is told to end.
+The supervisor serves no requests. It owns everything that must outlive a worker: the lock of the data directory, the
+embedded store and the listening sockets. Each worker has one socket of one SO_REUSEPORT group. While a worker is
+away, new connections wait in its socket for the next one. In a hand-over the new worker listens before the old one
+is told to end.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from gateway.worker import VARIABLE, WorkerEnvironment
 
 LOG = logging.getLogger("nearhit.workers")
 BACKLOG = 1024
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that has ended is started again, doubled each time
-STEADY_S = 60.0  # a worker that has lived for so long has not failed at its start
-START_TIMEOUT_S = 120.0  # for a worker to listen: a model that is loaded from a slow disk
-WARM_TIMEOUT_S = 60.0  # in a hand-over, for its index to be complete, before the old one ends all the same
-TIMEOUT_S, POLL_S = 600.0, 0.1  # of a hand-over that `nearhit restart` waits for
-GRACE_S = 15.0  # beyond the drain, before a worker is killed
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before an ended worker restarts; doubled each time
+STEADY_S = 60.0  # a worker that ran this long did not fail at its start
+START_TIMEOUT_S = 120.0  # until a worker listens: it may load a model from a slow disk
+WARM_TIMEOUT_S = 60.0  # in a hand-over: the old worker ends after it, even if the new index is incomplete
+TIMEOUT_S, POLL_S = 600.0, 0.1  # `nearhit restart` waits for a hand-over
+GRACE_S = 15.0  # after the drain, before a worker is killed
 
 
 class Worker:
-    """A process; `told` is what it says of itself."""
+    """A worker process; `told` is the pipe on which it reports its status."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, told: asyncio.StreamReader) -> None:
         self.number = number
@@ -59,7 +60,7 @@ class Worker:
         self.started_at = time.monotonic()
 
     async def wait_for_status(self, status: str, within_s: float) -> bool:
-        """Whether it does, before it ends and in time."""
+        """Whether the worker reports `status` in time, before it ends."""
         try:
             async with asyncio.timeout(within_s):
                 while line := await self._status_pipe.readline():
@@ -70,11 +71,11 @@ class Worker:
         return False
 
     async def fault(self) -> str | None:
-        """Why it cannot take another's place; None once it can."""
+        """Return the reason why it cannot replace another worker; None when it can."""
         if not await self.wait_for_status("ready", START_TIMEOUT_S):
-            return "a new worker has not come to listen"
+            return "a new worker did not start to listen"
         if not await self.wait_for_status("warm", WARM_TIMEOUT_S) and self._status_pipe.at_eof():
-            return "a new worker has ended before it was warm"
+            return "a new worker ended before its index was complete"
         return None
 
     def signal(self, number: signal.Signals) -> None:
@@ -94,13 +95,13 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorPaths:
-    """What workers stand on."""
+    """Everything that the supervisor passes to its workers."""
 
     command: tuple[str, ...]
     environ: Mapping[str, str]
     config: Config
     store: str
-    data: tuple[socket.socket, ...]  # one a worker
+    data: tuple[socket.socket, ...]  # one per worker
     admin: socket.socket
 
     def worker_environment(self, number: int, told: int) -> WorkerEnvironment:
@@ -133,18 +134,18 @@ class Supervisor:
         return address
 
     async def start(self) -> None:
-        """All of them, at once. Raises `StartupError` where one does not come to listen."""
+        """Start all workers in parallel. Raises `StartupError` if one does not start to listen."""
         workers = [await self._spawn(number) for number in range(len(self._paths.data))]
         self._workers = {worker.number: worker for worker in workers}
         ready = await asyncio.gather(*(worker.wait_for_status("ready", START_TIMEOUT_S) for worker in workers))
         if not all(ready):
             await self.stop()
-            raise StartupError("a worker has not come to listen; what it said of it is above")
+            raise StartupError("a worker did not start to listen; its messages are above")
         self._supervise_tasks = [asyncio.create_task(self._supervise(number)) for number in self._workers]
         self._write_status()
 
     async def restart_workers(self) -> None:
-        """To new processes, one after the other. Where one does not come to listen, the old ones that are left stay."""
+        """Replace the workers one after the other. If a new one does not start to listen, the other old ones stay."""
         async with self._restart_lock:
             LOG.info("handing over to new workers")
             left = sorted(self._workers)
@@ -161,7 +162,7 @@ class Supervisor:
             fields = {"worker": number, "error": str(error)}
             LOG.error("a new worker cannot be started, the old one stays", extra={"fields": fields})
             return False
-        ends = worker  # unless it takes the place of the old one
+        ends = worker  # unless it replaces the old one
         try:
             fault = await worker.fault()
             if fault is None:
@@ -169,21 +170,21 @@ class Supervisor:
             else:
                 LOG.error(f"{fault}, the old one stays", extra={"fields": {"worker": number}})
             return fault is None
-        finally:  # also where the supervisor is to stop: it may have requests by now
+        finally:  # also when the supervisor stops: the worker may have requests by now
             spawn(self._draining, ends.end(self._paths.grace_s))
 
     async def _supervise(self, number: int) -> None:
-        """Starts it again whenever it ends by itself."""
+        """Restart the worker whenever it ends by itself."""
         pauses = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, STEADY_S)
         while not self.stopping:
             worker = self._workers[number]
             code = await worker.process.wait()
             await self._fold_metrics()
-            if self.stopping or self._workers[number] is not worker:  # told to, or another one has its place
+            if self.stopping or self._workers[number] is not worker:  # it was told to end, or was replaced
                 continue
             delay_s = pauses.next_delay(time.monotonic() - worker.started_at)
             fields = {"worker": number, "pid": worker.process.pid, "code": code, "again_in_s": delay_s}
-            LOG.error("a worker has ended by itself", extra={"fields": fields})
+            LOG.error("a worker ended unexpectedly", extra={"fields": fields})
             while True:
                 await asyncio.sleep(delay_s)
                 if self.stopping or self._workers[number] is not worker or await self._respawn(number, worker):
@@ -191,7 +192,7 @@ class Supervisor:
                 delay_s = pauses.next_delay(0.0)
 
     async def _respawn(self, number: int, worker: Worker) -> bool:
-        """Whether another one could be started in its place. What a machine has too little of now it may have later."""
+        """Start a worker in its place; False on failure. A machine without resources now may have them later."""
         try:
             another = await self._spawn(number)
         except OSError as error:
@@ -199,7 +200,7 @@ class Supervisor:
             return False
         if self._workers[number] is worker:
             self._workers[number] = another
-        else:  # a hand-over was faster
+        else:  # a hand-over has replaced it meanwhile
             await another.end(GRACE_S)
         return True
 
@@ -207,10 +208,10 @@ class Supervisor:
         try:
             await asyncio.to_thread(compact, figures_folder(self._paths.config.data_dir))
         except OSError as error:
-            LOG.warning("figures of former workers are left", extra={"fields": {"error": str(error)}})
+            LOG.warning("metrics of earlier workers could not be merged", extra={"fields": {"error": str(error)}})
 
     async def stop(self) -> None:
-        """Lets them drain, all at once."""
+        """Drain and end all workers in parallel."""
         self.stopping = True
         for keeper in self._supervise_tasks:
             keeper.cancel()
@@ -242,7 +243,7 @@ class Supervisor:
         return Worker(number, process, told)
 
     def _write_status(self, failed: int = 0) -> None:
-        """For `nearhit restart` to find."""
+        """Write the status file, which `nearhit restart` reads."""
         note = {"pid": os.getpid(), "generation": self.generation, "failed": failed}
         path = status_file(self._paths.config.data_dir)
         beside = path.with_suffix(".new")
@@ -252,13 +253,17 @@ class Supervisor:
 
 @asynccontextmanager
 async def run_supervisor(config: Config, arguments: list[str], environ: Mapping[str, str]) -> AsyncIterator[Supervisor]:
-    """Workers that listen, until the end of the block. `arguments`: of the command line, for them to have the same.
-    Raises `StartupError` or `ChildFailed`."""
+    """Run workers until the end of the block. `arguments`: the command line that each worker gets.
+
+    Raises `StartupError` or `ChildFailed`.
+    """
     async with AsyncExitStack() as stack:
         try:
             lock = DataDirLock(config.data_dir)
         except StartupError as error:
-            raise StartupError(f"{error}; nearhit restart makes one with workers start them anew") from None
+            raise StartupError(
+                f"{error}; `nearhit restart` replaces the workers of a gateway that has workers"
+            ) from None
         stack.callback(lock.release)
         stack.callback(lambda: status_file(config.data_dir).unlink(missing_ok=True))
         figures = figures_folder(config.data_dir)
@@ -283,58 +288,63 @@ async def run_supervisor(config: Config, arguments: list[str], environ: Mapping[
 
 
 def _on_store_restart(own: Telemetry, figures: OwnMetrics) -> None:
-    """Counts it where the worker with the admin port looks: `own` are the figures of this process."""
+    """Count a restart of the store in the metrics folder, which the worker with the admin port reads.
+
+    `own`: the metrics of this process.
+    """
     own.store_restarts.add()
     figures.write(pack_metrics(own))
 
 
 async def _bind(stack: AsyncExitStack, address: Address, count: int) -> tuple[socket.socket, ...]:
-    """`count` sockets that listen at one address. Raises `OSError`."""
+    """Open `count` sockets that listen on one address. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    # Of a name with both, such as localhost, the older one: there is one family to a socket.
+    # A socket has one family: a name with both, such as localhost, gets IPv4.
     family, _, _, _, (host, port, *_) = min(found, key=lambda each: each[0] != socket.AF_INET)
-    if count > 1:  # a group that somebody else has begun would be joined without a word
+    if count > 1:  # fails if the port is in use: SO_REUSEPORT would join a foreign group silently
         socket.create_server((host, port), family=family).close()
     bound: list[socket.socket] = []
     for _ in range(count):
         made = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=count > 1)
         stack.callback(made.close)
         bound.append(made)
-        port = made.getsockname()[1]  # what the system has chosen for the first one
+        port = made.getsockname()[1]  # the port that the system chose for the first socket
     return tuple(bound)
 
 
 def status_file(data_dir: Path) -> Path:
-    """Where a supervisor says that it runs. JSON: its pid, how often it has handed over, and how many workers could
-    not be replaced the last time."""
+    """Return the path of the supervisor's status file.
+
+    The file is JSON: the pid, the number of hand-overs, and the number of workers that the last one did not replace.
+    """
     return data_dir / "supervisor.json"
 
 
 def register(command: Command) -> None:
-    """Adds `restart`."""
+    """Define the command `restart`."""
     command.define(
         run,
         "",
         "--config /etc/nearhit/config.yaml",
-        about="Of a gateway with server.workers above 1, on the same machine: its supervisor is told, and this returns "
-        "when every worker is a new process. server.listen, server.admin, server.workers and the embedded store stay "
-        "as they are until the supervisor itself is started anew.",
-        fault="a new worker did not come to listen, and the old ones stay",
+        about="The command needs a gateway on this machine with server.workers above 1. It signals the supervisor, and "
+        "returns when every worker is a new process. server.listen, server.admin, server.workers and the embedded "
+        "store change only when the supervisor itself restarts.",
+        fault="a new worker did not start to listen, and the old ones stay",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises `StartupError` where there is nothing to restart."""
+    """Replace the workers. Raises `StartupError` if no gateway with workers runs."""
     done = restart(load_config(arguments.config, os.environ).data_dir)
     failed = int(done["failed"])
-    text = f"a new worker did not come to listen, {failed} old ones stay: see the gateway's log"
-    print_result(arguments, done, text if failed else "handed over to new workers")
+    text = f"a new worker did not start to listen, {failed} old ones stay: see the gateway's log"
+    print_result(arguments, done, text if failed else "all workers are replaced")
     return FAULT if failed else GOOD
 
 
 def restart(data_dir: Path) -> Mapping[str, Any]:
-    """Tells the supervisor, and waits until it has handed over."""
+    """Signal the supervisor, and wait until it has handed over."""
     before = _read_status(data_dir)
     os.kill(before["pid"], signal.SIGHUP)
     started_at = time.monotonic()
@@ -343,7 +353,7 @@ def restart(data_dir: Path) -> Mapping[str, Any]:
         if now["generation"] > before["generation"]:
             return now
         time.sleep(POLL_S)
-    raise StartupError(f"the gateway has not handed over within {TIMEOUT_S:g} s: see its log")
+    raise StartupError(f"the gateway did not replace its workers within {TIMEOUT_S:g} s: see its log")
 
 
 def _read_status(data_dir: Path) -> dict[str, Any]:
@@ -353,6 +363,6 @@ def _read_status(data_dir: Path) -> dict[str, Any]:
         os.kill(note["pid"], 0)
     except (OSError, ValueError, KeyError):
         raise StartupError(
-            f"no gateway with workers runs on {data_dir}: expected one that was started with server.workers above 1"
+            f"no gateway with workers runs on {data_dir}: expected one with server.workers above 1"
         ) from None
     return note

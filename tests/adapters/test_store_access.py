@@ -95,14 +95,14 @@ async def test_a_gateway_shows_its_certificate_and_its_password_and_needs_no_fur
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tls": {}}, "no sentinel can be asked: [SSL: CERTIFICATE_VERIFY_FAILED]"),
+        ({"tls": {}}, "no sentinel answers: [SSL: CERTIFICATE_VERIFY_FAILED]"),
         (
             {"sentinel_password_env": "STORE_PASSWORD"},
-            "no sentinel can be asked: it does not accept the user or the password",
+            "no sentinel answers: it rejects the user or the password",
         ),
-        ({"url": "redis+sentinel://{sentinel}/other"}, "no sentinel knows such a primary"),
-        ({"username": "somebody"}, "it does not accept the user or the password"),
-        ({"url": "redis+sentinel://127.0.0.1:9/mymaster"}, "no sentinel can be asked: Connect"),
+        ({"url": "redis+sentinel://{sentinel}/other"}, "no sentinel knows this primary"),
+        ({"username": "somebody"}, "it rejects the user or the password"),
+        ({"url": "redis+sentinel://127.0.0.1:9/mymaster"}, "no sentinel answers: Connect"),
     ],
 )
 async def test_the_doctor_says_what_keeps_it_out(

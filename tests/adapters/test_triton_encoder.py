@@ -104,7 +104,7 @@ async def a_gateway_finds_by_similarity_with_it_and_serves_without_it(
     found = verdict(looked)
     assert found.level == "fault"
     assert "does not answer" in found.found
-    assert found.todo == "start that server, or put embedder right in config.yaml"
+    assert found.todo == "start that server, or correct embedder in config.yaml"
 
 
 async def a_gateway_starts_while_it_is_away_and_uses_it_when_it_is_back(

@@ -143,7 +143,7 @@ async def test_on_a_terminal_all_asks_first(served: Served, nearhit: Nearhit, mo
 async def test_what_is_wrong_is_one_sentence_and_an_exit_code(served: Served, nearhit: Nearhit, tmp_path: Path) -> None:
     code, _, err = await nearhit("purge")
     assert (code, err.count("\n")) == (2, 1)
-    assert "nothing says what is meant" in err
+    assert "no condition given" in err
     code, _, err = await nearhit("stats", admin="http://127.0.0.1:9")
     assert (code, err.count("\n")) == (1, 1)
     assert "no gateway answers at http://127.0.0.1:9" in err
@@ -155,8 +155,8 @@ async def test_what_is_wrong_is_one_sentence_and_an_exit_code(served: Served, ne
     code, _, err = await nearhit("stats", admin=served.url)
     assert code == 1
     code, _, err = await nearhit("stats", admin="nowhere")
-    assert (code, "is no URL" in err) == (1, True)
-    assert "there is no such file" in (await nearhit("import", tmp_path / "none", admin=served.admin_url))[2]
+    assert (code, "is not a URL" in err) == (1, True)
+    assert "no such file" in (await nearhit("import", tmp_path / "none", admin=served.admin_url))[2]
 
 
 async def test_the_token_comes_from_the_environment(
@@ -165,7 +165,7 @@ async def test_the_token_comes_from_the_environment(
     auth = {"mode": "passthrough", "admin_token_env": "ADMIN_TOKEN"}
     async with gateway_of(config_for(tmp_path, upstream, auth=auth), environ={"ADMIN_TOKEN": TOKEN}) as served:
         code, _, err = await nearhit("purge", "--all", admin=served.admin_url)
-        assert (code, "wants another token" in err) == (1, True)
+        assert (code, "rejected the token" in err) == (1, True)
         monkeypatch.setenv("MY_TOKEN", TOKEN)
         code, _, _ = await nearhit("purge", "--all", "--token-env", "MY_TOKEN", admin=served.admin_url)
         assert code == 0
@@ -203,7 +203,7 @@ async def test_stats_say_how_full_and_how_good_the_caches_are(served: Served, ne
     assert (await served.post("/v1/chat/completions", b"no JSON")).status == 400
     _, out, _ = await nearhit("stats", admin=served.admin_url)
     assert "hit rate  33.3%" in out
-    assert "miss 3, bypass 0; 1 of the misses met no route, and do not count)" in out
+    assert "miss 3, bypass 0; 1 of the misses matched no route and do not count)" in out
 
 
 async def test_the_data_port_is_not_taken_for_the_admin_port(
@@ -218,7 +218,7 @@ async def test_the_data_port_is_not_taken_for_the_admin_port(
     code, _, error = await nearhit("stats", admin=served.url)
     assert code == 1
     assert error == (
-        f"nearhit: {served.url} answers with status 404 as a model's endpoint does: "
+        f"nearhit: {served.url} answered with status 404 in the format of a model endpoint: "
         "expected the admin port (server.admin), not the data port\n"
     )
 
@@ -237,7 +237,7 @@ async def test_stats_of_a_store_that_does_not_answer_are_said_to_be_old(
         figures = json.loads(out)
         assert (figures["store_answers"], figures["entries"]["store"]) == (False, 1)
         _, out, _ = await nearhit("stats", admin=served.admin_url)
-        assert "the store does not answer: what is said of it is of before\n" in out
+        assert "the store does not answer: these are the last known figures\n" in out
 
 
 async def test_what_was_exported_is_served_by_the_gateway_that_imports_it(
@@ -254,7 +254,7 @@ async def test_what_was_exported_is_served_by_the_gateway_that_imports_it(
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         await nearhit("purge", "--all", admin=one.admin_url)
         code, out, _ = await nearhit("import", file, admin=one.admin_url)
-        assert (code, out) == (0, "3 imported, 0 were there already, 0 refused, 0 embedded anew\n")
+        assert (code, out) == (0, "3 imported, 0 already stored, 0 refused, 0 re-embedded\n")
         assert (await one.chat("how do I reset my password")).cache_status.startswith("nearhit; hit; detail=exact")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     asked = {line["question"]: line for line in lines}
@@ -276,7 +276,7 @@ async def test_what_was_exported_is_served_by_the_gateway_that_imports_it(
         assert (await two.chat("bare", headers={"x-app": "plain"})).cache_status.startswith("nearhit; hit")
         assert len(upstream.calls) == calls
         _, out, _ = await nearhit("import", file, admin=two.admin_url)
-        assert out.startswith("0 imported, 3 were there already")
+        assert out.startswith("0 imported, 3 already stored")
         (entry,) = await entries(two, "tag=docs")
         assert entry["age_s"] > 0
 
@@ -318,7 +318,7 @@ async def test_import_says_which_lines_it_refused_and_why(served: Served, nearhi
     file.write_text("\n".join(["", json.dumps(good), *text, "", ""]))
     code, out, err = await nearhit("import", file, admin=served.admin_url)
     assert code == 1
-    assert out.startswith(f"1 imported, 0 were there already, {len(faulty)} refused")
+    assert out.startswith(f"1 imported, 0 already stored, {len(faulty)} refused")
     said = err.splitlines()
     assert len(said) == len(faulty)
     for at, (_, sentence) in enumerate(faulty):
@@ -368,7 +368,7 @@ async def test_an_export_that_breaks_off_is_no_file(
     monkeypatch.setattr(served.gateway.removal, "stored", breaking)
     code, _, err = await nearhit("export", "--out", tmp_path / "answers.jsonl", admin=served.admin_url)
     assert code == 1
-    assert "broke off" in err
+    assert "the connection to the gateway" in err
     assert list(tmp_path.glob("answers*")) == []
 
 
@@ -391,7 +391,7 @@ async def test_warming_stores_what_is_asked_and_says_what_came_of_it(
     arguments = ("warm", file, "--rate", "500/s", "--url", served.url, "--concurrency", "1")
     code, out, err = await nearhit(*arguments, admin=served.admin_url)
     assert code == 1
-    assert out == "2 stored, 1 hits, 1 not stored, 1 failed (the first one: status 400)\n"
+    assert out == "2 stored, 1 hits, 1 not stored, 1 failed (first failure: status 400)\n"
     assert err == ""
     assert {call.json["model"] for call in upstream.chats} == {"default", "big"}
     assert (await served.chat("alpha", model="default")).cache_status.startswith("nearhit; hit; detail=exact")

@@ -103,7 +103,7 @@ def test_explain_prints_the_steps_of_a_route(home: Path, capsys: pytest.CaptureF
 def test_explain_can_be_held_to_an_expectation(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(home, EASY, "--expect", "light") == 0
     assert ask(home, EASY, "--expect", "large") == 1
-    assert "expected large, chosen is light" in capsys.readouterr().err
+    assert "expected large, but the choice is light" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -161,30 +161,28 @@ def test_every_command_takes_config_and_json() -> None:
     [
         (
             ["sreve"],
-            "nearhit: error: there is no command 'sreve', did you mean serve? `nearhit --help` lists what there is",
+            "nearhit: error: unknown command 'sreve' (did you mean serve?); see `nearhit --help`",
         ),
-        (["xyz"], "nearhit: error: there is no command 'xyz'; `nearhit --help` lists what there is"),
+        (["xyz"], "nearhit: error: unknown command 'xyz'; see `nearhit --help`"),
         (
             ["--config", "x.yaml", "serve"],
-            "nearhit: error: options go after the command, and --config stands before it",
+            "nearhit: error: options follow the command: move --config after it",
         ),
         (
             ["cache", "prge"],
-            "nearhit cache: error: there is no command 'prge', did you mean purge? "
-            "`nearhit cache --help` lists what there is",
+            "nearhit cache: error: unknown command 'prge' (did you mean purge?); see `nearhit cache --help`",
         ),
         (
             ["cache", "purge", "--tags", "x"],
-            "nearhit cache purge: error: unknown option --tags, did you mean --tag? "
-            "`nearhit cache purge --help` lists what there is",
+            "nearhit cache purge: error: unknown option --tags (did you mean --tag?); see `nearhit cache purge --help`",
         ),
         (
             ["check", "--nothing-of-the-kind"],
-            "nearhit check: error: unknown option --nothing-of-the-kind; `nearhit check --help` lists what there is",
+            "nearhit check: error: unknown option --nothing-of-the-kind; see `nearhit check --help`",
         ),
         (
             ["serve", "config.yaml"],
-            "nearhit serve: error: unexpected argument 'config.yaml'; `nearhit serve --help` lists what there is",
+            "nearhit serve: error: unexpected argument 'config.yaml'; see `nearhit serve --help`",
         ),
     ],
 )

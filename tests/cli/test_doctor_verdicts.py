@@ -42,9 +42,9 @@ def test_a_calm_store_has_nothing_to_do() -> None:
         ({"maxmemory_policy": "allkeys-lru"}, Level.WARNING, "may drop jobs"),
         ({"maxmemory_policy": "noeviction", "maxmemory": "100", "used_memory": "50"}, Level.WARNING, "50% full"),
         ({"maxmemory_policy": "noeviction", "maxmemory": "100", "used_memory": "100"}, Level.FAULT, "is full"),
-        ({"role": "slave"}, Level.FAULT, "takes no writes"),
+        ({"role": "slave"}, Level.FAULT, "accepts no writes"),
         ({"aof_last_write_status": "err"}, Level.FAULT, "could not be written"),
-        ({"aof_enabled": "0"}, Level.WARNING, "nothing is written to disk"),
+        ({"aof_enabled": "0"}, Level.WARNING, "it writes nothing to disk"),
     ],
 )
 def test_what_is_wrong_with_a_store_is_named(said: dict[str, str], level: Level, words: str) -> None:
@@ -53,7 +53,7 @@ def test_what_is_wrong_with_a_store_is_named(said: dict[str, str], level: Level,
 
 def test_an_old_redis_is_named() -> None:
     facts = StoreFacts("redis://h:1", {"redis_version": "6.2.1", "aof_enabled": "1"}, {}, 0.001, 0.0)
-    assert any("Redis 6.2.1 cannot say" in one.found for one in store_findings(facts, config(store=OUTSIDE)))
+    assert any("Redis 6.2.1 cannot confirm" in one.found for one in store_findings(facts, config(store=OUTSIDE)))
 
 
 def test_jobs_that_are_to_be_on_disk_need_a_store_that_writes_through() -> None:
@@ -80,7 +80,7 @@ def test_a_full_disk_is_told_before_it_is_full(free: int, level: Level) -> None:
 
 def test_a_folder_that_cannot_be_written_is_a_fault() -> None:
     (finding,) = data_dir(FolderFacts(Path("var"), "Read-only file system", GIB, None), config())
-    assert (finding.level, finding.found) == (Level.FAULT, "var cannot be written: Read-only file system")
+    assert (finding.level, finding.found) == (Level.FAULT, "var is not writable: Read-only file system")
 
 
 @pytest.mark.parametrize(("files", "level"), [(65536, Level.OK), (1100, Level.WARNING), (256, Level.FAULT)])
@@ -109,7 +109,7 @@ def test_an_event_loop_that_often_stands_still_is_told_with_what_keeps_it() -> N
     said, _ = running({"ready": True}, stats, None)
     assert said.level is Level.WARNING
     assert said.found == (
-        "its event loop stood still 11 times, most of them busy, the longest for 61.5 ms in gateway.cache.scope:of:12"
+        "its event loop stalled 11 times, mostly busy, the longest for 61.5 ms in gateway.cache.scope:of:12"
     )
     assert [one.level for one in running({"ready": True}, stats | {"now": 3600.0}, None)] == [Level.OK]
 

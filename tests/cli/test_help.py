@@ -40,7 +40,7 @@ def test_a_command_line_is_parsed_alike_whether_all_commands_are_there_or_the_on
 
 def test_help_has_a_description_examples_exit_codes_and_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
     said = help_of(capsys, "cache", "purge")
-    parts = ["nothing of what was meant is served", "--older-than DURATION", "examples:", "exit codes:"]
+    parts = ["no gateway on the store serves a matching", "--older-than DURATION", "examples:", "exit codes:"]
     assert not [part for part in [*parts, "environment:", "NEARHIT_SECTION__KEY"] if part not in " ".join(said.split())]
     assert max(map(len, said.splitlines())) <= 100
 

@@ -48,7 +48,7 @@ async def test_a_change_is_tried_applied_listed_compared_and_taken_back(nearhit:
     code, out, _ = await nearhit("validate", file)
     assert (code, "-  - {name: default" in out, "no faults: this would be policy" in out) == (0, True, True)
     code, out, _ = await nearhit("apply", file, "--author", "alice", "--comment", "a trial")
-    assert (code, "is in force, after" in out) == (0, True)
+    assert (code, "is in force; it replaces" in out) == (0, True)
     code, out, _ = await nearhit("show")
     assert (code, CHANGED in out) == (0, True)
     code, out, _ = await nearhit("history")
@@ -59,8 +59,8 @@ async def test_a_change_is_tried_applied_listed_compared_and_taken_back(nearhit:
     assert "+  - {name: changed" in last
     assert "+  - {name: default" in (await nearhit("diff", "2", "1"))[1]
     code, out, _ = await nearhit("rollback", "1", "--author", "bob")
-    assert (code, "is in force, after" in out) == (0, True)
-    assert "nothing changes" in (await nearhit("rollback", "1"))[1]
+    assert (code, "is in force; it replaces" in out) == (0, True)
+    assert "no change: policy" in (await nearhit("rollback", "1"))[1]
     assert DEFAULT in (await nearhit("show"))[1]
 
 
@@ -76,8 +76,7 @@ async def test_a_file_with_faults_that_would_be_one_more_is_said_to_be_so(nearhi
     code, _, err = await nearhit("apply", other)
     assert code == 1
     assert err == (
-        "new.yaml would be a file of its own beside default.yaml: --as default.yaml would make it the new content of "
-        "that one\n"
+        "new.yaml would be a new file next to default.yaml: --as default.yaml would replace that one instead\n"
     )
     assert (await nearhit("apply", other, "--as", "default.yaml"))[::2] == (0, "")
 

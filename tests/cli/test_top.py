@@ -133,7 +133,7 @@ async def test_a_terminal_has_a_screen_that_is_refreshed_and_given_back(
     tiered: Served, tmp_path: Path, no_color: str
 ) -> None:
     async with watching(*where(tiered, tmp_path), NO_COLOR=no_color) as (process, ours):
-        said = await read_until(ours, "all of it")
+        said = await read_until(ours, "since start")
         assert said.startswith("\x1b[?1049h")
         await asked(tiered)
         said = await read_until(ours, "hit rate 33.3 %", said)
@@ -146,9 +146,9 @@ async def test_a_terminal_has_a_screen_that_is_refreshed_and_given_back(
 
 async def test_a_gateway_that_goes_is_asked_again(served: Served, tmp_path: Path) -> None:
     async with watching(*where(served, tmp_path)) as (process, ours):
-        await read_until(ours, "all of it")
+        await read_until(ours, "since start")
         await served.gateway.admin_port.stop()
-        await read_until(ours, "asking again")
+        await read_until(ours, "retrying")
         assert process.returncode is None
 
 
@@ -168,7 +168,7 @@ backend                in flight   limit  queued  upstreams  breaker
 light                          0 ...       0        1/1  closed
 large                          0 ...       0        1/1  closed
 
-route                  large share  wrong of the hits served (95 % interval)
+route                  large share  wrong share of served hits (95 % interval)
 default                      0.0 %  -
 ..."""
 
@@ -199,7 +199,7 @@ async def test_a_real_terminal_shows_it_in_24_lines_of_80_and_says_what_a_smalle
         await asked(tiered)
         await shown(SCREEN)
         await tmux("resize-window", "-x", "60", "-y", "8")
-        await shown("nearhit ...\n...\n(... more lines: make the terminal higher)\n...")
+        await shown("nearhit ...\n...\n(... more lines: enlarge the terminal)\n...")
     finally:
         await tmux("kill-server")
 

@@ -94,7 +94,7 @@ def test_stalls_of_the_stretch_are_shown_with_their_causes() -> None:
     before = report(1, loop_stalls={"busy": 2.0, "starved": 1.0, "waiting": 0.0})
     now = report(2, loop_stalls={"busy": 5.0, "starved": 2.0, "waiting": 0.0})
     (said,) = [line for line in shown(figures(now, before)) if "loop" in line]
-    assert said == "the event loop stood still 4 times, 20 ms or more (busy 3, starved 1)"
+    assert said == "the event loop stalled 4 times, for 20 ms or more (busy 3, starved 1)"
 
 
 @pytest.mark.parametrize("no_color", [False, True])
@@ -105,7 +105,7 @@ def test_trouble_stands_out(no_color: bool) -> None:
     bad = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines if "\x1b[31m" in line]
     assert no_color == (bad == [])
     if not no_color:
-        assert bad[0].startswith("the store has failed")
+        assert bad[0].startswith("the store fails")
         assert bad[1].split() == ["main", "1", "8", "3", "0/1", "open"]
 
 

@@ -286,7 +286,7 @@ def config_for(folder: Path, **server: Any) -> Config:
 
 
 async def test_workers_that_do_not_come_to_listen_end_the_supervisor(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="a worker has not come to listen"):
+    with pytest.raises(StartupError, match="a worker did not start to listen"):
         async with run_supervisor(config_for(tmp_path), ["--version"], os.environ):
             pass
     DataDirLock(tmp_path).release()  # it has been let go of

@@ -40,7 +40,7 @@ async def test_jobs_are_listed_shown_retried_and_dropped(upstream: Upstream, tmp
         assert job in text
         code, text = await nearhit(served, "show", job)
         assert (code, "why" in text, "secret" in text) == (0, True, False)
-        assert await nearhit(served, "retry", job) == (0, "1 tried again\n")
+        assert await nearhit(served, "retry", job) == (0, "1 queued again\n")
         code, text = await nearhit(served, "list", "--json")
         assert [one["id"] for one in json.loads(text)["jobs"]] == [job]
         code, text = await nearhit(served, "drop", job)
@@ -48,5 +48,5 @@ async def test_jobs_are_listed_shown_retried_and_dropped(upstream: Upstream, tmp
         assert await nearhit(served, "retry", "job_of_nobody") == (code, text)
         await served.gateway.stores.jobs.cancel(job, "anonymous", 60.0)
         await dead_one(served, "another")
-        assert await nearhit(served, "drop", "--all") == (0, "1 forgotten\n")
+        assert await nearhit(served, "drop", "--all") == (0, "1 dropped\n")
         assert (await nearhit(served, "drop"))[0] == 2

@@ -1,6 +1,7 @@
-"""`nearhit doctor`: looks at what a gateway needs, and says what is wrong and what to do: findings.
+"""`nearhit doctor` checks everything that a gateway needs, and reports findings with their remedies.
 
-`machine`, `network` and `store` fetch facts and make findings of them; `command` puts all in order."""
+`machine`, `network` and `store` collect facts and derive findings from them; `command` puts all in order.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +10,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-MAX_FAULTS_SHOWN = 10  # faults that are repeated; `nearhit check` has them all
+MAX_FAULTS_SHOWN = 10  # faults to repeat; `nearhit check` lists all of them
 
 
 class Level(StrEnum):
     OK = "ok"
-    WARNING = "warning"  # it runs, though not as well or as safely as it could
-    FAULT = "fault"  # it does not start, or does not do what it is for
+    WARNING = "warning"  # it works, but not as well or as safely as it could
+    FAULT = "fault"  # it does not work
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`found` and `todo` are a sentence each; `todo` is empty where nothing is to be done."""
+    """The result of one check. `found` and `todo` are one sentence each; `todo` is empty if nothing is to be done."""
 
     check: str
     level: Level
@@ -45,7 +46,7 @@ def fault(check: str, found: str, todo: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """In the order of the checks. `left_out`: checks that need a configuration where there is none."""
+    """Findings in the order of the checks. `left_out`: checks that were skipped for lack of a configuration."""
 
     findings: tuple[Finding, ...]
     left_out: tuple[str, ...] = ()
@@ -68,7 +69,7 @@ class Report:
             if finding.todo:
                 lines.append(f"{'':<23} -> {finding.todo}")
         if self.left_out:
-            lines.append(f"not looked at, for want of a configuration: {', '.join(self.left_out)}")
+            lines.append(f"not checked, since there is no configuration: {', '.join(self.left_out)}")
         return "\n".join([*lines, _summary(self.findings)])
 
 

@@ -1,4 +1,4 @@
-"""`nearhit doctor`, every check in order: facts are fetched at once, findings follow what depends on what."""
+"""The command `nearhit doctor`: it collects facts in parallel, and reports findings in the order of dependence."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gateway.config.load import read_config, secret_variables
 from gateway.config.policy.check import CheckResult, check
 from gateway.config.policy.single_backend import upstream_config
 
-# Of everything that asks others; each of them has a shorter limit of its own. What is read from this machine's disk
-# has none, since a read cannot be called off.
+# Limit of each check that uses the network; single requests have shorter limits. Reads from the local disk have no
+# limit, since a read cannot be cancelled.
 CHECK_TIMEOUT_S = 15.0
-PLACEHOLDER = "absent"  # for a secret that is not set: it is never sent, as no look shows credentials to a backend
+PLACEHOLDER = "absent"  # for a secret that is not set; never sent, since no check sends credentials to a backend
 NEEDS_CONFIG = ("secrets", "embedding", "data_dir", "ports", "gateway", "store", "index", "backends", "limits")
 
 
@@ -33,12 +33,13 @@ def register(command: Command) -> None:
         run,
         "",
         "--upstream https://api.openai.com/v1",
-        about="Whether a gateway runs or not, from the same folder and with the same environment as it. Each finding "
-        "says what was found and, where something is to be done, what. Takes some seconds, at most 15 for what asks "
-        "others.",
-        fault="there is a fault; warnings alone are 0",
+        about="Run it in the gateway's folder and with its environment; the gateway need not run. Each finding says "
+        "what was found and, if you have to act, how. It takes some seconds, and each check of a server at most 15.",
+        fault="there is a fault; with warnings alone the exit code is 0",
     )
-    command.add_argument("--upstream", metavar="URL", help="no config file: as `nearhit serve --upstream URL` runs")
+    command.add_argument(
+        "--upstream", metavar="URL", help="check `nearhit serve --upstream URL`, without a configuration file"
+    )
     add_addresses(command)
 
 
@@ -50,10 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def examine(path: Path, environ: Mapping[str, str], upstream: str | None = None) -> Report:
-    """`upstream`: instead of a file, as `nearhit serve --upstream` runs. Changes nothing. Takes at most
-    `CHECK_TIMEOUT_S` and what this machine's disk takes."""
+    """Run every check; change nothing.
+
+    `upstream`: check `nearhit serve --upstream` instead of a file. Takes at most `CHECK_TIMEOUT_S`, besides the time
+    for reads from the local disk.
+    """
     absent = () if upstream is not None else read_config(path, environ).absent
-    # A secret that is not set is a finding of its own, and no reason to leave out all the others.
+    # A secret that is not set is a finding, and does not prevent the other checks.
     placeholder_environ = {**environ, **dict.fromkeys(absent, PLACEHOLDER)}
     result, config = await asyncio.to_thread(_read, path, placeholder_environ, upstream)
     findings = list(configuration(result))
@@ -110,15 +114,13 @@ async def _with_timeout(what: str, probe: Coroutine[Any, Any, list[Finding]]) ->
             return await probe
     except TimeoutError:
         return [
-            fault(
-                what, f"could not be looked at within {CHECK_TIMEOUT_S:g} s", "see whether this machine is overloaded"
-            )
+            fault(what, f"could not be checked within {CHECK_TIMEOUT_S:g} s", "see whether this machine is overloaded")
         ]
 
 
 def configuration(result: CheckResult) -> Iterator[Finding]:
     for problem in result.faults[:MAX_FAULTS_SHOWN]:
-        yield fault("configuration", str(problem), "change that line; `nearhit check` says whether all is well")
+        yield fault("configuration", str(problem), "change that line, then run `nearhit check` to confirm")
     if len(result.faults) > MAX_FAULTS_SHOWN:
         yield fault(
             "configuration",
@@ -126,19 +128,22 @@ def configuration(result: CheckResult) -> Iterator[Finding]:
             "run `nearhit check`, which lists them all",
         )
     for problem in result.warnings[:MAX_FAULTS_SHOWN]:
-        yield warning("configuration", str(problem), "change that line, unless it is meant")
+        yield warning("configuration", str(problem), "change that line, unless it is intended")
     if not result.faults:
         yield ok("configuration", f"{pluralise(len(result.files), 'file') if result.files else 'no files'}, no faults")
 
 
 def secrets(named: Sequence[tuple[KeyPath, str]], absent: Sequence[str]) -> Iterator[Finding]:
-    """`named`: where the configuration names a variable, and which. What is in one is never looked at here."""
+    """Check that the secrets are set.
+
+    `named`: each setting that names a variable, with that name. This check never reads the values.
+    """
     for path, name in named:
         if name in absent:
             found = f"{render_path(path)} names the environment variable {name}, which is not set"
-            yield fault("secrets", found, f"set {name} where the gateway is started (systemd: EnvironmentFile)")
+            yield fault("secrets", found, f"set {name} in the gateway's environment (systemd: EnvironmentFile)")
     there = sorted({name for _, name in named} - set(absent))
     if there:
         yield ok("secrets", f"set: {', '.join(there)}")
     elif not named:
-        yield ok("secrets", "the configuration names none")
+        yield ok("secrets", "the configuration names no secrets")

@@ -1,4 +1,4 @@
-"""This machine: model files, data folder, locks, limits, libraries, clock. All of it blocks for milliseconds."""
+"""Checks of this machine: model files, data folder, locks, limits, libraries, clock. They block for milliseconds."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ LOCKS = Path("/proc/locks")
 LOCK_LINE = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
 REQUIREMENT_NAME = re.compile(r"[A-Za-z0-9._-]+")
 MIB, GIB = 2**20, 2**30
-MIN_FREE_BYTES = 64 * MIB  # of free disk: an append-only file and the log need some
+MIN_FREE_BYTES = 64 * MIB  # of disk: the append-only file and the log need some
 # A million entries of 384 dimensions take 1.3 GB: `make bench-index`, docs/performance.md.
 INDEX_BYTES_AN_ENTRY = 1300
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`error`: why it cannot be used. `actual`: the model that the folder says it holds; None where it says none."""
+    """Facts on a model. `error`: why it is unusable. `actual`: the model in the folder's manifest; None without one."""
 
-    key: str  # of the configuration: embedder | embedder.migrate_from
+    key: str  # in the configuration: embedder | embedder.migrate_from | verifier.cross_encoder
     adapter: str
     expected: str
     folder: Path | None = None
@@ -47,16 +47,18 @@ class ModelFacts:
 def model(facts: ModelFacts) -> Finding:
     if facts.error is not None:
         first = "start that server" if facts.adapter == "triton" else "run `nearhit model fetch`"
-        todo = f"{first}, or put {facts.key} right in config.yaml"
+        todo = f"{first}, or correct {facts.key} in config.yaml"
         return fault("embedding", f"{facts.key}: {facts.error}", todo)
     if facts.adapter == "hash":
-        found = f"{facts.key}: the adapter hash goes by letters, not by meaning"
-        return warning("embedding", found, "set embedder.adapter: onnx; hash is for measurements")
+        found = f"{facts.key}: the adapter hash compares letters, not meaning"
+        return warning("embedding", found, "set embedder.adapter: onnx; hash is only for measurements")
     if facts.actual is not None and facts.actual != facts.expected:
-        found = f"{facts.key}: {facts.folder} holds {facts.actual}, and {facts.expected} is asked for"
-        return fault("embedding", found, "name the model that is there, or fetch the other: `nearhit model fetch`")
+        found = f"{facts.key}: {facts.folder} contains {facts.actual}, but {facts.expected} is configured"
+        return fault(
+            "embedding", found, "configure the model in the folder, or fetch the other one: `nearhit model fetch`"
+        )
     return ok(
-        "embedding", f"{facts.key}: {facts.expected} is there" + (", every file as built" if facts.actual else "")
+        "embedding", f"{facts.key}: {facts.expected} is available" + (", every file as built" if facts.actual else "")
     )
 
 
@@ -71,7 +73,7 @@ def inspect_models(config: Config) -> list[ModelFacts]:
 
 
 def _inspect_cross_encoder(config: Config, section: CrossEncoderConfig) -> ModelFacts:
-    """As the gateway does at its start."""
+    """Load the cross-encoder as the gateway does at its start."""
     key = "verifier.cross_encoder"
     try:
         verifier = build_verifier(config.verifier, config.embedder)
@@ -105,7 +107,7 @@ def _inspect_model(key: str, model: EmbeddingModel) -> ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """`error`: why nothing can be written there. `holder`: who holds its lock, such as "process 12 (nearhit)"."""
+    """Facts on a folder. `error`: why it is not writable. The holder of its lock is such as "process 12 (nearhit)"."""
 
     path: Path
     error: str | None
@@ -115,17 +117,17 @@ class FolderFacts:
 
 def data_dir(facts: FolderFacts, config: Config) -> Iterator[Finding]:
     if facts.error is not None:
-        todo = "give the gateway's user write access there, or name another folder in data_dir"
-        yield fault("data_dir", f"{facts.path} cannot be written: {facts.error}", todo)
+        todo = "give the gateway's user write access, or set data_dir to another folder"
+        yield fault("data_dir", f"{facts.path} is not writable: {facts.error}", todo)
         return
-    held = f"in use by {facts.holder}" if facts.holder else "in use by no gateway"
-    room = f"{facts.path} can be written, {_size(facts.free)} are free, {held}"
-    # An append-only file is written anew beside the old one: for that moment there are two.
+    held = f"in use by {facts.holder}" if facts.holder else "no gateway uses it"
+    room = f"{facts.path} is writable, {_size(facts.free)} are free, {held}"
+    # A rewrite of the append-only file needs the space of both files for a moment.
     expected = 2 * config.store.max_memory if config.store.url == "embedded" else GIB
     if facts.free < MIN_FREE_BYTES:
-        yield fault("data_dir", room, "make room on that disk: the store cannot write")
+        yield fault("data_dir", room, "free space on that disk: the store cannot write")
     elif facts.free < expected:
-        todo = f"make room: {_size(expected)} are wanted" + (
+        todo = f"free space: {_size(expected)} are needed" + (
             ", twice store.max_memory" if config.store.url == "embedded" else ""
         )
         yield warning("data_dir", room, todo)
@@ -134,7 +136,7 @@ def data_dir(facts: FolderFacts, config: Config) -> Iterator[Finding]:
 
 
 def inspect_folder(path: Path) -> FolderFacts:
-    """Leaves nothing behind. Where the folder is not there yet, it is the first one above that counts."""
+    """Check that the folder, or its first existing parent, is writable. Leaves nothing behind."""
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     error = None
     try:
@@ -146,21 +148,21 @@ def inspect_folder(path: Path) -> FolderFacts:
 
 
 def _holder(lock: Path) -> str | None:
-    """Who holds a lock, such as "process 12 (nearhit)"; None where nobody does."""
+    """Return the holder of a lock, such as "process 12 (nearhit)"; None if the lock is free."""
     try:
         with lock.open("rb") as file:
-            # Shared, and for a moment: a gateway that starts in just that moment would say that another one runs.
+            # The lock is shared and brief: a gateway that starts just then would report that another one runs.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         pid = holder_pid(lock)
         return "another process" if pid is None else f"process {pid} ({_name(pid)})"
-    except OSError:  # there is none yet
+    except OSError:  # there is no lock file yet
         return None
     return None
 
 
 def holder_pid(lock: Path) -> int | None:
-    """As far as the kernel tells: not across containers."""
+    """Return the process that holds the lock; None if the kernel does not show it, as across containers."""
     try:
         inode, lines = lock.stat().st_ino, LOCKS.read_text().splitlines()
     except OSError:
@@ -173,15 +175,17 @@ def holder_pid(lock: Path) -> int | None:
 
 def _name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()  # its command line may hold what nobody is to see
+        return Path(f"/proc/{pid}/comm").read_text().strip()  # not the command line, which may contain secrets
     except OSError:
         return "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """`files`: how many this process may open. `memory`: bytes that it may have, of the machine or its control group;
-    None where that is not told."""
+    """Limits of this machine. `files`: the most that a process may open.
+
+    `memory`: bytes of the machine or of the control group; None if unknown.
+    """
 
     files: int
     memory: int | None
@@ -190,7 +194,7 @@ class MachineFacts:
 def limits(facts: MachineFacts, config: Config) -> Iterator[Finding]:
     expected = needed(config)
     most = f"{expected.inflight} requests in flight and {expected.calls} calls need {expected.files}"
-    found = f"{facts.files} files may be open; {most}"
+    found = f"{facts.files} open files are allowed; {most}"
     todo = f"raise it to {expected.ample}: LimitNOFILE of the unit, or `ulimit -n`"
     if facts.files < expected.files:
         yield (fault if facts.files < expected.inflight else warning)("limits", found, todo)
@@ -206,8 +210,8 @@ def _memory_finding(memory: int, config: Config) -> Finding:
     full = store + config.store.front_size + index
     bodies = config.server.max_inflight * config.server.max_body
     found = (
-        f"{_size(memory)} of memory; full caches take {_size(full)}, of them the index {_size(index)}; "
-        f"bodies at their limits would take another {_size(bodies)}"
+        f"{_size(memory)} of memory; full caches take {_size(full)}, of which the index takes {_size(index)}; "
+        f"request bodies at their limits take another {_size(bodies)}"
     )
     if full > memory:
         return warning("limits", found, "lower index.max_entries, store.max_memory or store.front_size")
@@ -215,7 +219,7 @@ def _memory_finding(memory: int, config: Config) -> Finding:
 
 
 def inspect_machine(data_dir: Path) -> MachineFacts:
-    """The limits of the gateway that runs on that folder, else those to which one would raise its own."""
+    """Return the limits of the gateway that runs on the folder, or else those that a gateway would get."""
     pid = holder_pid(data_dir / "lock")
     files = None if pid is None else _open_files_limit(pid)
     return MachineFacts(files or allowed(), _memory_limit())
@@ -230,7 +234,7 @@ def _open_files_limit(pid: int) -> int | None:
 
 
 def _memory_limit() -> int | None:
-    """Bytes: the machine's, or what the control group may have where that is less."""
+    """Return the bytes of memory: the machine's, or the limit of the control group if that is lower."""
     known: list[int] = []
     try:
         found = re.search(r"^MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
@@ -246,14 +250,14 @@ def _memory_limit() -> int | None:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Of each library that the package or its lock names: the version that is there, or None."""
+    """Return the installed version of each library that the package or its lock names; None if it is missing."""
     required = [line for line in importlib.metadata.requires("nearhit") or () if "extra ==" not in line]
     names = {found[0] for line in required if (found := REQUIREMENT_NAME.match(line))} | set(locked() or ())
     return {name: _version(name) for name in {name.lower().replace("_", "-") for name in names}}
 
 
 def locked() -> dict[str, str] | None:
-    """The versions of the lock beside the package; None where there is none, as in an installed wheel."""
+    """Return the versions in the lock file next to the package; None without one, as in an installed wheel."""
     lock = PACKAGE.parent / "requirements.lock"
     return dict(LOCK_LINE.findall(lock.read_text())) if lock.is_file() else None
 
@@ -266,15 +270,18 @@ def _version(name: str) -> str | None:
 
 
 def build_time() -> float:
-    """When the newest module of the package was made; seconds since 1970."""
+    """Return the modification time of the newest module of the package, in seconds since 1970."""
     return max(file.stat().st_mtime for file in PACKAGE.glob("*.py"))
 
 
 def libraries(
     python: tuple[int, int], found: Mapping[str, str | None], locked: Mapping[str, str] | None
 ) -> Iterator[Finding]:
-    """`found`: the version of each library that is needed, None where it is absent. `locked`: those that were tested;
-    None where no lock lies beside the package."""
+    """Check Python and the libraries.
+
+    `found`: the installed version of each library, None if it is missing. `locked`: the tested versions; None without
+    a lock file.
+    """
     if python < (3, 11):
         yield fault("libraries", f"Python is {python[0]}.{python[1]}", "use Python 3.11 or newer")
     absent = sorted(name for name, version in found.items() if version is None)
@@ -286,17 +293,17 @@ def libraries(
         if version is not None and name in (locked or {}) and version != (locked or {})[name]
     ]
     if others:
-        yield warning("libraries", f"other versions than tested: {', '.join(others)}", "make setup")
+        yield warning("libraries", f"versions differ from the tested ones: {', '.join(others)}", "make setup")
     elif not absent:
-        compared = "no lock lies beside the package" if locked is None else "as in requirements.lock"
+        compared = "no lock file next to the package" if locked is None else "as in requirements.lock"
         yield ok("libraries", f"Python {python[0]}.{python[1]}, {len(found)} libraries, {compared}")
 
 
 def clock(wall: float, build_time: float) -> Finding:
-    """Seconds since 1970. `build_time`: when the newest file of this package was made: before that no clock can be."""
+    """Check the clock. Times are seconds since 1970; a correct clock is not before `build_time`."""
     if wall < build_time:
-        return fault("clock", "this machine's clock is before the day this program was made", "set it: run chrony")
-    return ok("clock", f"this machine's clock is at {datetime.fromtimestamp(wall, UTC):%Y-%m-%d %H:%M:%SZ}")
+        return fault("clock", "this machine's clock is before the build time of this program", "set it: run chrony")
+    return ok("clock", f"this machine's clock says {datetime.fromtimestamp(wall, UTC):%Y-%m-%d %H:%M:%SZ}")
 
 
 def _size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The network: who answers at the gateway's ports, and what stands between it and its backends."""
+"""Checks of the network: the gateway's ports, a running gateway, and the connections to its backends."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from gateway.upstream.factory import build_pools
 from gateway.upstream.upstream import Upstream
 
 TIMEOUT_S = 5.0
-MAX_ADDRESSES = 4  # of one name that are tried
+MAX_ADDRESSES = 4  # to try for one name
 ADMIN_REALM = "nearhit admin"
-REACHABLE_STATUSES = (200, 401, 403)  # no credentials are shown: an API may want some before it tells
+REACHABLE_STATUSES = (200, 401, 403)  # the check sends no credentials, and an API may require them
 NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
 class PortFacts:
-    """`error`: why nothing can listen there; None: it is free. `answers`: what a nearhit there says of itself; None
-    where no nearhit answers."""
+    """Facts on a port. `error`: why a gateway cannot listen there; None: the port is free.
+
+    `answers`: the report of a nearhit that answers there; None if no nearhit answers.
+    """
 
     key: str
     address: Address
@@ -53,38 +55,44 @@ def port(facts: PortFacts) -> Finding:
         return ok("ports", f"{where}: a nearhit answers")
     if facts.in_use:
         todo = f"find it with `ss -ltnp 'sport = :{facts.address.port}'` and stop it, or change {facts.key}"
-        return fault("ports", f"{where}: taken, and what answers there is no nearhit", todo)
+        return fault("ports", f"{where}: in use by another program than nearhit", todo)
     if facts.error is not None:
-        return fault("ports", f"{where}: nothing can listen there: {facts.error}", f"change {facts.key}")
+        return fault("ports", f"{where}: the gateway cannot listen there: {facts.error}", f"change {facts.key}")
     free = "the system chooses a port" if facts.address.port == 0 else "free, no gateway runs there"
     return ok("ports", f"{where}: {free}")
 
 
 def running(ready: Mapping[str, Any] | None, stats: Mapping[str, Any] | None, refused: str | None) -> Iterator[Finding]:
-    """Of a gateway that answers. `ready`: its /readyz; `stats`: its /admin/stats; `refused`: why there are none."""
+    """Check a running gateway. `ready`: its /readyz; `stats`: its /admin/stats; `refused`: why it sent no stats."""
     if ready is not None and ready.get("draining"):
-        yield warning("gateway", "it is about to stop, and answers what it has begun", "wait for the next one")
+        yield warning("gateway", "it is stopping, and finishes the requests in flight", "wait until a new one runs")
     if refused is not None:
-        yield warning("gateway", f"its admin port tells nothing: {refused}", "give the token that it was started with")
+        yield warning(
+            "gateway", f"its admin port refused access: {refused}", "set the token that the gateway was started with"
+        )
     if stats is None:
         return
     if stats.get("store_breaker", "closed") != "closed":
-        yield fault("gateway", "it leaves its store alone after failures: all are misses", "see the store's findings")
+        yield fault(
+            "gateway",
+            "the circuit breaker of its store is not closed: requests are misses",
+            "see the findings on the store",
+        )
     if not stats.get("index_ready", True):
-        yield warning("gateway", "it still reads its index: not every question is found by similarity", "wait")
+        yield warning("gateway", "its index is still loading: similar questions may be missed", "wait")
     for problem in stats.get("policy", {}).get("faults", ())[:MAX_FAULTS_SHOWN]:
-        found = f"the last policy was refused, an older one is in force: {problem}"
-        yield fault("gateway", found, "change that line: a saved file is read at once")
+        found = f"the last policy was rejected, and the one before is in force: {problem}"
+        yield fault("gateway", found, "change that line: the gateway reads a saved file at once")
     for name, backend in stats.get("backends", {}).items():
         if backend.get("breaker", "closed") != "closed":
-            found = f"it leaves the backend {name} alone after failures (breaker {backend['breaker']})"
-            yield warning("gateway", found, "see the backends' findings; it asks again by itself")
+            found = f"the circuit breaker of the backend {name} is not closed ({backend['breaker']})"
+            yield warning("gateway", found, "see the findings on backends; the gateway retries by itself")
     yield from _stalls(stats)
     yield ok("gateway", f"it runs, policy {stats.get('policy', {}).get('hash', 'unknown')}")
 
 
 def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:
-    """More than one a minute since its start."""
+    """Warn of more than one stall per minute since the start."""
     counts: Mapping[str, float] = stats.get("loop_stalls", {})
     total = sum(counts.values())
     if total <= max(1.0, (stats.get("now", 0.0) - stats.get("started", 0.0)) / 60):
@@ -92,17 +100,20 @@ def _stalls(stats: Mapping[str, Any]) -> Iterator[Finding]:
     most = max(counts, key=counts.__getitem__)
     longest = stats.get("loop", {}).get("longest") or {}
     at = f", the longest for {longest['ms']:g} ms" if longest else ""
-    at += f" in {longest['where']}" if longest.get("where") else ""  # where not: nobody looked in time
+    at += f" in {longest['where']}" if longest.get("where") else ""  # without a place, no sample was taken in time
     todo = {
-        "starved": "give it a processor: other work, or a limit of its container, keeps it from one",
-        "busy": "add gateways or server.workers: this one has more to compute than one processor does",
-    }.get(most, "see docs/operations.md, NearhitLoopStalls: something blocks it")
-    yield warning("gateway", f"its event loop stood still {total:.0f} times, most of them {most}{at}", todo)
+        "starved": "give it more CPU: other processes or a container limit take its processor",
+        "busy": "add gateways or server.workers: this one needs more than one processor",
+    }.get(most, "see docs/operations.md, NearhitLoopStalls: a call blocks the event loop")
+    yield warning("gateway", f"its event loop stalled {total:.0f} times, mostly {most}{at}", todo)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayFacts:
-    """`ready` and `stats` are None where no gateway answers; `refused` where it does not tell us its figures."""
+    """Facts on a running gateway.
+
+    `ready` and `stats` are None if no gateway answers. `refused`: why it sent no stats.
+    """
 
     ports: tuple[PortFacts, ...]
     ready: Mapping[str, Any] | None = None
@@ -115,7 +126,7 @@ class GatewayFacts:
 
 
 async def inspect_gateway(config: Config, token: str | None) -> GatewayFacts:
-    """Who listens where the gateway would. `token`: of its admin port."""
+    """Find out what listens on the gateway's ports. `token`: the token of the admin port."""
     server = config.server
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
         listen, admin = _try_bind(server.listen), _try_bind(server.admin)
@@ -126,13 +137,13 @@ async def inspect_gateway(config: Config, token: str | None) -> GatewayFacts:
         _port_facts("server.listen", server.listen, listen, ready),
         _port_facts("server.admin", server.admin, admin, is_ours),
     ]
-    if server.grpc is not None:  # who listens there cannot be asked cheaply: it goes by its neighbour
+    if server.grpc is not None:  # a gRPC probe is expensive, so that the answer of the data port counts
         ports.append(_port_facts("server.grpc", server.grpc, _try_bind(server.grpc), ready))
     return GatewayFacts(tuple(ports), ready, stats, refused)
 
 
 def _try_bind(address: Address) -> int | None:
-    """Listens for a moment, as the gateway would -> None, or the number of the error."""
+    """Bind the address for a moment, as the gateway would. Return the errno, or None on success."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -159,10 +170,10 @@ async def _readyz(session: aiohttp.ClientSession, address: Address) -> Mapping[s
 async def _stats(
     session: aiohttp.ClientSession, address: Address, token: str | None
 ) -> tuple[Mapping[str, Any] | None, str | None]:
-    """-> the figures, or why there are none from a nearhit; nothing at all from anybody else."""
+    """Return the stats, or the reason why a nearhit refused them; (None, None) if no nearhit answers."""
     status, value, realm = await _get(session, f"{url_of(address)}/admin/stats", token)
     if status == 401 and ADMIN_REALM in realm:
-        return None, "it wants another token than auth.admin_token_env holds here"
+        return None, "the token in the variable of auth.admin_token_env differs from its token"
     if status == 200 and value is not None and "verdicts" in value:
         return value, None
     return None, None
@@ -183,8 +194,10 @@ async def _get(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFacts:
-    """`why`: what stands in the way of asking it; None: it is ready. `suggested_url`: the base URL that is likely
-    meant; None: nothing speaks against this one."""
+    """Facts on an upstream. `why`: the reason why it is not ready; None: it is ready.
+
+    `suggested_url`: the base URL that is probably meant; None: this one seems correct.
+    """
 
     address: str
     why: str | None
@@ -193,16 +206,16 @@ class UpstreamFacts:
 
 def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
     down = [one for one in upstreams if one.why is not None]
-    # A backend with another address that answers goes on; without one its requests fail.
+    # While another address of the backend answers, requests succeed: that is only a warning.
     level = fault if len(down) == len(upstreams) else warning
     for one in down:
         yield level(
-            "backends", f"{name}: {one.address} {one.why}", f"start it, or put backends.{name} right in config.yaml"
+            "backends", f"{name}: {one.address} {one.why}", f"start it, or correct backends.{name} in config.yaml"
         )
     for one in upstreams:
         if one.suggested_url is not None:
-            found = f"{name}: {one.address} answers, and has no list of models (404); {one.suggested_url} has one"
-            todo = f"put backends.{name} right in config.yaml, or what --upstream is given: {one.suggested_url}"
+            found = f"{name}: {one.address} answers, but has no list of models (404); {one.suggested_url} has one"
+            todo = f"correct backends.{name} in config.yaml, or the URL of --upstream: {one.suggested_url}"
             yield warning("backends", found, todo)
     good = [one.address for one in upstreams if one.why is None and one.suggested_url is None]
     if good:
@@ -210,13 +223,16 @@ def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
 
 
 async def inspect_backends(config: Config, environ: Mapping[str, str]) -> list[Finding]:
-    """Asks each address as the gateway's own health probe does, and where it is not ready, finds out why."""
+    """Probe each address as the gateway's health probe does; if it is not ready, find out why."""
     found: list[Finding] = []
     network = {}
     for name, section in config.backends.items():
         if isinstance(section, OnnxBackendConfig):
             found.append(
-                ok("backends", f"{name}: runs in the gateway, its files are in {section.path}; not loaded here")
+                ok(
+                    "backends",
+                    f"{name}: runs in the gateway, with the files in {section.path}; not loaded by this check",
+                )
             )
         else:
             network[name] = section
@@ -245,8 +261,10 @@ async def _inspect_upstream(endpoint: Upstream) -> UpstreamFacts:
 
 
 async def suggested_base_url(url: str, limit_s: float) -> str | None:
-    """The base URL that is likely meant: the same with /v1, where there is a list of models and none at `url`. None:
-    nothing speaks against `url`, or it cannot be told within `limit_s`."""
+    """Return `url` with /v1, if only that address has a list of models; it is then probably meant.
+
+    Return None if `url` seems correct, or if the answer takes more than `limit_s` seconds.
+    """
     if ends_in_version(urlsplit(url).path):
         return None
     below = url + VERSIONED
@@ -264,13 +282,13 @@ async def suggested_base_url(url: str, limit_s: float) -> str | None:
 
 
 async def _models_status(session: aiohttp.ClientSession, url: str) -> int:
-    """The status of the list of models."""
+    """Return the HTTP status of the list of models."""
     async with session.get(URL(f"{url}/models", encoded=True), allow_redirects=False) as response:
         return response.status
 
 
 async def connection_failure(url: str) -> str:
-    """What stands in the way of a connection to `http(s)://` or `grpc(s)://`: the rest of a sentence about it."""
+    """Return why a connection to an `http(s)://` or `grpc(s)://` URL fails, as the predicate of a sentence."""
     parts = urlsplit(url)
     secure = parts.scheme in ("https", "grpcs")
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
@@ -278,24 +296,24 @@ async def connection_failure(url: str) -> str:
         async with asyncio.timeout(TIMEOUT_S):
             await _try_connect(host, port, ssl.create_default_context() if secure else None)
     except socket.gaierror:
-        return f"cannot be found: the name {host} is not known to DNS"
+        return f"cannot be found: the name {host} is unknown to DNS"
     except ssl.SSLCertVerificationError as error:
-        return f"shows a certificate that is not accepted: {error.verify_message}"
+        return f"sends a certificate that is not accepted: {error.verify_message}"
     except ssl.SSLError as error:
-        return f"does not complete TLS: {error.reason or 'no reason is given'}"
+        return f"does not complete the TLS handshake: {error.reason or 'no reason given'}"
     except ConnectionRefusedError:
         return "refuses connections: nothing listens there"
     except TimeoutError:
-        return f"completes no connection within {TIMEOUT_S:g} s"
+        return f"accepts no connection within {TIMEOUT_S:g} s"
     except OSError as error:
         return f"cannot be reached: {error.strerror or type(error).__name__}"
     if parts.scheme.startswith("grpc"):
-        return "takes connections, and the model is not ready there"
-    return "takes connections, and answers with a server error or too late"
+        return "accepts connections, but the model is not ready there"
+    return "accepts connections, but answers with a server error or too late"
 
 
 async def _try_connect(host: str, port: int, context: ssl.SSLContext | None) -> None:
-    """Raises what the last of its addresses raised, where none of them can be reached."""
+    """Try the addresses of a host. If none of them is reachable, raise the error of the last one."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(one[4][0]) for one in found))[:MAX_ADDRESSES]
     name = None if context is None else host

@@ -1,4 +1,4 @@
-"""The store and the index outside, asked over the gateway's own clients. Nothing is made."""
+"""Checks of the store and of an external index, with the gateway's own clients. They create nothing."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ from gateway.errors import IndexUnavailable, StartupError
 TIMEOUT_S = 5.0
 PINGS = 5
 START_TIMEOUT_S = 5.0
-# From this version on a server says whether a removal is on its disk (WAITAOF, docs/operations.md).
+# From this version on, a server confirms that a removal is on its disk (WAITAOF, docs/operations.md).
 MIN_WAITAOF_VERSION = (7, 2)
-# Removals count by the clocks of all gateways (docs/operations.md): within a second they are taken to agree.
+# Removals depend on the clocks of all gateways (docs/operations.md), which may differ by up to a second.
 SKEW_WARNING_S = 1.0
 SKEW_FAULT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What a server said. `where`: its URL without credentials. Empty: `information` (of INFO) or `settings` (of
-    CONFIG GET) where that is denied.
+    """Facts on a store's server. `where`: its URL without credentials.
 
-    `latency_s`: the median of a few PINGs. `skew_s`: by how much its clock goes before ours."""
+    `information` (INFO) and `settings` (CONFIG GET) are empty if the server denies them.
+    `latency_s`: the median of a few PINGs. `skew_s`: the server's clock minus ours.
+    """
 
     where: str
     information: Mapping[str, str]
@@ -57,35 +58,33 @@ def unreachable(where: str, why: str, embedded: bool) -> Finding:
         return fault(
             "store",
             f"the embedded store does not answer: {why}",
-            "the gateway starts it again by itself; if it does not last, see the logs in store of data_dir",
+            "the gateway restarts it by itself; if it fails again, see the logs in the folder store of data_dir",
         )
     return fault(
         "store",
         f"the store at {where} does not answer: {why}",
-        "start it, or put store.url right; until then every request is a miss",
+        "start it, or correct store.url; until then every request is a miss",
     )
 
 
 def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
-    """The first one says what is there; further ones say what is wrong with it."""
+    """Yield a finding on the server itself, and then one for each problem."""
     said = facts.information
     if not said:
-        found = (
-            f"the store at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms, and the user may not ask for more"
+        found = f"the store at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms, but its user may not run INFO"
+        yield warning(
+            "store", found, "let the user of store.url run INFO and TIME, so that the settings can be checked"
         )
-        yield warning("store", found, "let the user of store.url run INFO and TIME, to have its settings examined")
         return
     name, version = _version(said)
     found = f"{name} {version} at {facts.where} answers in {1e3 * facts.latency_s:.1f} ms"
     yield _latency(found, facts, config.store.timeout)
     if config.store.url != "embedded" and _parse_version(version) < MIN_WAITAOF_VERSION:
-        yield warning(
-            "store", f"{name} {version} cannot say what is on its disk", "use Redis 7.2 or Valkey, so that removals can"
-        )
+        yield warning("store", f"{name} {version} cannot confirm that a removal is on disk", "use Redis 7.2 or Valkey")
     if said.get("role") in ("slave", "replica"):
-        yield fault("store", "this server is a replica and takes no writes", "name its primary in store.url")
+        yield fault("store", "this server is a replica and accepts no writes", "name its primary in store.url")
     if config.store.target.kind in (StoreKind.SENTINEL, StoreKind.CLUSTER) and said.get("connected_slaves", "0") == "0":
-        yield warning("store", "no replica follows this primary: when it dies nothing takes over", "start one")
+        yield warning("store", "this primary has no replica: if it fails, nothing takes over", "start one")
     yield from _persistence(facts, config)
     yield from _memory(facts)
     if config.store.url != "embedded":
@@ -95,9 +94,7 @@ def store_findings(facts: StoreFacts, config: Config) -> Iterator[Finding]:
 def _latency(found: str, facts: StoreFacts, timeout_s: float) -> Finding:
     limit = f"store.timeout is {1e3 * timeout_s:g} ms"
     if facts.latency_s >= timeout_s:
-        return fault(
-            "store", f"{found}, and {limit}: nothing is found in time", "move it nearer, or raise store.timeout"
-        )
+        return fault("store", f"{found}, but {limit}: every lookup times out", "move it nearer, or raise store.timeout")
     if facts.latency_s >= timeout_s / 2:
         return warning("store", f"{found}, and {limit}", "move it nearer, or raise store.timeout")
     return ok("store", found)
@@ -108,19 +105,19 @@ def _persistence(facts: StoreFacts, config: Config) -> Iterator[Finding]:
     appends = said.get("aof_enabled") == "1"
     for key, what in (("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")):
         if said.get(key, "ok") != "ok":
-            yield fault("store", f"its last {what} could not be written", "see its log; often its disk is full")
+            yield fault("store", f"its last {what} could not be written", "see its log; often the disk is full")
     if config.jobs.fsync and not (appends and set_to.get("appendfsync") == "always"):
         yield fault(
             "store",
-            "jobs.fsync is on, and the server does not write through, or does not say so: jobs are refused",
+            "jobs.fsync is on, but the server does not fsync each write, or does not show it: jobs are refused",
             "set appendonly yes and appendfsync always there, or jobs.fsync: off",
         )
     elif not appends and not set_to.get("save", "?"):
-        todo = "set appendonly yes there, unless losing them is meant"
-        yield warning("store", "nothing is written to disk: a restart of it loses answers, removals and jobs", todo)
+        todo = "set appendonly yes there, unless that is intended"
+        yield warning("store", "it writes nothing to disk: a restart loses answers, removals and jobs", todo)
     elif not appends:
         todo = "set appendonly yes there, so that removals and jobs are kept"
-        yield warning("store", "it writes snapshots alone: what came after the last one is lost with it", todo)
+        yield warning("store", "it writes only snapshots: a crash loses everything since the last one", todo)
 
 
 def _memory(facts: StoreFacts) -> Iterator[Finding]:
@@ -130,24 +127,26 @@ def _memory(facts: StoreFacts) -> Iterator[Finding]:
     if policy.startswith("allkeys"):
         yield warning(
             "store",
-            f"its maxmemory-policy is {policy}: it may drop jobs, removals and what was learnt",
-            "set maxmemory-policy volatile-lru there: answers have an expiry, the rest has none",
+            f"its maxmemory-policy is {policy}: it may drop jobs, removals and learnt thresholds",
+            "set maxmemory-policy volatile-lru there: answers have an expiry, everything else does not",
         )
     elif policy == "noeviction" and most:
         level = fault if used >= most else warning
         state = "is full" if used >= most else f"is {used / most:.0%} full"
         todo = "set maxmemory-policy volatile-lru there, or store.max_bytes below its maxmemory"
-        yield level("store", f"its memory {state}, and with maxmemory-policy noeviction it then refuses answers", todo)
+        yield level(
+            "store", f"its memory {state}, and with maxmemory-policy noeviction a full store refuses answers", todo
+        )
 
 
 def clock_finding(skew_s: float) -> Finding:
     found = f"the store's clock and this one differ by {abs(skew_s):.2f} s"
     if abs(skew_s) >= SKEW_FAULT_S:
         return fault(
-            "clock", found, "run chrony or systemd-timesyncd on both: what expires and what is removed goes by it"
+            "clock", found, "run chrony or systemd-timesyncd on both: expiry and removals depend on these clocks"
         )
     if abs(skew_s) >= SKEW_WARNING_S:
-        return warning("clock", found, "run chrony or systemd-timesyncd on both: removals count by these clocks")
+        return warning("clock", found, "run chrony or systemd-timesyncd on both: removals depend on these clocks")
     return ok("clock", found)
 
 
@@ -162,7 +161,10 @@ def _parse_version(version: str) -> tuple[int, ...]:
 
 
 async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) -> list[Finding]:
-    """Of the server that is named; of the embedded one where a gateway runs on its folder. Else that it can be run."""
+    """Check the configured server, or the embedded one of a running gateway.
+
+    If no gateway runs, check only that the embedded server can start.
+    """
     embedded = config.store.url == "embedded"
     if embedded and not gateway_runs:
         return [await asyncio.to_thread(_bundled_server)]
@@ -172,7 +174,7 @@ async def store(config: Config, environ: Mapping[str, str], gateway_runs: bool) 
     try:
         access = access_of(config.store, environ)
     except StartupError as error:
-        return [fault("store", str(error), "put it right, the gateway does not start")]
+        return [fault("store", str(error), "correct that; the gateway does not start")]
     try:
         async with asyncio.timeout(TIMEOUT_S):
             facts = await _probe_servers(url, where, access)
@@ -188,13 +190,13 @@ def _bundled_server() -> Finding:
         ).stdout
     except (OSError, ChildFailed, subprocess.SubprocessError) as error:
         todo = "pip install -r requirements.lock, or name a server in store.url"
-        return fault("store", f"the embedded server cannot be run: {type(error).__name__}", todo)
+        return fault("store", f"the embedded server cannot start: {type(error).__name__}", todo)
     version = next((word for word in said.split() if word.startswith("v=")), "v=unknown").removeprefix("v=")
-    return ok("store", f"the embedded Valkey {version} can be run; it starts with the gateway")
+    return ok("store", f"the embedded Valkey {version} can start; the gateway starts it")
 
 
 async def _probe_servers(url: str, where: str, access: StoreAccess) -> list[StoreFacts]:
-    """Of a cluster each server that takes writes."""
+    """Probe the server; in a cluster, each primary."""
     client: Any = connect(url, access=access)
     try:
         async with primary_clients(client) as servers:
@@ -204,7 +206,7 @@ async def _probe_servers(url: str, where: str, access: StoreAccess) -> list[Stor
 
 
 async def _probe(client: Any, where: str) -> StoreFacts:
-    await client.ping()  # opens the connection, which is no part of the latency
+    await client.ping()  # opens the connection, so that the latency does not include it
     latencies = []
     for _ in range(PINGS):
         begun = time.perf_counter()
@@ -222,7 +224,7 @@ async def _probe(client: Any, where: str) -> StoreFacts:
 
 
 async def _settings(client: Any) -> dict[str, str]:
-    """Hosted servers do not show theirs."""
+    """Return the settings; empty if the server denies CONFIG GET, as hosted ones do."""
     try:
         told = {**await client.config_get("append*"), **await client.config_get("save")}
     except ResponseError:
@@ -235,14 +237,14 @@ def _text(value: object) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """Without the server's own sentence, which may repeat what it was told."""
+    """Describe the error without the server's own message, which may repeat credentials."""
     if isinstance(error, AuthenticationError):
-        return "it does not accept the user or the password"
+        return "it rejects the user or the password"
     if isinstance(error, MasterNotFoundError):
         cause = error.__cause__
-        return "no sentinel knows such a primary" if cause is None else f"no sentinel can be asked: {_why(cause)}"
+        return "no sentinel knows this primary" if cause is None else f"no sentinel answers: {_why(cause)}"
     if isinstance(error, TimeoutError | RedisTimeoutError):
-        return f"nothing within {TIMEOUT_S:g} s"
+        return f"no answer within {TIMEOUT_S:g} s"
     for cause in _causes(error):
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
@@ -256,23 +258,23 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 async def index(config: Config, environ: Mapping[str, str], gateway_runs: bool) -> list[Finding]:
-    """None where the index is in process and on the CPU: the limits say what that takes."""
+    """Check a GPU index or Milvus. An index in process on the CPU has no finding: the limits cover its memory."""
     url, device = config.index.url, config.index.device
     if device != "cpu":
         try:
             build_device(device)
         except StartupError as error:
-            return [fault("index", str(error), "do what it says")]
+            return [fault("index", str(error), "follow that message")]
         return [ok("index", f"faiss finds {device}, for partitions of {IndexPlan().device_from:,} entries and more")]
     if config.index.adapter != "milvus" or url is None:
         return []
     if milvus_lite_path(url) and gateway_runs:
-        return [ok("index", f"the gateway that runs has {url} open; one process may, so it is not looked at")]
+        return [ok("index", f"the running gateway has {url} open; only one process may, so it is not checked")]
     try:
         version = await asyncio.to_thread(milvus_version, config, environ, TIMEOUT_S)
     except StartupError as error:
-        return [fault("index", str(error), "do what it says, or use index.adapter: faiss")]
+        return [fault("index", str(error), "follow that message, or use index.adapter: faiss")]
     except IndexUnavailable as error:
-        todo = "start it, or put index.url or index.token_env right; until then nothing is found in other words"
+        todo = "start it, or correct index.url or index.token_env; until then there are no semantic hits"
         return [fault("index", f"Milvus at {url} does not answer: {error}", todo)]
     return [ok("index", f"Milvus {version} at {url} answers")]
