@@ -17,8 +17,7 @@ TEXTUAL = ("application/json", "text/", "application/x-ndjson", "application/xml
 
 
 def compress_response(headers: Mapping[str, str], response: Response) -> Response | Awaitable[Response]:
-    """Compress an answer if the client accepts it. `headers`: of the request. The result is awaitable for a large
-    answer."""
+    """Compress an answer if the request `headers` accept it. The result is awaitable for a large answer."""
     body = response.body
     if not isinstance(body, FullBody) or len(body.data) < MIN_BYTES or not response.content_type.startswith(TEXTUAL):
         return response

@@ -49,8 +49,8 @@ def prebuilt(http: web.BaseRequest, status: int, headers: Headers, body: bytes) 
 
 
 def encode_response(method: str, status: int, headers: Headers, body: bytes, *, keep_alive: bool) -> bytes:
-    """Return head and body, with these headers and the framing only. `method`: of the request. Raise `ValueError` if a
-    header contains a line break."""
+    """Return head and body of the answer to a `method` request, with these headers and the framing only. Raise
+    `ValueError` if a header contains a line break."""
     fields, length = sized_headers(method, status, headers, len(body))
     length_field = encode_length(length)
     date, connection_field = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
