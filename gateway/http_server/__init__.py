@@ -1,1 +1,1 @@
-"""Sockets to requests and back: limits, bytes, drain."""
+"""The HTTP and gRPC ports: turns bytes into requests and answers into bytes, with limits and draining."""

@@ -1,4 +1,4 @@
-"""Requests that aiohttp reads, into ours, and our answers into its: everything that is not plain
+"""Converts requests that aiohttp has read, and the answers to them. These are all requests that are not plain
 (`ServerConnections`)."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AiohttpEdge:
         service = self._service
         path, _, query = _target(http).partition("?")
         if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
-            # The parser takes `gzip, chunked`; another one on the way may not, and see the end elsewhere.
+            # aiohttp's parser accepts `gzip, chunked`. Another parser on the way may not, and find another end.
             return closing_response(400, "Transfer-Encoding: expected chunked alone")
         direct = None if http.method == "POST" else service.direct(http.method, path, http.headers)
         if direct is not None:
@@ -69,14 +69,14 @@ async def _relay(http: web.BaseRequest, status: int, headers: list[tuple[str, st
             await out.write(piece)
         await out.write_eof()
     except UpstreamStreamError:
-        # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
+        # No dialect has an error event here: abort the connection, so that the client sees an incomplete body.
         if http.transport is not None:
             http.transport.abort()
     return out
 
 
 async def pieces_of(body: Body) -> AsyncIterator[bytes]:
-    """What goes over the wire of a stream, as it comes; no piece is empty."""
+    """Yield the bytes of a stream as they arrive; no piece is empty."""
     if isinstance(body, EventStream):
         async for event in body.events:
             yield event.frame()
@@ -87,8 +87,8 @@ async def pieces_of(body: Body) -> AsyncIterator[bytes]:
 
 
 def _target(http: web.BaseRequest) -> str:
-    """Path and query as sent. Clients of a proxy send the absolute form (RFC 9112 section 3.2.2): whose host it names
-    decides nothing here, as the backend is the policy's choice."""
+    """Return path and query as sent. Clients of a proxy send the absolute form (RFC 9112 section 3.2.2). Its host is
+    ignored, since the policy chooses the backend."""
     target = http.raw_path
     absolute = None if target.startswith("/") else ABSOLUTE.fullmatch(target)
     if absolute is None:

@@ -1,5 +1,5 @@
-"""Whole answers in less bytes, for clients that take them so (RFC 9110 section 12.5.3). Streams go out as they come:
-what a compressor holds back is time to the first token."""
+"""Compresses whole answers for clients that accept it (RFC 9110 section 12.5.3). Streams are not compressed: a
+compressor holds bytes back, which delays the first token."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Awaitable, Mapping
 
 from gateway.messages import FullBody, Response
 
-MIN_BYTES = 1024  # below it the packet is sent anyway
-THREAD_BYTES = 128 * 1024  # from here on it takes milliseconds (12 ns a byte measured): not on the event loop
-LEVEL = 1  # a JSON answer shrinks to 35 % of its size, at level 6 to 31 % for three times the time
+MIN_BYTES = 1024  # a smaller answer takes one packet anyway
+THREAD_BYTES = 128 * 1024  # from this size on it takes milliseconds (12 ns a byte), too long for the event loop
+LEVEL = 1  # JSON answers shrink to 35 % of their size; level 6 reaches 31 % in three times the time
 Headers = tuple[tuple[str, str], ...]
 TEXTUAL = ("application/json", "text/", "application/x-ndjson", "application/xml")
 
 
 def compress_response(headers: Mapping[str, str], response: Response) -> Response | Awaitable[Response]:
-    """`headers`: the request's. To be awaited where the answer is large."""
+    """Compress an answer if the request `headers` accept it. The result is awaitable for a large answer."""
     body = response.body
     if not isinstance(body, FullBody) or len(body.data) < MIN_BYTES or not response.content_type.startswith(TEXTUAL):
         return response
     if response.status in (204, 206, 304) or _has_header(response, "content-encoding") or _has_header(response, "etag"):
-        return response  # a strong ETag names the bytes as they are
+        return response  # a strong ETag names the exact bytes
     headers_with_vary = (*response.headers, ("Vary", "Accept-Encoding"))
     if not accepts_gzip(headers.get("accept-encoding", "")):
         return Response(response.status, headers_with_vary, body, response.provenance)
@@ -40,7 +40,7 @@ def _gzip_response(response: Response, headers: Headers, data: bytes) -> Respons
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """By `Accept-Encoding`: `gzip` or `*` named, and not with a weight of 0."""
+    """Return whether `Accept-Encoding` names `gzip` or `*` with a weight above 0."""
     weights: dict[str, float] = {}
     for part in accept_encoding.lower().split(","):
         name, *parameters = part.replace(" ", "").split(";")

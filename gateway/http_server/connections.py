@@ -1,7 +1,7 @@
-"""Connections of the HTTP port: plain HTTP/1.1 is read here, and aiohttp takes over what is not plain.
+"""Serves the connections of the HTTP port: reads plain HTTP/1.1 itself, and hands everything else to aiohttp.
 
-aiohttp itself waits for the head of a connection's first request for as long as a connection may idle, 75 s: enough for
-a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.
+aiohttp alone waits for the first head of a connection for the full idle timeout of 75 s. A few clients could hold many
+connections that way. Here both kinds of connection give up after `head_timeout_s`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from gateway.messages import FullBody, Response
 from gateway.streams import BufferedBody
 
 
-# The last answer on a connection: to what cannot be read, or could not be handled.
 class ConnectionRefused(NamedTuple):
+    """The last answer on a connection: to a request that cannot be read, or could not be handled."""
+
     status: int
     headers: tuple[tuple[str, str], ...]
     data: bytes
@@ -40,16 +41,16 @@ def closing_answer(status: int, message: str) -> ConnectionRefused:
     return ConnectionRefused(status, (("Content-Type", "application/json"), ("Server", "nearhit")), body)
 
 
-# A client's connection, as far as aiohttp says too much about it: it quotes a malformed request, credentials included,
-# in its log and in its answer.
 LOG = logging.getLogger("nearhit")
 
 
 class ServerConnection(RequestHandler):
+    """An aiohttp connection that quotes no requests. aiohttp itself quotes a malformed request, credentials included,
+    in its log and in its answer."""
+
     def data_received(self, data: bytes) -> None:
-        """aiohttp drops what comes once the connection is to end, the rest of the request that is being read with it:
-        that would be waited for in vain, for as long as a stop may take. What comes behind the request is not taken
-        up."""
+        """Pass data on while a request is read. Once the connection is to end, aiohttp drops all data, and the request
+        would wait for its rest until the stop times out. Later requests are still not read."""
         flags = self._close, self._force_close
         if not any(flags) or self._current_request is None:
             super().data_received(data)
@@ -67,31 +68,26 @@ class ServerConnection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Refuses what the parser could not read. Nobody knows where the next request starts, so this was the last."""
+        """Refuse a request that the parser could not read, and close: it is unknown where the next request starts."""
         LOG.info("malformed request", extra={"fields": {"status": status, "error": type(exc).__name__}})
         if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun: it can only be cut")
-        # The parser's messages name the fault first and quote what was sent behind a colon.
+            raise ConnectionError("the answer has begun, so the connection is aborted")
+        # The parser's messages name the fault first; after a colon they quote the request.
         reason = (message or "").partition("\n")[0].partition(":")[0]
         return closing_response(status, f"malformed request: {reason}" if reason else "the request cannot be handled")
 
 
 def closing_response(status: int, message: str) -> web.Response:
-    """The last answer on its connection."""
+    """Return an aiohttp response that is the last answer on its connection."""
     answer = closing_answer(status, message)
     response = web.Response(status=status, headers=answer.headers, body=answer.data)
     response.force_close()
     return response
 
 
-# The connections of the data port: each begins as a plain one, and becomes aiohttp's where a request is not plain.
-#
-# aiohttp itself waits for the head of a connection's first request for as long as a connection may idle, 75 s: enough
-# for a few clients to hold many connections. Here both kinds give up after `head_timeout_s`.
-
-
 class ServerConnections(web.Server):
-    """`handler` answers what aiohttp reads."""
+    """The connections of the data port. Each begins as a plain one, and switches to aiohttp at a request that is not
+    plain. `handler` answers the requests that aiohttp reads."""
 
     def __init__(self, handler: Any, service: RequestService, config: ServerConfig, **options: Any) -> None:
         super().__init__(
@@ -106,8 +102,8 @@ class ServerConnections(web.Server):
         self.heads = RequestHeads(config.max_header)
         self.head_timeout_s, self.idle_timeout_s = config.header_timeout, config.idle_timeout
         self.max_plain_body = min(MAX_BODY, config.max_body)
-        self.accepts_plain = True  # off: all are aiohttp's, which is how tests know that both answer alike
-        self.is_draining = False  # whoever asks now is told that its connection ends with the answer
+        self.accepts_plain = True  # False: all use aiohttp, so that tests can compare the answers of both
+        self.is_draining = False  # True: the next answer on each connection closes it
         self._closed_event = asyncio.Event()
         self._plain: set[PlainConnection] = set()
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
@@ -115,7 +111,7 @@ class ServerConnections(web.Server):
     def __call__(self) -> Any:
         return PlainConnection(self, self._loop) if self.accepts_plain else self._aiohttp_connection()
 
-    # Plain ones
+    # Plain connections
 
     def register(self, connection: PlainConnection) -> None:
         self._plain.add(connection)
@@ -125,7 +121,7 @@ class ServerConnections(web.Server):
         self._closed_event.set()
 
     def switch_to_aiohttp(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Makes a connection aiohttp's, which is given all that has not been answered."""
+        """Hand a connection to aiohttp, with all data that has not been answered."""
         handler = self._aiohttp_connection()
         transport.set_protocol(handler)
         handler.connection_made(transport)
@@ -134,7 +130,7 @@ class ServerConnections(web.Server):
     def _aiohttp_connection(self) -> ServerConnection:
         return ServerConnection(self, loop=self._loop, **self._kwargs)
 
-    # aiohttp's
+    # Connections of aiohttp
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -157,10 +153,10 @@ class ServerConnections(web.Server):
         if timer is not None:
             timer.cancel()
 
-    # All of them
+    # All connections
 
     async def emptied(self) -> None:
-        """Returns once no connection is open."""
+        """Return once no connection is open."""
         while self.connections or self._plain:
             self._closed_event.clear()
             await self._closed_event.wait()
@@ -175,20 +171,13 @@ class ServerConnections(web.Server):
         await asyncio.gather(super().shutdown(timeout), *plain)
 
 
-# A client's connection for as long as it asks plainly: requests whose framing can be read in one way only, which came
-# whole. They are answered without aiohttp's parser, streams, timers and two tasks a request, and what is answered at
-# once without any task (docs/decisions/0030 has the measurement).
-#
-# Everything else is aiohttp's: at the first byte that is not plainly of such a request the connection is handed over,
-# with all that has not been answered, and stays there. So nothing here needs to know how such a request is refused.
-
 LOG_PLAIN = logging.getLogger("nearhit")
 
-MAX_BODY = 256 * 1024  # of a request that is waited for here; longer ones may stream
+MAX_BODY = 256 * 1024  # bytes of a plain request's body; aiohttp can stream longer ones
 
-REST_TIMEOUT_S = 0.05  # clients that send head and body apart, as httpx does, send the second a moment after the first
+REST_TIMEOUT_S = 0.05  # for the rest of a request: clients such as httpx send the body a moment after the head
 
-CLOSE_GRACE_S = 0.05  # of an idle connection that is to end: a request on its way in it would be lost
+CLOSE_GRACE_S = 0.05  # before an idle connection closes: a request that is on its way would be lost
 
 MAX_PIPELINED = 64 * 1024  # bytes of later requests that are read while one is answered
 
@@ -196,7 +185,15 @@ HEAD_END = b"\r\n\r\n"
 
 
 class PlainConnection(asyncio.Protocol):
-    """At any time it waits for a request, waits for the rest of one, or has a task that answers one."""
+    """The connection of a client as long as its requests are plain: they arrive whole, and their framing can be read in
+    one way only.
+
+    Such requests need no parser, streams, timers or two tasks of aiohttp, and answers from memory need no task at all
+    (measurement: docs/decisions/0030). At the first byte that is not plain, aiohttp takes over the
+    connection for good, with all data that has not been answered. So this class need not know how to refuse a request.
+
+    At any time it waits for a request, waits for the rest of one, or has a task that answers one.
+    """
 
     __slots__ = (
         "_closed",
@@ -220,14 +217,14 @@ class PlainConnection(asyncio.Protocol):
         self._server = server
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
-        self._partial: list[bytes] = []  # of a request that has not come whole
-        self._received, self._expected = 0, 0  # bytes of it; 0: not even its head has
-        self._wait_timer: asyncio.TimerHandle | None = None  # for the rest
-        self._pipelined = b""  # what came while a request is answered
-        self._reading, self._is_last = True, False  # the last request is what is read or answered now
+        self._partial: list[bytes] = []  # data of an incomplete request
+        self._received, self._expected = 0, 0  # bytes of it; expected 0: its head is incomplete
+        self._wait_timer: asyncio.TimerHandle | None = None  # for the rest of it
+        self._pipelined = b""  # data that arrived while a request is answered
+        self._reading, self._is_last = True, False  # is_last: the current request is the last one
         self._closed: asyncio.Future[None] | None = None
 
-    # What the transport tells
+    # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -240,7 +237,7 @@ class PlainConnection(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._cancel_timers()
         self._output.emptied()
-        self._cancel()  # upstream, too
+        self._cancel()  # cancels the backend call, too
         if self._closed is not None:
             self._closed.set_result(None)
         self._server.unregister(self)
@@ -268,10 +265,10 @@ class PlainConnection(asyncio.Protocol):
             data = b"".join(self._partial)
         self._take_requests(data)
 
-    # What the server asks
+    # Calls of the server
 
     def finish(self) -> None:
-        """No further request is taken; what is being read or answered is."""
+        """Accept no further request; finish the one that is being read or answered."""
         self._is_last, self._closed = True, self._loop.create_future()
         self._loop.call_later(CLOSE_GRACE_S, self._close_idle)
 
@@ -280,25 +277,25 @@ class PlainConnection(asyncio.Protocol):
             self._transport.close()
 
     async def wait_closed(self, timeout_s: float | None) -> None:
-        """After `finish`: what takes longer than `timeout_s` is cut."""
+        """Wait for the end after `finish`; abort after `timeout_s`."""
         assert self._closed is not None
         await asyncio.wait((self._closed,), timeout=timeout_s)
         self._cancel()
         self._transport.abort()
 
     def _cancel(self) -> None:
-        if self._task is not None:  # once it has begun: else it gives nothing back of what it was handed
+        if self._task is not None:  # only after it has begun, so that it releases what it was given
             self._loop.call_soon(self._task.cancel)
 
     @property
     def keep_alive(self) -> bool:
-        """Whether there may be another request on this connection."""
+        """Whether another request may follow on this connection."""
         return not (self._is_last or self._server.is_draining)
 
     # Requests
 
     def _take_requests(self, data: bytes) -> None:
-        """Answers the requests in `data`, until one has to be waited for or has not come whole."""
+        """Answer the requests in `data`, until one needs a task or is incomplete."""
         heads, server, at = self._server.heads, self._server, 0
         while not self._transport.is_closing():
             end = data.find(HEAD_END, at) + len(HEAD_END)
@@ -326,12 +323,12 @@ class PlainConnection(asyncio.Protocol):
             if self._is_last or server.is_draining:
                 self._transport.close()
                 return
-            if at == len(data) or not self._output.writable:  # a client that asks and does not read has to wait
+            if at == len(data) or not self._output.writable:  # a client that does not read its answers has to wait
                 self._pipelined, self._deadline = data[at:], self._loop.time() + server.idle_timeout_s
                 return
 
     def _wait(self, data: bytes, size: int) -> None:
-        """For the rest of a request of `size` bytes; 0: its head has not come to its end."""
+        """Wait for the rest of a request of `size` bytes; 0: its head is incomplete."""
         self._partial, self._received, self._expected = [data], len(data), size
         if self._wait_timer is None:
             self._wait_timer = self._loop.call_later(REST_TIMEOUT_S, self._on_wait_timeout)
@@ -339,9 +336,9 @@ class PlainConnection(asyncio.Protocol):
     def _on_wait_timeout(self) -> None:
         if self._output.writable and (
             self._closed is None or not self._expected
-        ):  # while it ends, bodies are waited for here
+        ):  # while the connection ends, wait for bodies here
             self._switch_to_aiohttp(b"".join(self._partial))
-        else:  # aiohttp counts on being told that the transport is full
+        else:  # aiohttp must see `pause_writing`, so do not switch while the transport is full
             self._wait_timer = self._loop.call_later(REST_TIMEOUT_S, self._on_wait_timeout)
 
     def _clear_partial(self) -> None:
@@ -359,12 +356,11 @@ class PlainConnection(asyncio.Protocol):
         self._server.switch_to_aiohttp(self._transport, data)
 
     def _cancel_timers(self) -> None:
-        """Of this connection nothing more is waited for here."""
         self._timer.cancel()
         self._clear_partial()
 
     def _expire(self) -> None:
-        """Closes it where no request came in time, the first one or another."""
+        """Close the connection if no request arrived in time."""
         now = self._loop.time()
         if self._task is None and now >= self._deadline:
             (self._transport.close if self._output.writable else self._transport.abort)()
@@ -374,14 +370,14 @@ class PlainConnection(asyncio.Protocol):
     # Answers
 
     def _try_answer(self, head: RequestHead, body: bytes) -> bool:
-        """False: a task answers."""
+        """Answer at once if possible. Return False if a task answers."""
         service, self._output.has_written = self._server.service, False
         if head.method != "POST":
             direct = service.direct(head.method, head.path, head.headers)
             if direct is not None:
                 self._task = self._loop.create_task(self._send_direct(head, direct))
                 return False
-        # On a connection that ends the answer says so: what was remembered of another one does not.
+        # The last answer on a connection says so; a remembered answer does not. So pass no digest then.
         keep_alive = not (self._is_last or self._server.is_draining)
         digest = head.digest if keep_alive else b""
         request = service.request(
@@ -395,7 +391,7 @@ class PlainConnection(asyncio.Protocol):
                 if wire is not None:
                     self._transport.write(wire)
                     return True
-        except Exception as error:  # nothing that a step raises comes here: `ErrorBoundary` has answered it
+        except Exception as error:  # not from a step: `ErrorBoundary` answers those
             self._fail(error)
             self._is_last = True
             return True
@@ -414,7 +410,7 @@ class PlainConnection(asyncio.Protocol):
         self._next_request(keep_alive)
 
     async def _answer(self, request: RequestContext, answer: Response | Awaitable[Response]) -> None:
-        """Of a request that is counted as in flight: this ends that."""
+        """Send the answer to a request, then take it out of the requests in flight."""
         keep_alive = False
         try:
             keep_alive = await self._write_response(request, answer if isinstance(answer, Response) else await answer)
@@ -422,7 +418,7 @@ class PlainConnection(asyncio.Protocol):
             self._output.abort()
             raise
         except (UpstreamStreamError, ConnectionError):
-            # No dialect to say it in: the connection is cut, so that the client sees an incomplete body.
+            # No dialect has an error event here: abort, so that the client sees an incomplete body.
             self._output.abort()
         except Exception as error:
             self._fail(error)
@@ -431,13 +427,13 @@ class PlainConnection(asyncio.Protocol):
         self._next_request(keep_alive)
 
     async def _write_response(self, request: RequestContext, response: Response) -> bool:
-        """Whether the client was told that the connection goes on, when it has taken all of the answer."""
+        """Write a response; return once the client has taken it. True: the response keeps the connection open."""
         out, server = self._output, self._server
         own, keep_alive = server.service.headers, not (self._is_last or server.is_draining)
         data = response.wire
         if data is None:
             data = encode_answer(own, request, response, keep_alive=keep_alive)
-        elif not keep_alive:  # it was made before this was known
+        elif not keep_alive:  # the bytes were made before this was known
             data = data.replace(HEAD_END, CLOSES + HEAD_END, 1)
         if data is None:
             await stream(out, own, request, response, keep_alive=keep_alive)
@@ -466,7 +462,7 @@ class PlainConnection(asyncio.Protocol):
             self._transport.close()
 
     def _resume(self) -> None:
-        """With what came meanwhile."""
+        """Continue with the data that arrived meanwhile."""
         if self._transport.is_closing():
             return
         if not self._reading:

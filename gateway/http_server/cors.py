@@ -1,4 +1,4 @@
-"""Cross-origin requests of browsers, as the Fetch standard has them (https://fetch.spec.whatwg.org/#http-cors-protocol).
+"""Answers cross-origin requests of browsers, by the Fetch standard (https://fetch.spec.whatwg.org/#http-cors-protocol).
 Pure."""
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from functools import lru_cache
 from gateway.config.schema import CorsConfig
 
 Headers = list[tuple[str, str]]
-# What a script may read beside the safe headers. Named one by one: `*` means nothing where credentials are sent.
+# Headers that a script may read in addition to the safelisted ones. They are listed one by one, since `*` has no effect
+# on requests with credentials.
 EXPOSED_HEADERS = ", ".join(
     [
         "Age",
@@ -26,18 +27,18 @@ EXPOSED_HEADERS = ", ".join(
     ]
 )
 CORS_PREFIX = "access-control-"
-MAX_KNOWN = 512  # heads of answers, of some kB
+MAX_KNOWN = 512  # heads of answers, some kB each
 
 
 @dataclass(frozen=True, slots=True)
 class CrossOrigin:
-    """Which pages may ask, decided here and not by whatever backend answers."""
+    """Decides which origins may send requests. The gateway decides this, not the backend that answers."""
 
     rule: CorsConfig
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> Headers | None:
-        """The headers that answer a preflight; None where the request is none. An origin that may not ask is answered
-        without them, which is how a browser is told no."""
+        """Return the headers that answer a preflight; None: the request is not one. For an origin that is not allowed
+        they are missing, which tells the browser no."""
         requested_method = headers.get("access-control-request-method")
         if method != "OPTIONS" or requested_method is None or "origin" not in headers or not self.rule.origins:
             return None
@@ -52,7 +53,7 @@ class CrossOrigin:
         ]
 
     def apply(self, request: Mapping[str, str], answer: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        """An answer's headers with those of this gateway in place of a backend's."""
+        """Return the headers of an answer with the gateway's CORS headers in place of the backend's."""
         if not self.rule.origins:
             return answer
         origin = request.get("origin")
@@ -67,7 +68,7 @@ class CrossOrigin:
 
 @lru_cache(maxsize=MAX_KNOWN)
 def _apply(answer: tuple[tuple[str, str], ...], origin: str | None) -> tuple[tuple[str, str], ...]:
-    """Remembered: pages of few origins get answers with few heads. `origin` None: one that may not ask."""
+    """Return the headers with CORS. Cached: there are few origins and few heads. `origin` None: not allowed."""
     retained = [(name, value) for name, value in answer if not name.lower().startswith(CORS_PREFIX)]
     if origin is None:
         return (*retained, ("Vary", "Origin"))
@@ -75,7 +76,7 @@ def _apply(answer: tuple[tuple[str, str], ...], origin: str | None) -> tuple[tup
 
 
 def allow_headers(origin: str) -> Headers:
-    """The origin itself rather than `*`, so that credentials may come with the request."""
+    """Return the headers that allow an origin. They name the origin, not `*`, so that credentials may be sent."""
     return [
         ("Access-Control-Allow-Origin", origin),
         ("Access-Control-Allow-Credentials", "true"),

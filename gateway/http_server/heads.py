@@ -1,11 +1,11 @@
-"""The heads of plain requests, each read once. Pure.
+"""Parses the heads of plain requests, each only once. Pure.
 
-A request is plain where its framing can be read in one way only: HTTP/1.1, a path as target, no header twice, nothing
-but `Content-Length` that says where it ends, printable ASCII throughout. This reads no more than that and no less
-strictly than aiohttp; everything else is aiohttp's to read and to refuse (`gateway.http_server.aiohttp_edge`).
+A request is plain if its framing can be read in one way only. It is HTTP/1.1 with a path as target, has no header
+twice, only `Content-Length` says where it ends, and all of it is printable ASCII. This parser is as strict as aiohttp.
+aiohttp reads or refuses everything else (`gateway.http_server.aiohttp_edge`).
 
-Clients send the same head over and over, but for its length and its tracing headers. A head that was read is known by
-its bytes; one that differs in those headers alone, by what is left without them.
+Clients send the same head again and again, except for its length and its tracing headers. A cache finds a known head by
+its bytes. Another cache finds a head that differs only in those headers, by the bytes without them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gateway.bounded_cache import BoundedCache
 from gateway.context import HeadMemo
 from gateway.credentials import TRACING
 
-MAX_HEAD = 16 * 1024  # bytes; a longer one is aiohttp's, whatever `server.max_header` allows
+MAX_HEAD = 16 * 1024  # bytes; aiohttp reads longer heads, up to `server.max_header`
 MAX_LINES = 100  # aiohttp refuses more than 128
 MAX_KNOWN = 4096
 MAX_KNOWN_BYTES = 8 * 1024 * 1024
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
-# They frame the body otherwise, encode it, ask for another protocol or for an answer before the answer.
+# Headers that change the framing, encode the body, or ask for another protocol or an interim answer.
 NOT_PLAIN = frozenset(
     {"content-encoding", "expect", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )  # fmt: skip
-# Of those the ones that no two requests share: a head with one of them is not worth remembering.
+# Headers with a different value in each request: a head with one of them is not worth caching.
 UNIQUE_FIELDS = frozenset({b"baggage", b"traceparent", b"tracestate", b"x-request-id"})
 _REQUEST_LINE = re.compile(rb"([A-Z]{3,7}) (/[-A-Za-z0-9._~:/?\[\]@!$&'()*+,;=%]*) HTTP/1\.1\r\n")
 _FIELDS = re.compile(rb"(?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~]*\r\n)*")
@@ -43,8 +43,8 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 
 
 class RequestHead(NamedTuple):
-    """What a plain request says before its body. `length`: of the body, in bytes; `closes`: it is the last one on its
-    connection; `digest`: a digest of all that may decide the answer beside the body (see `head_digest`)."""
+    """The head of a plain request. `length` is the size of the body in bytes. `closes`: the request is the last one on
+    its connection. `digest` covers all that may decide the answer except the body (see `head_digest`)."""
 
     method: str
     path: str  # as sent, still percent-encoded, without the query
@@ -54,12 +54,12 @@ class RequestHead(NamedTuple):
     closes: bool
     digest: bytes
     size: int  # bytes of the head itself
-    memo: HeadMemo  # shared by all heads that differ in their length and in what traces them alone
-    trace_headers: tuple[tuple[str, str], ...] = ()  # the headers that trace it, in order
+    memo: HeadMemo  # shared by heads that differ only in length and tracing headers
+    trace_headers: tuple[tuple[str, str], ...] = ()  # its tracing headers, in order
 
 
 class _Stem(NamedTuple):
-    """A head without what varies."""
+    """A head without the headers that vary."""
 
     method: str
     path: str
@@ -72,7 +72,7 @@ class _Stem(NamedTuple):
 
 
 class RequestHeads:
-    """Those that were read lately. `max_field`: bytes of a header's value, as aiohttp is told."""
+    """Parses heads and caches recent ones. `max_field`: the largest header value in bytes, as configured in aiohttp."""
 
     def __init__(self, max_field: int) -> None:
         self._max_field = max_field
@@ -80,7 +80,7 @@ class RequestHeads:
         self._stems: BoundedCache[bytes, _Stem] = BoundedCache(MAX_KNOWN, max_weight=MAX_KNOWN_BYTES, weigh=_size)
 
     def read(self, head: bytes) -> RequestHead | None:
-        """`head`: up to and with its empty line. None where the request is not plain."""
+        """Parse a head; None: the request is not plain. `head` includes the empty line at its end."""
         return self._heads.get(head) or self._read(head)
 
     def _read(self, head: bytes) -> RequestHead | None:
@@ -116,8 +116,8 @@ class RequestHeads:
 
 
 def head_digest(method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes | None:
-    """A digest of the parts of a head that may decide the answer: all but how long its body is, whether the connection
-    goes on and what traces it. None where no plain request has such headers."""
+    """Return a digest of the parts of a head that may decide the answer; None: the headers are not plain. It leaves out
+    the length of the body, `Connection`, and the tracing headers."""
     parts = [method, target]
     for name, value in headers:
         low = name.lower()
@@ -125,7 +125,7 @@ def head_digest(method: str, target: str, headers: Iterable[tuple[str, str]]) ->
             return None
         if low not in TRACING and low not in ("connection", "content-length"):
             parts.append(f"{name}:{value}")
-    # No part contains a line break, so they cannot run into each other.
+    # No part contains a line break, so different parts give different text.
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,4 +1,4 @@
-"""What a gateway takes for itself before it serves: its data directory, and the addresses where it listens."""
+"""Takes what a gateway needs before it serves: its data directory, its addresses, and enough open files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class DataDirLock:
-    """One gateway a data directory: two would fight over its store."""
+    """Locks a data directory for one gateway: two would overwrite each other's store."""
 
     def __init__(self, data_dir: Path) -> None:
         try:
@@ -47,7 +47,7 @@ class DataDirLock:
         except OSError:
             self._file.close()
             raise StartupError(
-                f"another gateway uses the data directory {data_dir}: end it, or give this one another data_dir"
+                f"another gateway uses the data directory {data_dir}: stop it, or give this one another data_dir"
             ) from None
 
     def release(self) -> None:
@@ -55,7 +55,7 @@ class DataDirLock:
 
 
 async def listening(start: Awaitable[T], key: str, address: object) -> T:
-    """What `start` returns. Raises `StartupError`, naming the `key` of the configuration that has the address."""
+    """Return the result of `start`. Raise `StartupError`, which names the configuration `key` of the address."""
     try:
         return await start
     except OSError as error:
@@ -64,7 +64,7 @@ async def listening(start: Awaitable[T], key: str, address: object) -> T:
 
 
 def certificates_of(server: ServerConfig) -> tuple[ssl.SSLContext | None, ReloadingCertificate | None]:
-    """TLS of the data port, and what that of the gRPC port is made of. Raises `StartupError`."""
+    """Return the TLS context of the data port, and the certificate for the gRPC port. Raise `StartupError`."""
     if server.tls is None:
         return None, None
     try:
@@ -77,7 +77,7 @@ def certificates_of(server: ServerConfig) -> tuple[ssl.SSLContext | None, Reload
 def grpc_port_of(
     server: ServerConfig, clock: Clock, handler: Handler, inflight: Inflight, certificate: ReloadingCertificate | None
 ) -> GrpcPort | None:
-    """None where none is configured, and gRPC is not imported. Raises `StartupError`."""
+    """Build the gRPC port; None if none is configured, so that gRPC is not imported. Raise `StartupError`."""
     if server.grpc is None:
         return None
     grpc_port: type[GrpcPort] = importlib.import_module("gateway.http_server.grpc.port").GrpcPort
@@ -87,17 +87,17 @@ def grpc_port_of(
         raise StartupError(f"server.tls: {error}") from None
 
 
-# How many files a gateway may have open: a connection of a client or to a backend is one each.
 LOG = logging.getLogger("nearhit")
 
-SPARE_FILES = 64  # libraries, logs, models, the loop's own
+SPARE_FILES = 64  # libraries, logs, models, the event loop
 
-STORE_FILES = MAX_CONNECTIONS + 2  # one to watch it, and the one that commands of requests share
+STORE_FILES = MAX_CONNECTIONS + 2  # one that watches the store, and one that requests share
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
-    """`inflight`: requests of clients; `calls`: of them at backends, all at their limits."""
+    """The files that a gateway may have open at its limits: each connection is one. `inflight` counts the requests of
+    clients, and `calls` those at backends."""
 
     inflight: int
     calls: int
@@ -108,7 +108,7 @@ class OpenFiles:
 
     @property
     def ample(self) -> int:
-        """What to allow: connections stay open between requests."""
+        """The limit to ask for: connections stay open between requests."""
         return 2 * self.files
 
 
@@ -121,23 +121,22 @@ def needed(config: Config) -> OpenFiles:
 
 
 def allowed() -> int:
-    """How many `allow_files` can have this process open."""
+    """Return the greatest number of open files that `allow_files` can set."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return 2**31 if hard == resource.RLIM_INFINITY else hard
 
 
 def allow_files(config: Config) -> None:
-    """Raises this process's own limit, which shells set low, to what the configuration may take, as far as the system
-    lets it. Without a file to open connections are neither accepted nor refused, and nothing says so: hence the
-    warning."""
+    """Raise the process limit of open files, which shells set low, to the need of the configuration. The system may
+    allow less; then log a warning. Without free files, connections are silently neither accepted nor refused."""
     wanted = needed(config)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted.ample:
         return
     raised = min(wanted.ample, allowed())
-    with suppress(OSError, ValueError):  # a sandbox refuses it, or the system's own bound is below the hard limit
+    with suppress(OSError, ValueError):  # a sandbox may refuse, or the system's bound is below the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft = raised
     if soft < wanted.files:
         fields = {"may_be_open": soft, "needed": wanted.files, "todo": f"raise it to {wanted.ample}: ulimit -n"}
-        LOG.warning("too few files may be open", extra={"fields": fields})
+        LOG.warning("the limit of open files is too low", extra={"fields": fields})

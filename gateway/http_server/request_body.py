@@ -1,4 +1,4 @@
-"""A request's body off the wire: bounded in size, time and rate, decoded only where it is read here."""
+"""Reads request bodies, bounded in size, time and rate. Decodes a body only if the gateway reads it."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from gateway.config.schema import ServerConfig
 from gateway.errors import BadRequest, PayloadTooLarge, RequestTimeout
 from gateway.streams import once
 
-# What `Content-Encoding` names -> the window bits that zlib wants.
+# `Content-Encoding` -> window bits for zlib.
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-# Of a body that passes through, before its request takes a place at the backend: as long as it is not here, a client
-# that sends a byte now and then holds nothing that others wait for.
+# Bytes that are read of a body that passes through, before its request takes a permit of the backend. Until then a slow
+# client holds nothing that others wait for.
 BUFFER_BYTES = 256 * 1024
 
 
 def read_buffered(http: web.BaseRequest) -> bytes | None:
-    """The body, if it has come with its head, as most do: no waiting and no timer."""
+    """Return the body if it arrived with its head, as most do, without waiting and without a timer."""
     content = http.content
     return content.read_nowait(-1) if content.is_eof() and content.exception() is None else None
 
 
 class HttpBody:
-    """`buffered_body` is what `read_buffered` returned. A body that is read here is bounded by `server.max_body`,
-    before and after decoding, and by `server.body_timeout`. A body that streams through has no bound in size. Each wait
-    for more is bounded by `server.body_timeout`, all waits together by `server.body_total`; after `server.body_timeout`
-    it has to come at `server.body_min_rate`. Only the client's own time counts."""
+    """The body of a request that aiohttp reads. `buffered_body` is the result of `read_buffered`.
+
+    If the gateway reads the body, `server.max_body` bounds it before and after decoding, and `server.body_timeout`
+    bounds the time. If the body streams through, its size has no bound. `server.body_timeout` bounds each wait for
+    more, and `server.body_total` all waits together. After `server.body_timeout` the body has to arrive at
+    `server.body_min_rate`. Only the time that the client takes counts."""
 
     def __init__(self, http: web.BaseRequest, buffered_body: bytes | None, config: ServerConfig) -> None:
         self._http = http
-        # Once it has been read there is nothing to read either: whether there is a body is to be known before.
+        # Note now whether there is a body: `can_read_body` is also False after it was read.
         self._body = b"" if buffered_body is None and not http.can_read_body else buffered_body
         self._config = config
         self._buffered: list[bytes] = []
         self._received = 0  # bytes of a body that streams
-        self._waited_s = 0.0  # for them
+        self._waited_s = 0.0  # time spent waiting for them
 
     async def read(self) -> bytes:
         known = self.read_nowait()
@@ -107,7 +109,7 @@ class HttpBody:
             yield chunk
 
     async def _next_chunk(self) -> bytes:
-        """The next piece of a body that streams; empty at its end."""
+        """Return the next piece of a body that streams; empty at its end."""
         config, loop = self._config, asyncio.get_running_loop()
         started = loop.time()
         limits = (config.body_timeout, config.body_total - self._waited_s, self._rate_timeout_s())
@@ -122,12 +124,12 @@ class HttpBody:
         return chunk
 
     def _rate_timeout_s(self) -> float:
-        """For how long the next piece may be waited for, so that what has come so far has come at the least rate. The
-        first `body_timeout` does not count, as with Apache's RequestReadTimeout."""
+        """Return how long to wait for the next piece, so that the body keeps its minimum rate. The first `body_timeout`
+        does not count, as with Apache's RequestReadTimeout."""
         return self._config.body_timeout + self._received / self._config.body_min_rate - self._waited_s
 
     def _timeout_messages(self) -> tuple[str, str, str]:
-        """Why a body that streams is given up, in the order of the limits in `_next_chunk`."""
+        """Return the messages for a body that timed out, in the order of the limits in `_next_chunk`."""
         config = self._config
         return (
             f"nothing more of the body arrived within {config.body_timeout:g} s (server.body_timeout)",
@@ -142,7 +144,7 @@ class HttpBody:
             raise BadRequest(f"the body is malformed: {error.message}") from None
 
     async def _send_continue(self) -> None:
-        """The low-level server leaves `Expect: 100-continue` to us (RFC 9110 section 10.1.1)."""
+        """Answer `Expect: 100-continue`, which aiohttp's low-level server does not (RFC 9110 section 10.1.1)."""
         if self._http.headers.get("expect", "").lower() == "100-continue":
             writer: Any = self._http.writer
             await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -162,8 +164,8 @@ class HttpBody:
                 raise self._too_large()
             if not decoder.eof:
                 raise BadRequest(f"the {encoding} body is cut short")
-            if decoder.unused_data:  # a reader that goes on here would see another body than one that does not
-                raise BadRequest(f"there is more behind the {encoding} body")
+            if decoder.unused_data:  # readers disagree on such data, and would see different bodies
+                raise BadRequest(f"there is data after the {encoding} body")
         except zlib.error:
             raise BadRequest(f"the body is not valid {encoding}") from None
         return decoded

@@ -1,4 +1,4 @@
-"""Answers to plain requests: a whole one is one write; of a body that comes in pieces, what came with one read of the
+"""Writes the answers to plain requests. A whole answer is one write. A stream is one write for each read of the
 backend's socket."""
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from gateway.observability.response_headers import ResponseHeaders
 from gateway.streams import BufferedStream, as_observed, close_body, drain, pump
 
 
-# What is written to a plain connection, as fast as its client takes it.
 class OutputBuffer:
-    """`writable`: the client has taken enough of what was written; `has_written`: set once something is, for who asks
-    whether it is too late for another answer."""
+    """Writes to a plain connection, as fast as its client reads. `writable`: the client has read enough of the data.
+    `has_written`: something was written, so it is too late for another answer."""
 
     __slots__ = ("_drained", "_transport", "has_written", "peer", "writable")
 
@@ -46,19 +45,18 @@ class OutputBuffer:
         self.has_written = False
 
     def write(self, data: bytes) -> None:
-        """Whoever has more to write waits for `wait_writable` where it is not `writable` any more. Raises
-        `ConnectionError`."""
+        """Write data. If it is no longer `writable`, wait for `wait_writable` before more. Raise `ConnectionError`."""
         if self._transport.is_closing():
             raise ConnectionResetError("the client has left")
         self.has_written = True
         self._transport.write(data)
 
     def abort(self) -> None:
-        """The client sees that there was to be more."""
+        """Abort the connection, so that the client sees an incomplete answer."""
         self._transport.abort()
 
     async def wait_writable(self) -> None:
-        """Returns when it is writable again, or the client has left."""
+        """Return once it is writable again, or the client has left."""
         if not self.writable:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
@@ -67,7 +65,7 @@ class OutputBuffer:
         self.writable = False
 
     def emptied(self) -> None:
-        """Or closed."""
+        """Mark it as writable: the transport drained its buffer, or closed."""
         self.writable = True
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -77,8 +75,8 @@ LENGTH_AND_DATE = b"Content-Length: %d\r\nDate: %b\r\n\r\n%b"
 
 
 def body_nowait(body: Body) -> bytes | None:
-    """All that goes over the wire, where it is all there: then its length is said and it is written at once, which
-    costs a fifth of one write an event."""
+    """Return the whole body if all of it is there; else None. It is then sent with its length in one write, which costs
+    a fifth of one write an event."""
     if isinstance(body, FullBody):
         return body.data
     if isinstance(body, EventStream) and isinstance(body.events, BufferedStream):
@@ -89,8 +87,8 @@ def body_nowait(body: Body) -> bytes | None:
 def encode_answer(
     own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
 ) -> bytes | None:
-    """Head and body, where all of the body is at hand, which is closed then; None where it is not. Raises `ValueError`
-    on a header that would end its line."""
+    """Return head and body, and close the body; None if not all of the body is there. Raise `ValueError` if a header
+    contains a line break."""
     body, status = response.body, response.status
     data = body_nowait(body)
     if data is None:
@@ -113,7 +111,7 @@ def encode_answer(
 def _without_body(
     own: ResponseHeaders, request: RequestContext, response: Response, size: int, *, keep_alive: bool
 ) -> bytes:
-    """Of an answer that has none, whatever its headers say. `size`: bytes of what is not sent."""
+    """Return the head of an answer that must not have a body. `size`: bytes of the body that is not sent."""
     headers, length = sized_headers(request.method, response.status, response.headers, size)
     start, length_field = STATUS_LINES[response.status] + encode_headers(headers), encode_length(length)
     date, connection_field = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
@@ -123,10 +121,10 @@ def _without_body(
 async def stream(
     out: OutputBuffer, own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
 ) -> None:
-    """An answer whose body comes in pieces; returns when the client has taken all of it. Raises `UpstreamStreamError`,
-    `ConnectionError`, and `ValueError` on a header that would end its line."""
+    """Write an answer whose body arrives in pieces, and return once the client has taken it. Raise
+    `UpstreamStreamError`, `ConnectionError`, or `ValueError` if a header contains a line break."""
     body, method, status = response.body, request.method, response.status
-    assert not isinstance(body, Tunnel), "who asks for an upgrade does not ask plainly"
+    assert not isinstance(body, Tunnel), "a plain request asks for no upgrade"
     try:
         headers, chunked = stream_headers(method, status, response.headers)
         start = STATUS_LINES[status] + encode_headers(headers)
@@ -145,7 +143,7 @@ async def stream(
 
 
 async def relay_body(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
-    """As fast as the client takes it, each event or piece a chunk of its own. Raises `UpstreamStreamError`, and
+    """Write a body as fast as the client reads it, one chunk for each event or piece. Raise `UpstreamStreamError` or
     `ConnectionError`."""
 
     def events(items: Sequence[Event]) -> bool:
@@ -157,7 +155,7 @@ async def relay_body(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
 
     def pieces(items: Sequence[bytes]) -> bool:
         if chunked:
-            items = [chunk_of(piece) for piece in items if piece]  # an empty one would be the last
+            items = [chunk_of(piece) for piece in items if piece]  # an empty chunk would end the body
         out.write(b"".join(items))
         return out.writable
 

@@ -19,15 +19,15 @@ from gateway.ports import Clock
 from gateway.steps.error_boundary import Inflight
 
 HTTP_LOG = logging.getLogger("nearhit.http")
-# In a hand-over: how long clients that keep a connection may take to ask once more. Those that are busy ask sooner.
+# How long a handover waits for the next request on open connections. Busy clients send one sooner.
 DRAIN_GRACE_S = 3.0
-LINGER_S = 2.0  # for the rest of a body that was refused: the next request begins behind it
+LINGER_S = 2.0  # for the rest of a refused body: the next request begins after it
 
 
 class HttpServer:
-    """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
-    requests that wait, over all ports. `tls` None: plain HTTP. `listen_socket` listens already, and goes on to when
-    this port is stopped."""
+    """The HTTP server of the data port. `handler` is the pipeline. `health` answers /readyz with readiness and the
+    checks behind it. `inflight` counts the requests that wait, over all ports. `tls` None: plain HTTP. `listen_socket`
+    listens already, and still listens when this port has stopped."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class HttpServer:
         self._tls = tls
 
     async def start(self) -> tuple[str, int]:
-        """Listens; returns the address, with the port that the system chose where 0 was asked for."""
+        """Listen and return the address, with the port that the system chose if the configured one is 0."""
         connections = ServerConnections(
             AiohttpEdge(self._service),
             self._service,
@@ -56,7 +56,7 @@ class HttpServer:
             access_log=None,
             logger=HTTP_LOG,
             lingering_time=LINGER_S,
-            auto_decompress=False,  # what passes through stays as it is
+            auto_decompress=False,  # bodies that pass through stay as they are
         )
         self._runner = web.ServerRunner(connections, shutdown_timeout=self._config.drain_timeout)
         await self._runner.setup()
@@ -70,7 +70,7 @@ class HttpServer:
         return address
 
     async def stop(self) -> None:
-        """Takes no more connections, lets what is in flight end within `drain_timeout`, then cuts."""
+        """Accept no more connections, wait up to `drain_timeout` for the requests in flight, then abort them."""
         self._service.draining = True
         self._service.stopping.set()
         if self._runner is not None:
@@ -79,8 +79,8 @@ class HttpServer:
             await self._runner.cleanup()
 
     async def _drain_connections(self, runner: web.ServerRunner) -> None:
-        """Others listen already: connections that are open are told with their next answer that it was the last. One
-        that is cut while its client sends a request is a request that is lost."""
+        """Close each open connection with its next answer, while other processes listen already. Closing one while its
+        client sends a request would lose the request."""
         for site in list(runner.sites):
             await site.stop()
         if self._connections is None:

@@ -1,4 +1,4 @@
-"""What the HTTP port does with a request: its id, its context, the pipeline, CORS, compression."""
+"""Handles the requests of the HTTP port: request id, context, pipeline, CORS and compression."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import BodySource, Clock
 from gateway.steps.error_boundary import Inflight
 
-# The id of a request: the client's, where it is harmless in a log and a header; our own otherwise.
+# A client's request id is used if it is harmless in a log and a header; else the gateway makes one.
 SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 ID_BYTES = 12
 
-IDS_PER_READ = 256  # a draw is a call to the system: 0.6 us, a hundredth of a hit
+IDS_PER_READ = 256  # one read is a system call: 0.6 us, a hundredth of a hit
 
 
 class RequestIds:
-    """Our own cannot be guessed: whoever knows one may say what its answer was worth."""
+    """Finds or makes the id of a request. Ids that the gateway makes cannot be guessed, since a client that knows one
+    may send feedback on its answer."""
 
     def __init__(self) -> None:
         self._random_hex = ""
@@ -51,8 +52,8 @@ Health = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
 class RequestService:
-    """`handler`: the pipeline. `health` answers /readyz: whether it is ready, and the checks it made. `inflight`:
-    requests that wait, over all ports."""
+    """Answers requests through the pipeline, `handler`. `health` answers /readyz with readiness and the checks behind
+    it. `inflight` counts the requests that wait, over all ports."""
 
     def __init__(
         self, config: ServerConfig, clock: Clock, handler: Handler, inflight: Inflight, health: Health
@@ -68,7 +69,7 @@ class RequestService:
         self._ids = RequestIds()
         self._cors = CrossOrigin(config.cors)
         self._compress = config.compress
-        # The answer to a request, to be awaited where something has to be waited for.
+        # Answers a request; the result is awaitable if the answer has to be waited for.
         self.answer: Handler = self._adapted_answer if config.cors.origins or config.compress else handler
 
     def request(
@@ -83,7 +84,7 @@ class RequestService:
         head_digest: bytes = b"",
         trace_headers: Sequence[tuple[str, str]] | None = None,
     ) -> RequestContext:
-        """One that has just come."""
+        """Return the context of a request that has just arrived."""
         return RequestContext(
             request_id=self._ids.of(headers),
             method=method,
@@ -99,14 +100,15 @@ class RequestService:
         )
 
     def direct(self, method: str, path: str, headers: Mapping[str, str]) -> Response | Awaitable[Response] | None:
-        """The answer, whole, to what no step is asked about, with all of its headers; POST is none of it."""
+        """Return the whole answer to a request that no step handles, with all of its headers; None: use the pipeline.
+        No POST is answered here."""
         if path in ("/healthz", "/readyz") and method in ("GET", "HEAD"):
             return self._report(path)
         preflight = self._cors.preflight(method, headers) if method == "OPTIONS" else None
         return None if preflight is None else Response(204, (("Server", "nearhit"), *preflight), FullBody(b""))
 
     def _adapted_answer(self, request: RequestContext) -> Response | Awaitable[Response]:
-        """As this client may and can take it."""
+        """Answer with CORS headers and compression for this client."""
         answer = self._handler(request)
         if not isinstance(answer, Response):
             return self._await_answer(request, answer)

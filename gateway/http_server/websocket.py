@@ -1,5 +1,5 @@
-"""WebSocket connections between a client and a backend (RFC 6455), such as realtime sessions: frames go both ways as
-they come, each side as fast as the other one reads. Nothing of them is cached."""
+"""Relays WebSocket connections between a client and a backend (RFC 6455), such as realtime sessions. Frames pass both
+ways as they arrive, each side as fast as the other one reads. Nothing is cached."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from gateway.messages import Closing, Duplex, Frame
 
-HEARTBEAT_S = 30.0  # a side that does not answer a ping within half of it is gone
-CLOSE_S = 5.0  # how long a side may take to say goodbye
+HEARTBEAT_S = 30.0  # a side that does not answer a ping within half of this time is gone
+CLOSE_S = 5.0  # how long a side may take for the closing handshake
 
 
 async def relay(
     http: web.BaseRequest, upstream: Duplex, *, max_frame: int, stopping: asyncio.Event
 ) -> web.WebSocketResponse:
-    """Until one side ends, which the other one is told with the same code, or until the gateway stops: a session may
-    last an hour, and its client has to go elsewhere. `max_frame`: bytes of a client's frame."""
+    """Relay frames until one side closes, and close the other side with the same code. Also close when the gateway
+    stops: a session may last an hour, too long to wait for. `max_frame`: bytes of a client's frame."""
     protocols = () if upstream.protocol is None else (upstream.protocol,)
     client = web.WebSocketResponse(protocols=protocols, heartbeat=HEARTBEAT_S, max_msg_size=max_frame, timeout=CLOSE_S)
     await client.prepare(http)
@@ -26,7 +26,7 @@ async def relay(
     try:
         await asyncio.shield(session)
     except asyncio.CancelledError:
-        # The server ends the handler of a client that has left. The session sees that too, and says goodbye upstream.
+        # The server cancels the handler of a client that has left. The session sees that too, and closes the upstream.
         await asyncio.wait((session,), timeout=2 * CLOSE_S)
         session.cancel()
         raise
@@ -53,7 +53,7 @@ async def _up(client: web.WebSocketResponse, upstream: Duplex) -> Closing:
         message = await client.receive()
         if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
             await upstream.send(message.data)
-        else:  # closed, or an error that aiohttp has closed it for
+        else:  # closed, by the client or by aiohttp after an error
             return Closing(_sendable(client.close_code), str(message.extra or ""))
 
 
@@ -77,7 +77,8 @@ def _outcome(task: asyncio.Task[Closing]) -> Closing:
 
 
 def _sendable(code: int | None) -> int:
-    """1005, 1006 and 1015 say how a connection ended without a code, and must not be sent (RFC 6455 section 7.4.1)."""
+    """Return a code that may be sent. 1005, 1006 and 1015 stand for an end without a code, and must not be sent (RFC
+    6455 section 7.4.1)."""
     if code is None or code == 1005:
         return WSCloseCode.OK
     return WSCloseCode.GOING_AWAY if code in (1006, 1015) else code

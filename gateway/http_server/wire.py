@@ -1,7 +1,7 @@
-"""Answers as bytes: heads built and written at once.
+"""Encodes answers as bytes, so that head and body are one write.
 
-aiohttp's `web.Response` costs about 12 us an answer in header maps and checks that a finished answer does not need;
-it stays in use for HTTP/1.0, where it knows more than this does.
+aiohttp's `web.Response` spends about 12 us an answer on header maps and checks that a finished answer does not need. It
+stays in use for HTTP/1.0, which this module does not support.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 
 Headers = Sequence[tuple[str, str]]
-MAX_STARTS = 1024  # that are remembered, of up to some kB
+MAX_STARTS = 1024  # cached heads of up to some kB
 BODILESS = frozenset({204, 304, *range(100, 200)})
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 LAST_CHUNK = b"0\r\n\r\n"
-CLOSES = b"\r\nConnection: close"  # behind another line of the head
+CLOSES = b"\r\nConnection: close"  # added after another line of the head
 
 
 class Prebuilt:
-    """What aiohttp's server asks of a response: `prepare`, `write_eof`, `keep_alive`."""
+    """A finished answer with the interface that aiohttp's server needs: `prepare`, `write_eof`, `keep_alive`."""
 
     __slots__ = ("_answer", "body_length", "keep_alive", "status")
 
@@ -36,11 +36,11 @@ class Prebuilt:
         await request.writer.write(self._answer)
 
     async def write_eof(self) -> None:
-        """All was written by `prepare`."""
+        """Do nothing: `prepare` has written everything."""
 
 
 def prebuilt(http: web.BaseRequest, status: int, headers: Headers, body: bytes) -> Prebuilt | web.Response:
-    """For aiohttp to send."""
+    """Return an answer for aiohttp to send."""
     if http.version != (1, 1):
         return web.Response(status=status, headers=headers, body=body)
     keep_alive = bool(http.keep_alive)
@@ -49,8 +49,8 @@ def prebuilt(http: web.BaseRequest, status: int, headers: Headers, body: bytes) 
 
 
 def encode_response(method: str, status: int, headers: Headers, body: bytes, *, keep_alive: bool) -> bytes:
-    """Head and body, with no headers but these and what frames them. `method`: of the request. Raises `ValueError` on a
-    header that would end its line."""
+    """Return head and body of the answer to a `method` request, with these headers and the framing only. Raise
+    `ValueError` if a header contains a line break."""
     fields, length = sized_headers(method, status, headers, len(body))
     length_field = encode_length(length)
     date, connection_field = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
@@ -66,13 +66,13 @@ def encode_response(method: str, status: int, headers: Headers, body: bytes, *, 
 
 
 def is_bodiless(method: str, status: int) -> bool:
-    """Whether an answer has no body, whatever its headers say (RFC 9112 section 6.3)."""
+    """Return whether an answer has no body, regardless of its headers (RFC 9112 section 6.3)."""
     return method == "HEAD" or status in BODILESS
 
 
 def sized_headers(method: str, status: int, headers: Headers, length: int) -> tuple[Headers, int | None]:
-    """-> the headers of an answer whose body is all there, and the length that is to be said of it; None: none. The
-    answer to a HEAD has the length of what is not sent."""
+    """Return the headers of an answer with a whole body, and its `Content-Length`; None: do not add one. The answer to
+    a HEAD has the length of the body that is not sent."""
     if is_bodiless("", status):
         return _without_length(headers), None
     if method == "HEAD":
@@ -87,14 +87,14 @@ def encode_length(length: int | None) -> bytes:
 
 @lru_cache(maxsize=MAX_STARTS)
 def encode_start(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
-    """The first lines of an answer with a body whose length is said: its status and its headers, but for that length.
-    Remembered: backends answer with the same few headers again and again. Raises `ValueError`."""
+    """Return the status line and the headers of an answer with a body, without its length. Cached, since backends
+    answer with the same few headers again and again. Raise `ValueError`."""
     return STATUS_LINES[status] + encode_headers(_without_length(headers))
 
 
 def stream_headers(method: str, status: int, headers: Headers) -> tuple[Headers, bool]:
-    """-> the headers of an answer whose body comes in pieces, and whether they go in chunks: they do where nobody has
-    said how long they are together."""
+    """Return the headers of an answer whose body arrives in pieces, and whether to send it in chunks. It is chunked if
+    its total length is unknown."""
     names = {name.lower() for name, _ in headers}
     has_no_body = is_bodiless(method, status)
     retained = _without_length(headers) if status == 204 or status < 200 else headers
@@ -104,12 +104,12 @@ def stream_headers(method: str, status: int, headers: Headers) -> tuple[Headers,
 
 
 def chunk_of(piece: bytes) -> bytes:
-    """`piece` is not empty: that would be the last one."""
+    """Encode a piece as a chunk. It must not be empty: an empty chunk ends the body."""
     return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
 class _StatusLines(dict[int, bytes]):
-    """There are a thousand at most."""
+    """Status lines by status, built at first use; a thousand at most."""
 
     def __missing__(self, status: int) -> bytes:
         line = self[status] = f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\n".encode()
@@ -120,7 +120,7 @@ STATUS_LINES = _StatusLines()
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Each with the end of its line. Raises `ValueError`: an answer cannot be split in two."""
+    """Encode headers, each with its line end. Raise `ValueError` on a line break, which could split the response."""
     text = "".join([f"{name}: {value}\r\n" for name, value in headers])
     if text.count("\r") != len(headers) or text.count("\n") != len(headers):
         raise ValueError("a header contains a line break")

@@ -1,1 +1,1 @@
-"""What is seen: metrics, logs, traces, and the one place that writes them."""
+"""Metrics, logs and traces, and the one place that writes them."""

@@ -1,4 +1,4 @@
-"""The access log: a JSON line a request, made from templates and written in batches."""
+"""Writes the access log: one JSON line for each request, made from templates and written in batches."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 FLUSH_EVERY_S = 0.1
 
-MAX_LINES = 1000  # held at most
+MAX_LINES = 1000  # in the buffer; then they are written at once
 
 
 class LogShares:
-    """Of how many requests there is a line: `shares` in [0, 1] by verdict (`exact`) or by class of status (`4xx`), of
-    which the status goes first; all where neither is named, and always from 500 on unless `5xx` is. `rng`: numbers in
-    [0, 1)."""
+    """Decides which requests get a line. `shares` in [0, 1] by verdict (`exact`) or by class of status (`4xx`).
+
+    The class of status goes first. A request with neither gets a line, and so does a status of 500 or more unless
+    `5xx` is named. `rng` returns numbers in [0, 1)."""
 
     def __init__(self, shares: Mapping[str, float], rng: Callable[[], float] = random) -> None:
         self._shares = shares
-        self.all = not shares  # of each there is one
+        self.all = not shares  # every request gets a line
         self._rng = rng
 
     def is_logged(self, verdict: Verdict, status: int) -> bool:
@@ -45,7 +46,7 @@ class LogShares:
 
 
 class AccessLog:
-    """To be used from one event loop. `close` writes what is held."""
+    """Buffers lines and writes them. For use from one event loop. `flush` writes the buffer."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,7 +54,7 @@ class AccessLog:
         self._flush_at: asyncio.TimerHandle | None = None
 
     def add(self, line: bytes) -> None:
-        """A line as JSON."""
+        """Add a line of JSON."""
         self._lines.append(line)
         if self._flush_at is None:
             self._flush_at = asyncio.get_running_loop().call_later(FLUSH_EVERY_S, self.flush)
@@ -70,16 +71,16 @@ class AccessLog:
             self._stream.flush()
 
 
-# The access log's line as a template: requests that end alike differ in a few values alone.
+# A line is a template, since requests with the same outcome differ in a few values only.
 #
-# Neither prompts nor credentials nor query strings are ever in it; a path only where the gateway itself knows it.
+# It never contains prompts, credentials or query strings, and a path only if a dialect of the gateway has it.
 Values = Callable[[RequestContext, Provenance | None], Sequence[Any]]
-"""What a field's slots are filled with."""
+"""Returns the values for the slots of a field."""
 
 
 class LogLine:
-    """The line of all requests that share what decides its shape: their status, route, verdict, and which steps and
-    values they have. `RequestSeries` says which do."""
+    """The line of all requests with the same shape: the same status, route and verdict, and the same steps and kinds of
+    values. `AllSeries` groups the requests."""
 
     __slots__ = ("_extras", "_form")
 
@@ -123,7 +124,8 @@ class LogLine:
         self._extras = extras
 
     def of(self, request: RequestContext, provenance: Provenance | None, wall: float, seconds: float) -> bytes:
-        """`wall`: wall clock, seconds; `seconds`: from the request's arrival to the end of its answer."""
+        """Return the line of a request. `wall`: wall clock, seconds. `seconds`: from the arrival of the request to the
+        end of its answer."""
         known = request.dialect is not None
         values: list[Any] = [wall, request.id.encode()]
         if known:
@@ -136,11 +138,11 @@ class LogLine:
         return self._form % tuple(values)
 
 
-MAX_TEXTS = 1024  # of at most a request line each
+MAX_TEXTS = 1024  # each at most as long as a request line
 
 JUDGED = ("similarity", "score", "threshold", "probability")
 
-IN_MS = (1e3).__mul__  # of seconds
+IN_MS = (1e3).__mul__  # seconds -> milliseconds
 
 
 def _similarity(_: RequestContext, provenance: Provenance | None) -> Sequence[Any]:
@@ -160,7 +162,7 @@ def _complexity(request: RequestContext, _: Provenance | None) -> Sequence[Any]:
 
 @lru_cache(maxsize=MAX_TEXTS)
 def _text(text: str) -> bytes:
-    """As JSON. Remembered: paths and tenants come again and again. What came as bytes that are no UTF-8 is replaced."""
+    """Encode text as JSON. Cached, since paths and tenants repeat. Bytes that were not UTF-8 are replaced."""
     try:
         return orjson.dumps(text)
     except orjson.JSONEncodeError:
@@ -175,13 +177,14 @@ def _joined(fields: Iterable[tuple[str, bytes]]) -> bytes:
     return b",".join([b"%b:%b" % (_constant(name), form) for name, form in fields])
 
 
-# What requests that end alike leave behind: the series that they add to, and their line in the access log.
-MAX_SERIES = 2048  # of some kB; clients choose none of what makes one
+MAX_SERIES = 2048  # some kB each; clients cannot choose any part of their keys
 
 
 class RequestSeries:
-    """`verdict`, and `route` as the only label of a metric. `tally` is given the seconds of the whole request and of
-    each of its steps; `whole_tally` before them those that it spent here."""
+    """The metric series and the log line that requests with the same outcome share.
+
+    `route` is the labels of a metric that has only this label. `tally` takes the seconds of the whole request and of
+    each step. `whole_tally` takes the seconds spent in the gateway before them."""
 
     __slots__ = ("line", "route", "tally", "verdict", "whole_tally")
 
@@ -202,7 +205,7 @@ class RequestSeries:
 
 
 class AllSeries:
-    """Found by what decides the labels, and which values a line has."""
+    """Finds the series of a request, by all that decides its labels and the values of its line."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry

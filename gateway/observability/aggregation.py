@@ -1,7 +1,7 @@
-"""The figures of several processes as one: what is counted adds up, of what is measured the worst is kept.
+"""Merges the metrics of several processes: counters add up, and gauges keep the worst value.
 
-Gateways of two versions are at work together while one takes over from the other: what they tell in different forms is
-left out, and said once (`VersionMismatch`)."""
+During a handover gateways of two versions run together. Metrics that they have in different forms are left out, with
+one warning each (`VersionMismatch`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.observability.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit")
 
-# Gauges of what each process has a part of. All others are of what they share, or of how bad it is: the largest counts.
+# Gauges of which each process has a part. The others measure shared things, or how bad something is: take the largest.
 SUMMED = frozenset(
     (
         "nearhit_backend_inflight",
@@ -30,7 +30,7 @@ MINIMIZED = frozenset(("nearhit_store_up", "nearhit_policy_last_reload_successfu
 
 
 def pack_metrics(telemetry: Telemetry) -> bytes:
-    """To be read by `merge` in another process."""
+    """Serialize all metrics for `merge` in another process."""
     figures: dict[str, Any] = {}
     for metric in telemetry.metrics():
         if isinstance(metric, Histogram):
@@ -42,8 +42,8 @@ def pack_metrics(telemetry: Telemetry) -> bytes:
 
 
 def merge(into: Telemetry, own: Telemetry, alive: Iterable[bytes], ended: Iterable[bytes]) -> AbstractSet[str]:
-    """Makes `into` what all of them together say. Of those that have ended only what was counted. -> the metrics that
-    some of them have, and this version has not, or in another form: what they say of those is left out."""
+    """Set `into` to the metrics of all processes together. Ended processes add only counters and histograms. Return the
+    metrics that this version lacks or has in another form; those figures are left out."""
     read = [(_unpack(data), True) for data in alive] + [(_unpack(data), False) for data in ended]
     others = {metric.name: metric for metric in own.metrics()}
     mismatched = {str(name) for figures, _ in read for name in figures if name not in others}
@@ -68,22 +68,22 @@ def merge(into: Telemetry, own: Telemetry, alive: Iterable[bytes], ended: Iterab
 
 
 class VersionMismatch:
-    """Says of each metric once that another version has it otherwise."""
+    """Warns once about each metric that another version has in another form."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
 
     def report(self, metrics: AbstractSet[str]) -> None:
-        """`metrics`: what `merge` has left out."""
+        """Warn about `metrics`, which `merge` has left out."""
         if unreported := sorted(metrics - self._reported):
             self._reported.update(unreported)
             LOG.warning(
-                "figures of another version of the gateway are left out", extra={"fields": {"metrics": unreported}}
+                "metrics of another version of the gateway are left out", extra={"fields": {"metrics": unreported}}
             )
 
 
 def _fits(metric: Counter | Gauge | Histogram, rows: Any) -> bool:
-    """Whether they have the form that `pack_metrics` gives them here."""
+    """Return whether rows have the form that `pack_metrics` of this version gives them."""
     return isinstance(rows, list) and all(isinstance(row, list) and _is_row(metric, *row) for row in rows)
 
 
@@ -106,7 +106,7 @@ def _is_row(metric: Counter | Gauge | Histogram, labels: Any = None, *values: An
 
 
 def _unpack(data: bytes) -> Mapping[str, Any]:
-    """Empty where it cannot be read: it is written by another process all the time."""
+    """Return the metrics; empty if they cannot be read: another process may be writing them."""
     try:
         figures = msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException):
@@ -137,7 +137,7 @@ def _merge_gauge(metric: Gauge, rows: Iterable[Any]) -> None:
         for names, value in row:
             labels = tuple(names)
             known = metric.values.get(labels)
-            if known is None or known != known:  # NaN: nothing was known here
+            if known is None or known != known:  # NaN: not known in this process
                 metric.values[labels] = value
             elif metric.name in SUMMED:
                 metric.values[labels] = known + value

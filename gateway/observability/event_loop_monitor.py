@@ -1,8 +1,8 @@
-"""Whether the event loop turns: by how much it is late, what keeps it, and where it stands.
+"""Monitors the event loop: how late it is, why, and in which code it stalls.
 
-The loop notes every `TICK_S` by how much it was late to do so; that is what whatever is due in it has to wait, requests
-among it. A stall is more than `STALL_S`. A thread looks meanwhile where a loop stands that does not tick: at names of
-code alone, never at what the code works on. A loop with nothing to do ticks less often, and is hardly woken for it.
+Every `TICK_S` the loop measures how late it is; every callback waits that long, including requests. A stall is more
+than `STALL_S`. During a stall a thread samples the stack of the loop: only names of code, never its data. An idle loop
+ticks less often, so that it is hardly woken.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from typing import Any
 from gateway.observability.telemetry import Telemetry
 
 LOG = logging.getLogger("nearhit.loop")
-TICK_S, IDLE_TICK_S = 0.01, 0.05  # a stall is seen less up to that much of its length
-IDLE = 0.05  # the part of a tick that a loop computes, below which it has nothing to do
+TICK_S, IDLE_TICK_S = 0.01, 0.05  # a stall may be measured too short by up to one tick
+IDLE = 0.05  # a loop that computes for less than this share of a tick is idle
 STALL_S = 0.02
 WATCH_INTERVAL_S = 0.05
-LOG_INTERVAL_S = 60.0  # between two lines of the log
-MAX_FRAMES = 12  # of a stack that are kept
-NO_CODE = "the event loop itself"  # sockets, timers, and the wait for either: C
-RUNNER_MODULE = "asyncio.runners"  # the frames from there on are those of whoever runs the loop
+LOG_INTERVAL_S = 60.0  # between two log lines
+MAX_FRAMES = 12  # kept of a stack
+NO_CODE = "the event loop itself"  # C code: sockets, timers, and the wait for them
+RUNNER_MODULE = "asyncio.runners"  # from there on the frames belong to the code that runs the loop
 
 
 class Cause(StrEnum):
+    """The reason why a loop was late."""
+
     BUSY = "busy"  # it computed
-    STARVED = "starved"  # it was ready to, and had no processor
-    WAITING = "waiting"  # in a call that blocks, or for the interpreter's lock
+    STARVED = "starved"  # it was ready to run, but had no processor
+    WAITING = "waiting"  # it was in a blocking call, or waited for the interpreter's lock
 
 
 @dataclass(frozen=True, slots=True)
 class StackSample:
-    """Seconds: of the monotonic clock, that the loop's thread has computed, that it has wanted a processor in vain;
-    until the next reading is due."""
+    """A reading of the clocks of the loop's thread, in seconds."""
 
-    at: float
-    ran: float
-    starved: float
-    tick: float = TICK_S
+    at: float  # monotonic clock
+    ran: float  # CPU time of the thread
+    starved: float  # time that the thread was ready but had no processor
+    tick: float = TICK_S  # until the next reading is due
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """`stack`: innermost first, each as module:function:line; empty where the loop was in no Python code. None: nobody
-    looked in time, as it was over before, or as the thread that looks had no processor either."""
+    """A stall of the loop. `stack`: innermost frame first, each as module:function:line; empty: no Python code ran.
+    None: no sample was taken in time, since the stall was short or the sampling thread had no processor either."""
 
     seconds: float
     cause: Cause
@@ -61,37 +62,37 @@ class Stall:
 
     @property
     def where(self) -> str | None:
-        """The innermost code of ours, or else of anybody's; None where nobody knows."""
+        """The innermost frame of the gateway's code, else the innermost of all; None: not known."""
         if not self.stack:
             return None if self.stack is None else NO_CODE
         ours = (frame for frame in self.stack if frame.startswith("gateway."))
         return next(ours, self.stack[0])
 
     def as_json(self) -> dict[str, Any]:
-        """`where` is there where it is known."""
+        """Return the stall for operators, with `where` if it is known."""
         summary = {"ms": round(1e3 * self.seconds, 1), "cause": str(self.cause)}
         return summary if self.where is None else summary | {"where": self.where}
 
 
 def lateness_s(previous: StackSample, now: StackSample) -> float:
-    """Seconds by which a tick came too late."""
+    """Return the seconds by which a tick was late."""
     return max(0.0, now.at - previous.at - previous.tick)
 
 
 def next_tick(previous: StackSample, now: StackSample) -> float:
-    """Seconds until the next reading."""
+    """Return the seconds until the next reading."""
     return TICK_S if now.ran - previous.ran > IDLE * (now.at - previous.at) else IDLE_TICK_S
 
 
 def cause_of(previous: StackSample, now: StackSample) -> Cause:
-    """What took most of the time by which a tick came too late."""
+    """Return the cause of most of the time by which a tick was late."""
     ran, starved = now.ran - previous.ran, now.starved - previous.starved
     parts = {Cause.BUSY: ran, Cause.STARVED: starved, Cause.WAITING: lateness_s(previous, now) - ran - starved}
     return max(parts, key=parts.__getitem__)
 
 
 def stack_of(frame: FrameType | None) -> tuple[str, ...]:
-    """Names of code, innermost first, up to who runs the loop."""
+    """Return the names of the frames, innermost first, up to the code that runs the loop."""
     names: list[str] = []
     while frame is not None and len(names) < MAX_FRAMES:
         module = frame.f_globals.get("__name__", "")
@@ -103,7 +104,7 @@ def stack_of(frame: FrameType | None) -> tuple[str, ...]:
 
 
 class EventLoopMonitor:
-    """Of the loop that `begin` is called in. `last` and `longest`: stalls since then."""
+    """Monitors the loop in which `begin` is called. `last` and `longest`: stalls since then."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.last: Stall | None = None
@@ -111,15 +112,15 @@ class EventLoopMonitor:
         self._lag, self._stalls = telemetry.loop_lag_seconds, telemetry.loop_stalls
         for cause in Cause:
             self._stalls.add(str(cause), amount=0)
-        self._running = threading.Lock()  # cheaper to wait for than an event; free once it is over
+        self._running = threading.Lock()  # cheaper to wait for than an event; released at the end
         self._stack_sample: tuple[float, tuple[str, ...]] = (
             0.0,
             (),
-        )  # the tick before a stall, and where the loop stood then
+        )  # the tick before a stall, and the stack in the stall
         self._logged_at, self._suppressed = -LOG_INTERVAL_S, 0
 
     def begin(self, stack: AsyncExitStack) -> None:
-        """`stack` ends it."""
+        """Start to monitor; `stack` ends it."""
         self._thread = threading.get_ident()
         self._file = _schedstat()
         if self._file is not None:
@@ -134,11 +135,11 @@ class EventLoopMonitor:
         stack.callback(self._running.release)
 
     def reset(self) -> None:
-        """What the loop stood still for until now does not count."""
+        """Do not count the time since the last tick as a stall."""
         self._previous = self._read()
 
     def shown(self) -> dict[str, Any]:
-        """For operators: see `Stall.plain`."""
+        """Return the last and the longest stall for operators; see `Stall.as_json`."""
         stalls = {"last": self.last, "longest": self.longest}
         return {name: None if stall is None else stall.as_json() for name, stall in stalls.items()}
 
@@ -168,12 +169,12 @@ class EventLoopMonitor:
         self._logged_at, self._suppressed = now, 0
 
     def _read(self) -> StackSample:
-        # 3 us of CPU: the kernel's own count of nanoseconds ready and not running.
+        # The kernel's count of nanoseconds that the thread was ready but did not run; one read takes 3 us of CPU.
         starved = 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) / 1e9
         return StackSample(time.monotonic(), time.thread_time(), starved)
 
     def _watch(self) -> None:
-        """In a thread of its own: the first that it sees of a stall is where the loop stands."""
+        """Sample the stack of the loop once in each stall; runs in a separate thread."""
         while not self._running.acquire(timeout=WATCH_INTERVAL_S):
             previous = self._previous
             if time.monotonic() - previous.at > previous.tick + STALL_S and self._stack_sample[0] != previous.at:
@@ -181,7 +182,7 @@ class EventLoopMonitor:
 
 
 def _schedstat() -> int | None:
-    """None where the kernel does not tell."""
+    """Open the scheduler statistics of this thread; None: the kernel has none."""
     try:
         path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,5 +1,5 @@
-"""Structured logs, one JSON object a line, and warnings that repeat at most once a second. Prompts and secrets are
-never fields."""
+"""Writes structured logs, one JSON object a line, and limits repeated warnings to one a second. No field contains
+prompts or secrets."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import orjson
 
 LOG = logging.getLogger("nearhit")
 
-IN_CALLBACK = "Exception in callback"  # what asyncio and uvloop say first, before they write the callback out
+IN_CALLBACK = "Exception in callback"  # how asyncio and uvloop begin the message, before they print the callback
 
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": round(record.created, 3),  # as in the lines of requests: whoever collects both has one type
+            "time": round(record.created, 3),  # the same type as in the access log
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
             **getattr(record, "fields", {}),
         }
         if record.exc_info and record.exc_info[0] is not None:
-            # The type and the places, not the message: it may quote what a client sent.
+            # The type and the frames, not the message: it may quote a request.
             line["error"] = record.exc_info[0].__name__
             line["traceback"] = _frames(record)
         return orjson.dumps(line, default=str).decode()
@@ -44,33 +44,32 @@ def _frames(record: logging.LogRecord) -> list[str]:
 
 
 def configure_logging(level: str, stream: TextIO = sys.stderr) -> None:
-    """To be called within the event loop, whose faults are then said as all others are."""
+    """Set up logging. Call it inside the event loop, so that unhandled exceptions of the loop are logged like others."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # The HTTP library quotes malformed header lines, credentials included, in what it logs.
+    # The HTTP library logs malformed header lines, credentials included.
     logging.getLogger("nearhit.http").setLevel(logging.CRITICAL)
-    # The exporter of traces has lines for each batch that fails: nearhit.traces has one a second.
+    # The trace exporter logs every batch that fails; nearhit.traces logs one line a second.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    logging.getLogger("nearhit.audit").setLevel(logging.INFO)  # at any level: who removed what is not left out
+    logging.getLogger("nearhit.audit").setLevel(logging.INFO)  # at any level: the audit trail must be complete
     for noisy in ("watchfiles", "asyncio", "aiohttp", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     asyncio.get_running_loop().set_exception_handler(log_unhandled)
 
 
 def log_unhandled(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An exception that nobody waits for. The loop's own handler writes callbacks and tasks out with all that they
-    hold: requests with their keys, questions and answers."""
+    """Log an exception that no task awaits. The loop's default handler would print callbacks and tasks with all their
+    data: requests with keys, questions and answers."""
     message = str(context.get("message", ""))
     LOG.error(IN_CALLBACK if message.startswith(IN_CALLBACK) else message, exc_info=context.get("exception"))
 
 
-# Warnings of what fails with every request while it fails: a line a second says as much as five thousand.
-EVERY_S = 1.0
+EVERY_S = 1.0  # for failures that would log one line for every request
 
 
 class RateLimitedLog:
-    """The first one is said at once; then at most one in `EVERY_S`, with how many `more` there were since the last."""
+    """Logs the first warning at once, then at most one in `EVERY_S`. The field `more` counts those left out since."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

@@ -1,4 +1,4 @@
-"""What is decided of requests, told as it happens to operators who watch. Costs nothing while nobody does."""
+"""Publishes the decision on each request to operators who watch the live view. It costs nothing while nobody does."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from gateway.errors import Overloaded
 
 MAX_WATCHERS = 8
-MAX_QUEUED = 256  # of a watcher; then the oldest are dropped, and counted
+MAX_QUEUED = 256  # decisions for one watcher; beyond it the oldest are dropped, and counted
 
 Decision = dict[str, Any]
 
 
 class Subscription:
-    """One who watches. `dropped`: decisions that came faster than they were taken."""
+    """The queue of one watcher. `dropped`: decisions that arrived faster than the watcher took them."""
 
     def __init__(self) -> None:
         self._queue: deque[Decision] = deque()
@@ -37,7 +37,7 @@ class Subscription:
         self._ready.set()
 
     async def take(self, wait_s: float) -> list[Decision]:
-        """All that have come; none after `wait_s`."""
+        """Wait up to `wait_s` for decisions and return all that have arrived."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._ready.wait()
@@ -51,10 +51,10 @@ class Subscription:
 
 
 class LiveEvents:
-    """To be used from one event loop."""
+    """Publishes decisions to the watchers. For use from one event loop."""
 
     def __init__(self) -> None:
-        self.watches: set[Subscription] = set()  # that are told
+        self.watches: set[Subscription] = set()
         self._closed = False
 
     @property
@@ -62,15 +62,15 @@ class LiveEvents:
         return bool(self.watches)
 
     def publish(self, decision: Decision) -> None:
-        """The fields of the access log: neither prompts nor credentials."""
+        """Publish a decision: the fields of the access log, without prompts or credentials."""
         for watch in self.watches:
             watch.put(decision)
 
     @contextmanager
     def watch(self) -> Iterator[Subscription]:
-        """Raises `Overloaded`."""
+        """Subscribe to decisions. Raise `Overloaded` if there are too many watchers."""
         if self._closed or len(self.watches) >= MAX_WATCHERS:
-            raise Overloaded(f"{MAX_WATCHERS} watch already: close another live view first", retry_after_s=5)
+            raise Overloaded(f"{MAX_WATCHERS} live views are open already: close one of them first", retry_after_s=5)
         watch = Subscription()
         self.watches.add(watch)
         try:
@@ -79,7 +79,7 @@ class LiveEvents:
             self.watches.discard(watch)
 
     def close(self) -> None:
-        """Lets all who watch go: the gateway ends."""
+        """Close all subscriptions, since the gateway stops."""
         self._closed = True
         for watch in self.watches:
             watch.close()

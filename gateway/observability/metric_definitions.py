@@ -1,4 +1,4 @@
-"""Every metric, defined once, by subject; `Telemetry` has all of them."""
+"""Defines every metric once, by subject. `Telemetry` has all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SPAN_OUTCOMES = ("exported", "queue-full", "failed", "refused")
 
 
 class RequestMetrics:
-    """What clients asked and got, and what hits saved."""
+    """Requests of clients, their answers, and the savings of hits."""
 
     def __init__(self) -> None:
         self.requests = Counter(
@@ -21,89 +21,91 @@ class RequestMetrics:
         self.overhead_seconds = Histogram(
             "nearhit_overhead_seconds", "Time to the first byte of an answer, less the time a backend took for it", ()
         )
-        self.tokens_saved = Counter("nearhit_tokens_saved_total", "Tokens that hits did not cost", ("route",))
-        self.cost_saved = Counter("nearhit_cost_saved_dollars_total", "Dollars that hits did not cost", ("route",))
+        self.tokens_saved = Counter("nearhit_tokens_saved_total", "Tokens saved by hits", ("route",))
+        self.cost_saved = Counter("nearhit_cost_saved_dollars_total", "Dollars saved by hits", ("route",))
         self.backend_seconds_saved = Counter(
-            "nearhit_backend_seconds_saved_total", "Seconds of a backend's work that hits did not cost", ("route",)
+            "nearhit_backend_seconds_saved_total", "Seconds of backend time saved by hits", ("route",)
         )
-        self.feedback = Counter("nearhit_feedback_total", "What clients said of answers", ("route", "verdict"))
+        self.feedback = Counter("nearhit_feedback_total", "Feedback of clients on answers", ("route", "verdict"))
 
 
 class RoutingMetrics:
-    """Which model a miss is sent to, and how that turned out."""
+    """The models that misses are sent to, and the outcome."""
 
     def __init__(self) -> None:
         self.routed = Counter(
-            "nearhit_routed_total", "Misses by the tier they were sent to and why", ("route", "tier", "reason")
+            "nearhit_routed_total", "Misses by tier and by the reason for it", ("route", "tier", "reason")
         )
         self.large_share = Gauge(
             "nearhit_large_share",
-            "The large model's part of the last hour's misses that could go to either",
+            "Large model's share of the last hour's misses that could go to either model",
             ("route",),
         )
         self.escalation_threshold = Gauge(
-            "nearhit_escalation_threshold", "Complexity above which the light model is not asked, now", ("route",)
+            "nearhit_escalation_threshold", "Present complexity above which the light model is skipped", ("route",)
         )
         self.quality_kept = Gauge(
-            "nearhit_quality_kept", "Part of the gap between light and large that is kept, as expected", ("route",)
+            "nearhit_quality_kept", "Expected share of the quality gap between light and large that is kept", ("route",)
         )
         self.quality_kept_low = Gauge(
-            "nearhit_quality_kept_low", "Lower end of the 95 % interval of the part that is kept", ("route",)
+            "nearhit_quality_kept_low", "Lower end of the 95 % interval of the share that is kept", ("route",)
         )
         self.quality_kept_high = Gauge(
-            "nearhit_quality_kept_high", "Upper end of the 95 % interval of the part that is kept", ("route",)
+            "nearhit_quality_kept_high", "Upper end of the 95 % interval of the share that is kept", ("route",)
         )
         self.routing_labels = Counter(
             "nearhit_routing_labels_total",
-            "Requests of which it turned out whether the light model's answer is worse, by what told it",
+            "Requests for which the light model's answer proved worse or as good, by source",
             ("route", "source", "label"),
         )
         self.light_audits = Counter(
             "nearhit_light_audits_total",
-            "Answers of the light model chosen to be compared with the large one's, by what came of it",
+            "Answers of the light model chosen for comparison with the large one's, by outcome",
             ("route", "outcome"),
         )
         self.cascade = Counter(
             "nearhit_cascade_total",
-            "Requests whose complexity asked for a better model, by what came of the lightest one's answer",
+            "Requests whose complexity asked for a better model, by the outcome of the lightest model's answer",
             ("route", "outcome"),
         )
         self.shadow = Counter(
             "nearhit_shadow_total",
-            "Misses asked of the shadow backend, by how its answer compares",
+            "Misses also sent to the shadow backend, by the comparison of the answers",
             ("route", "outcome"),
         )
-        self.shadow_cost = Counter("nearhit_shadow_cost_dollars_total", "Dollars that shadows cost", ("route",))
+        self.shadow_cost = Counter("nearhit_shadow_cost_dollars_total", "Dollars spent on shadows", ("route",))
 
 
 class PromiseMetrics:
-    """Latency budgets: which were promised, and kept."""
+    """Latency budgets, promised and kept."""
 
     def __init__(self) -> None:
         self.promises = Counter(
             "nearhit_promises_total",
-            "Requests with a latency budget that went to a backend, or would have, by what came of it",
+            "Requests with a latency budget that the caches did not answer, by outcome",
             ("route", "outcome"),
         )
         self.required_confidence = Gauge(
-            "nearhit_required_confidence", "How sure a backend must be to keep the budget to be asked", ("route",)
+            "nearhit_required_confidence",
+            "Confidence that a prediction must have for its backend to be called",
+            ("route",),
         )
         self.promised_confidence = Gauge(
             "nearhit_promised_confidence",
-            "Share of the promised latency budgets that the policy in force wants kept",
+            "Share of promised latency budgets that the policy in force wants kept",
             ("route",),
         )
 
 
 class CacheMetrics:
-    """What is stored, and what makes room."""
+    """Stored answers, lookups, and removals."""
 
     def __init__(self) -> None:
         self.admissions = Counter(
             "nearhit_admissions_total", "Answers stored, or why they were not", ("route", "outcome")
         )
         self.crowds = Counter(
-            "nearhit_crowds_total", "Flights by what they were among the gateways on a store", ("outcome",)
+            "nearhit_crowds_total", "Coalescing of calls among the gateways on a store, by outcome", ("outcome",)
         )
         self.refusals = Counter(
             "nearhit_refusals_total", "Neighbours whose answer was not served, by reason", ("route", "reason")
@@ -112,35 +114,39 @@ class CacheMetrics:
         self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))
         self.migration_entries = Gauge(
             "nearhit_migration_entries",
-            "Entries with a vector of another embedding model, by what became of it",
+            "Entries with a vector of another embedding model, by state of their migration",
             ("state",),
         )
         self.evictions = Counter(
-            "nearhit_evictions_total", "Stored answers that made room for others, by what bound was met", ("reason",)
+            "nearhit_evictions_total",
+            "Stored answers removed for lack of room, by the bound that was reached",
+            ("reason",),
         )
         self.purged = Counter("nearhit_purged_total", "Stored answers that operators removed", ("route",))
-        self.bans = Gauge("nearhit_bans", "Removals that are heeded, until nothing that they mean can be left", ())
+        self.bans = Gauge("nearhit_bans", "Bans in force, until no entry that they match can be left", ())
 
 
 class QualityMetrics:
-    """How often hits by similarity are wrong, and how that is found out."""
+    """The wrong hits of the semantic cache, and their measurement."""
 
     def __init__(self) -> None:
         self.labels = Counter(
             "nearhit_labels_total",
-            "Lookups that turned out right or wrong, by what told it",
+            "Lookups whose neighbour turned out right or wrong, by source",
             ("route", "source", "label"),
         )
         self.comparisons_dropped = Counter(
-            "nearhit_comparisons_dropped_total", "Misses that taught nothing because too many waited", ("route",)
+            "nearhit_comparisons_dropped_total",
+            "Misses not used for learning because too many waited for comparison",
+            ("route",),
         )
         self.audits = Counter(
-            "nearhit_audits_total", "Semantic hits chosen to be checked, by what came of it", ("route", "outcome")
+            "nearhit_audits_total", "Semantic hits chosen for an audit, by outcome", ("route", "outcome")
         )
-        self.audit_cost = Counter("nearhit_audit_cost_dollars_total", "Dollars that audits cost", ("route",))
+        self.audit_cost = Counter("nearhit_audit_cost_dollars_total", "Dollars spent on audits", ("route",))
         self.second_opinions = Counter(
             "nearhit_second_opinions_total",
-            "Lookups near the threshold, by whether they were looked at closer",
+            "Lookups near the threshold, by whether they were examined more closely",
             ("route", "outcome"),
         )
         self.acceptance_threshold = Gauge(
@@ -156,7 +162,7 @@ class QualityMetrics:
             "nearhit_wrong_hit_ratio_high", "Upper end of the 95 % interval of the wrong-hit ratio", ("route",)
         )
         self.max_wrong_hits = Gauge(
-            "nearhit_max_wrong_hits", "What the policy in force allows of the wrong-hit ratio", ("route",)
+            "nearhit_max_wrong_hits", "Bound of the policy in force on the wrong-hit ratio", ("route",)
         )
         self.wrong_of_served_ratio = Gauge(
             "nearhit_wrong_of_served_ratio", "Wrong semantic hits over semantic hits; NaN without any audit", ("route",)
@@ -177,7 +183,7 @@ class BackendMetrics:
         self.backend_requests = Counter(
             "nearhit_backend_requests_total", "Calls to a backend by outcome", ("backend", "outcome")
         )
-        self.backend_seconds = Histogram("nearhit_backend_seconds", "Whole answers of a backend", backend)
+        self.backend_seconds = Histogram("nearhit_backend_seconds", "Duration of whole answers of a backend", backend)
         self.backend_ttft_seconds = Histogram("nearhit_backend_ttft_seconds", "Time to a backend's first byte", backend)
         self.backend_inflight = Gauge("nearhit_backend_inflight", "Calls in flight to a backend", backend)
         self.backend_limit = Gauge("nearhit_backend_limit", "Calls that may be in flight to a backend now", backend)
@@ -185,42 +191,44 @@ class BackendMetrics:
         self.breaker_state = Gauge("nearhit_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open", backend)
         self.upstream_state = Gauge(
             "nearhit_upstream_state",
-            "An address of a backend: 0 asked, 1 half-open, 2 open or ejected, 3 told to wait",
+            "An address of a backend: 0 in service, 1 half-open, 2 open or ejected, 3 paused by its Retry-After or rate limit",
             upstream,
         )
         self.upstream_inflight = Gauge("nearhit_upstream_inflight", "Calls in flight to an address", upstream)
         self.upstream_latency = Gauge(
             "nearhit_upstream_latency_ewma_seconds",
-            "Time to the first byte by which addresses are compared, of the slowest kind of call",
+            "Time to the first byte by which addresses are compared, for the slowest kind of call",
             upstream,
         )
         self.retries = Counter(
-            "nearhit_retries_total", "Calls sent again, or not for lack of time or budget", ("backend", "outcome")
+            "nearhit_retries_total",
+            "Calls sent again, or not sent again for lack of time or budget",
+            ("backend", "outcome"),
         )
         self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
-        self.model_reloads = Counter(
-            "nearhit_model_reloads_total", "Dead models that were to be loaded anew", ("backend", "outcome")
-        )
+        self.model_reloads = Counter("nearhit_model_reloads_total", "Reloads of dead models", ("backend", "outcome"))
 
 
 class AccessMetrics:
-    """Who is refused, and what limits take."""
+    """Refused requests and the use of limits."""
 
     def __init__(self) -> None:
         self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
         self.auth_failures = Counter("nearhit_auth_failures_total", "Credentials that were refused", ("port", "reason"))
         self.audit_errors = Counter("nearhit_audit_errors_total", "Lines of the audit trail that were lost", ("where",))
-        self.key_lookups = Counter("nearhit_key_lookups_total", "API keys asked of the store", ("outcome",))
+        self.key_lookups = Counter("nearhit_key_lookups_total", "API keys looked up in the store", ("outcome",))
         self.limited = Counter(
             "nearhit_limited_total",
-            "Requests that a limit of the policy refused, or kept from all but the lightest model",
+            "Requests that a limit of the policy refused or sent to the lightest model",
             ("route", "limit"),
         )
         self.limits_local = Counter(
-            "nearhit_limits_local_total", "Requests whose limits one gateway held alone, without the store", ("route",)
+            "nearhit_limits_local_total",
+            "Requests whose limits this gateway counted alone, without the store",
+            ("route",),
         )
         self.limits_tokens = Counter(
-            "nearhit_limits_tokens_total", "Tokens of calls on routes with limits, in and out", ("route",)
+            "nearhit_limits_tokens_total", "Tokens of calls on routes with limits, input and output", ("route",)
         )
         self.limits_cost = Counter(
             "nearhit_limits_cost_dollars_total", "Dollars of calls on routes with limits", ("route",)
@@ -228,46 +236,48 @@ class AccessMetrics:
 
 
 class JobMetrics:
-    """What is answered later."""
+    """Jobs, which are answered later, and their webhooks."""
 
     def __init__(self) -> None:
-        self.jobs = Counter("nearhit_jobs_total", "Jobs by what came of offering them, and of attempts", ("outcome",))
+        self.jobs = Counter("nearhit_jobs_total", "Jobs by the outcome of their submissions and attempts", ("outcome",))
         self.jobs_held = Gauge("nearhit_jobs", "Jobs and webhooks of all gateways on the store", ("state",))
-        self.job_bytes = Gauge("nearhit_jobs_bytes", "Bytes of the requests of jobs that are not over", ())
-        self.job_oldest_seconds = Gauge("nearhit_jobs_oldest_seconds", "Age of the oldest job that is not over", ())
+        self.job_bytes = Gauge("nearhit_jobs_bytes", "Bytes of the requests of unfinished jobs", ())
+        self.job_oldest_seconds = Gauge("nearhit_jobs_oldest_seconds", "Age of the oldest unfinished job", ())
         self.job_wait_seconds = Histogram("nearhit_jobs_wait_seconds", "From accepting a job to its first attempt", ())
         self.job_seconds = Histogram("nearhit_jobs_seconds", "From accepting a job to its end", ("status",))
-        self.job_webhooks = Counter("nearhit_jobs_webhooks_total", "Webhooks told, by what came of it", ("outcome",))
+        self.job_webhooks = Counter("nearhit_jobs_webhooks_total", "Webhook deliveries by outcome", ("outcome",))
 
 
 class StoreMetrics:
-    """How the store does."""
+    """The health of the store."""
 
     def __init__(self) -> None:
         self.store_errors = Counter("nearhit_store_errors_total", "Store operations that failed or took too long", ())
         self.store_restarts = Counter(
             "nearhit_store_restarts_total", "Embedded stores that ended by themselves and were started again", ()
         )
-        self.store_up = Gauge("nearhit_store_up", "1 if the store answered when it was looked at last", ())
+        self.store_up = Gauge("nearhit_store_up", "1 if the store answered the last check", ())
 
 
 class ProcessMetrics:
-    """The gateway itself: its event loop, its policy, what it records."""
+    """The gateway itself: its event loop, its policy, its traffic log and its traces."""
 
     def __init__(self) -> None:
         self.loop_lag_seconds = Histogram(
-            "nearhit_loop_lag_seconds", "By how much the event loop was late, every 10 ms", ()
+            "nearhit_loop_lag_seconds", "Lateness of the event loop, measured every 10 ms", ()
         )
         self.loop_stalls = Counter(
             "nearhit_loop_stalls_total",
-            "Times that the event loop stood still for 20 ms and more, by cause",
+            "Stalls of the event loop of 20 ms and more, by cause",
             ("cause",),
         )
         self.traffic = Counter(
-            "nearhit_traffic_total", "Requests of routes with record, by whether they are in the log", ("outcome",)
+            "nearhit_traffic_total",
+            "Requests on routes with record, by whether they are in the traffic log",
+            ("outcome",),
         )
-        self.spans = Counter("nearhit_spans_total", "Spans of traces by what became of them", ("outcome",))
-        for outcome in SPAN_OUTCOMES:  # all of them from the start: the exporter's thread adds no key while one scrapes
+        self.spans = Counter("nearhit_spans_total", "Spans of traces by outcome", ("outcome",))
+        for outcome in SPAN_OUTCOMES:  # all from the start, so that the exporter's thread adds no key during a scrape
             self.spans.add(outcome, amount=0)
         self.policy_reload_ok = Gauge(
             "nearhit_policy_last_reload_successful", "1 if the policy in force is the one on disk", ()
@@ -275,23 +285,24 @@ class ProcessMetrics:
         self.policy_info = Gauge("nearhit_policy_info", "The policy in force", ("hash",))
 
 
-# What a gateway tells of how it follows the others on its store.
 class ReplicationMetrics:
+    """How a gateway follows the changes of the others on its store."""
+
     def __init__(self) -> None:
         self.lag_entries = Gauge(
-            "nearhit_replication_lag_entries", "Changes in the store that this gateway has not read yet", ()
+            "nearhit_replication_lag_entries", "Changes in the store that this gateway has not yet read", ()
         )
         self.lag_seconds = Gauge(
             "nearhit_replication_lag_seconds", "Age of the oldest change that this gateway may not know", ()
         )
         self.delay_seconds = Histogram(
-            "nearhit_replication_delay_seconds", "From a change in the store to its being in force here", ()
+            "nearhit_replication_delay_seconds", "From a change in the store until it is in force here", ()
         )
         self.changes = Counter(
             "nearhit_replication_changes_total", "Changes of other gateways that were read", ("kind",)
         )
         self.rebuilds = Counter(
             "nearhit_replication_rebuilds_total",
-            "Comparisons with the whole store, as changes were no longer there",
+            "Comparisons with the whole store, because changes were gone before they were read",
             ("outcome",),
         )

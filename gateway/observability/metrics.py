@@ -1,6 +1,6 @@
-"""The kinds of metrics. Plain numbers on the hot path; prometheus_client only renders them when scraped.
+"""Defines the kinds of metrics. The hot path adds plain numbers; prometheus_client only renders them at a scrape.
 
-Measured per hit: prometheus_client's own counters 7.9 us, pre-bound children 2.3 us, plain numbers 0.2 us.
+Measured cost of a hit: counters of prometheus_client 7.9 us, its pre-bound children 2.3 us, plain numbers 0.2 us.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.samples import Exemplar
 
 
-# Quantiles of what was counted by bucket.
 def quantile_of(counts: Sequence[float], bounds: Sequence[float], q: float) -> float | None:
-    """Of counts by bucket, one more than `bounds` (their upper ends): linear within the bucket, as Prometheus'
-    histogram_quantile does. None without observations."""
+    """Return a quantile of counts by bucket; None without observations. `bounds` are the upper ends of all buckets but
+    the last. Interpolate linearly within a bucket, as Prometheus' histogram_quantile does."""
     rank, seen = q * sum(counts), 0.0
     for i, count in enumerate(counts):
         if count and seen + count >= rank:
@@ -32,7 +31,7 @@ LATENCY_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 
-FASTEST = LATENCY_BUCKETS[0]  # as most steps from memory are
+FASTEST = LATENCY_BUCKETS[0]  # most steps from memory are in this bucket
 
 
 class Counter:
@@ -44,7 +43,7 @@ class Counter:
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
     def add_to(self, labels: Labels) -> None:
-        """`add` for who has the labels at hand as they are kept."""
+        """Add 1, like `add`, for a caller that keeps the labels as a tuple."""
         self.values[labels] = self.values.get(labels, 0.0) + 1.0
 
     def total(self) -> float:
@@ -58,7 +57,7 @@ class Counter:
 
 
 class Gauge:
-    """Set, or read from `source` at the scrape."""
+    """A value that is set, or read from `source` at a scrape."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class Gauge:
 
 
 class Series(list[int]):
-    """How many times there were in each bucket, and `total`, their sum in seconds: one object, found once for both."""
+    """The number of times in each bucket, and `total`, their sum in seconds. One lookup finds both."""
 
     __slots__ = ("total",)
 
@@ -92,7 +91,7 @@ class Series(list[int]):
 
 
 class Histogram:
-    """Seconds in `LATENCY_BUCKETS`."""
+    """Counts durations in `LATENCY_BUCKETS`, seconds."""
 
     def __init__(self, name: str, help_text: str, labels: Labels) -> None:
         self.name, self.help, self.labels = name, help_text, labels
@@ -109,12 +108,12 @@ class Histogram:
         return series
 
     def exemplify(self, seconds: float, trace_id: str, wall: float, *labels: str) -> None:
-        """Names a trace that took `seconds`; they are counted by `observe`. `wall`: wall clock, seconds."""
+        """Name a trace that took `seconds`; `observe` counts them. `wall`: wall clock, seconds."""
         example = Exemplar({"trace_id": trace_id}, seconds, wall)
         self.exemplars.setdefault(labels, {})[bisect_left(LATENCY_BUCKETS, seconds)] = example
 
     def quantile(self, q: float, *labels: str) -> float | None:
-        """In seconds. None without observations."""
+        """Return a quantile in seconds; None without observations."""
         return quantile_of(self.counts.get(labels, ()), LATENCY_BUCKETS, q)
 
     def family(self) -> Metric:
@@ -133,18 +132,18 @@ class Histogram:
 
 
 class MetricBundle:
-    """What always happens together. `counters`: to which one is added; `histograms`: those that are told the same time
-    together."""
+    """Metrics that always change together. Each of `counters` grows by one. The histograms of one group take the same
+    time."""
 
     def __init__(
         self, counters: Sequence[tuple[Counter, Labels]], histograms: Sequence[Sequence[tuple[Histogram, Labels]]]
     ) -> None:
         self._counters = [(counter.values, labels) for counter, labels in counters]
         self._histograms = histograms
-        self._series: list[list[Series]] = []  # once there is something to tell: a metric begins with its first value
+        self._series: list[list[Series]] = []  # filled at the first value, when a series begins
 
     def add(self, *times: float) -> None:
-        """`times`: seconds, one for each group of histograms."""
+        """Add one to the counters. `times`: seconds, one for each group of histograms."""
         for values, labels in self._counters:
             values[labels] = values.get(labels, 0.0) + 1.0
         if not self._series:

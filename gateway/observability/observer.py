@@ -1,4 +1,4 @@
-"""What every request leaves behind: metrics, a line in the access log, a row in the traffic log, and its trace."""
+"""Records every request: in metrics, the access log, the traffic log, live events and its trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENT_CLOSED = 499  # nginx's status for a client that left before it got an an
 
 
 class TrafficRecorder(Protocol):
-    """Who keeps what became of a request: a `Recorder`."""
+    """Records the outcome of a request in the traffic log: a `Recorder`."""
 
     def on_end(
         self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
@@ -33,8 +33,8 @@ class TrafficRecorder(Protocol):
 
 
 class Observer:
-    """`on_hit` is told the fingerprint of every hit; `shares`: of which requests there are lines in the log; `tracing`
-    None: none is traced."""
+    """Records the outcome of requests. `on_hit` receives the fingerprint of every hit. `shares` decides which requests
+    get a line in the access log. `tracing` None: no request is traced."""
 
     def __init__(
         self,
@@ -55,22 +55,22 @@ class Observer:
         self._access_log = access_log
         self._shares = shares
         self._tracing = tracing
-        # Begins or goes on with a request's trace; None: none is traced.
+        # Begins or continues the trace of a request; None: no request is traced.
         self.start_trace: Callable[[RequestContext], None] | None = None if tracing is None else tracing.start_trace
         self._series = AllSeries(telemetry)
 
     def exports(self, request: RequestContext, status: int, seconds: float) -> bool:
-        """Whether the trace of a request that ends after `seconds` is exported."""
+        """Return whether the trace of a request that ends after `seconds` is exported."""
         traced, tracing = request.traced, self._tracing
         return traced is not None and tracing is not None and tracing.should_export(traced, status, seconds)
 
     def first_byte(self, request: RequestContext) -> None:
-        """When an answer begins that ends later."""
+        """Record the start of an answer that ends later."""
         seconds = self._clock.monotonic() - request.received
         self._telemetry.overhead_seconds.observe(_overhead(request.timings, seconds))
 
     def on_end(self, request: RequestContext, status: int, provenance: Provenance | None) -> None:
-        """When its last byte has gone, or its client has left (then there may be no `provenance`)."""
+        """Record a request whose last byte was sent, or whose client has left (`provenance` may then be None)."""
         series, seconds = self.series(request, status, provenance), self._clock.monotonic() - request.received
         series.tally.add(seconds, *request.timings.values())
         self._record(series, request, status, provenance, seconds)
@@ -78,7 +78,7 @@ class Observer:
     def whole(
         self, request: RequestContext, status: int, provenance: Provenance, series: RequestSeries | None = None
     ) -> None:
-        """When an answer begins and ends at once. `series`: as `series` gives it, where it is at hand."""
+        """Record an answer that begins and ends at once. `series`: the result of `series`, if the caller has it."""
         if series is None:
             series = self._series.of(request, status, provenance)
         seconds, timings = self._clock.monotonic() - request.received, request.timings
@@ -87,7 +87,7 @@ class Observer:
         self._record(series, request, status, provenance, seconds)
 
     def series(self, request: RequestContext, status: int, provenance: Provenance | None) -> RequestSeries:
-        """What requests that end alike add to: for a caller of `whole` that has many of them."""
+        """Return the series of requests with this outcome, for a caller of `whole` that has many of them."""
         return self._series.of(request, status, provenance)
 
     def _record(
@@ -140,5 +140,5 @@ class Observer:
 
 
 def _overhead(timings: Mapping[str, float], seconds: float) -> float:
-    """How much of `seconds` a request spent here rather than at a backend."""
+    """Return the part of `seconds` that a request spent in the gateway, not at a backend."""
     return max(0.0, seconds - timings.get("upstream", 0.0) - timings.get("wait", 0.0))

@@ -1,5 +1,5 @@
-"""The headers that tell a client what the gateway did. Requests that are answered alike differ in a few values alone,
-so that their headers are a template. Pure."""
+"""Builds the headers that tell a client what the gateway did. Answers of the same kind differ in a few values only, so
+their headers are a template. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gateway.context import RequestContext
 from gateway.messages import Provenance, Response, Verdict
 
 HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE})
-MAX_TEMPLATES = 2048  # of half a kB; clients choose none of what makes one
-IN_MS = (1e3).__mul__  # of seconds
+MAX_TEMPLATES = 2048  # half a kB each; clients cannot choose any part of their keys
+IN_MS = (1e3).__mul__  # seconds -> milliseconds
 VERIFY = "verify"
 
 
 def cache_status(provenance: Provenance) -> str:
-    """RFC 9211: `fwd` is said of what went to a backend alone."""
+    """Return the value of `Cache-Status` (RFC 9211): `fwd` only for requests that went to a backend."""
     form = _cache_status(provenance)
     return form % provenance.ttl_s if has_ttl(provenance) else form % ()
 
 
 def _cache_status(provenance: Provenance) -> str:
-    """As a format: of the seconds of freshness that are left, where it says them."""
+    """Return the value as a format; it takes the remaining seconds of freshness if `has_ttl`."""
     verdict = provenance.verdict
     if verdict in HITS:
         ttl = "; ttl=%d" if has_ttl(provenance) else ""
@@ -47,13 +47,13 @@ def _escaped(text: str) -> str:
 
 
 class HeaderTemplate:
-    """The gateway's own headers as a format: `form` has a line each, with its line break. `ids`: how many of the lines
-    name the request's id, first of all. The other slots say which values there are, in this order."""
+    """The gateway's own headers as a format. `form` has one line for each, with its line break. `ids`: the number of
+    lines with the request id, which come first. The other attributes tell which values follow."""
 
     __slots__ = ("aged", "complex", "explains", "form", "ids", "judged", "predicted", "similar", "times", "ttl")
 
     def __init__(self, request: RequestContext, provenance: Provenance, id_header: str | None) -> None:
-        """Raises `ValueError` on a line break in a name or a reason."""
+        """Raise `ValueError` if a name or a reason contains a line break."""
         extra = () if id_header is None else ((id_header, "%b"),)
         own = [("x-request-id", "%b"), *extra, ("Server", "nearhit")]
         self.ids = 1 + len(extra)
@@ -75,7 +75,7 @@ class HeaderTemplate:
         self.form = text.encode("utf-8", "surrogateescape")
 
     def lines(self, request: RequestContext, provenance: Provenance) -> bytes:
-        """A request's id has no line break."""
+        """Return the header lines. A request id has no line break, so it adds no header."""
         values: list[Any] = [request.id.encode()]
         if self.ids > 1:
             values *= self.ids
@@ -99,7 +99,7 @@ class HeaderTemplate:
 
 
 def _explain_headers(request: RequestContext, provenance: Provenance) -> list[tuple[str, str]]:
-    """What the policy's `expose_headers` shows or hides."""
+    """Return the headers that `expose_headers` of the policy shows or hides."""
     headers = [("Cache-Status", _cache_status(provenance))]
     if provenance.age_s is not None:
         headers.append(("Age", "%d"))
@@ -115,7 +115,7 @@ def _explain_headers(request: RequestContext, provenance: Provenance) -> list[tu
 
 
 def _timing(request: RequestContext) -> str:
-    """Milliseconds of each step to 0.1 ms, what the verification came to, what was predicted."""
+    """Return `Server-Timing`: each step to 0.1 ms, the verifier's probability, and the latency prediction."""
     server_timing = "" if request.judged is None else ';desc="p=%.3f"'
     steps = [f"{_escaped(name)}{server_timing if name == VERIFY else ''};dur=%.1f" for name in request.timings]
     if request.outlook is not None:
@@ -124,17 +124,17 @@ def _timing(request: RequestContext) -> str:
 
 
 class ResponseHeaders:
-    """The gateway's own headers, by templates that are made once. To be used from one thread."""
+    """Builds the gateway's own headers from cached templates. For use from one thread."""
 
     def __init__(self) -> None:
         self._templates: BoundedCache[Hashable, HeaderTemplate] = BoundedCache(MAX_TEMPLATES)
 
     def template(self, request: RequestContext, response: Response) -> HeaderTemplate:
-        """Raises `ValueError` on a line break in a name or a reason."""
+        """Return the template of a response. Raise `ValueError` if a name or a reason contains a line break."""
         provenance, dialect = response.provenance, request.dialect
         id_header = None if dialect is None else dialect.id_header
         if id_header is not None and any(name.lower() == id_header for name, _ in response.headers):
-            id_header = None  # a backend's own id goes to its client
+            id_header = None  # the client gets the id that the backend set
         key: Hashable = id_header
         if request.expose_headers:
             key = (
@@ -161,10 +161,10 @@ class ResponseHeaders:
         return template
 
     def lines(self, request: RequestContext, response: Response) -> bytes:
-        """Each with its line break."""
+        """Return the gateway's own header lines, each with its line break."""
         return self.template(request, response).lines(request, response.provenance)
 
     def all(self, request: RequestContext, response: Response) -> list[tuple[str, str]]:
-        """All end-to-end headers of an answer, those of its backend or entry first."""
+        """Return all end-to-end headers of an answer, those of its backend or entry first."""
         lines = self.lines(request, response).decode("utf-8", "surrogateescape").split("\r\n")[:-1]
         return [*response.headers, *((name, value) for name, _, value in (line.partition(": ") for line in lines))]

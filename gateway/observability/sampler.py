@@ -1,4 +1,4 @@
-"""Which requests are traced, and what is handed to the exporter when they are over."""
+"""Decides which requests are traced, and hands their data to the exporter when they are over."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.tracing import LOW_BITS, TraceRecorder, parent_of, sampling_limit
 
-BACKGROUND_FLUSH_S = 1.0  # what goes on behind a request (audits, shadows) is handed over in pieces of this long
+BACKGROUND_FLUSH_S = 1.0  # work after the response (audits, shadows) is exported at this interval
 MAX_BACKGROUND = 256  # requests with such work at once
 
 
 class SpanSink(Protocol):
-    """Takes what is to be exported, without waiting."""
+    """Takes data for export, without waiting."""
 
     def offer(self, finished: Finished) -> None: ...
 
 
 class Tracing:
-    """To be used from one event loop.
+    """Traces requests. For use from one event loop.
 
-    `share` in [0, 1] of the traces that begin here are exported. A request that ends in an error (a status from 500 on,
-    a stream that broke off), or takes `slow_s` or longer (infinite: none), is exported whatever was drawn, here or by
-    the client."""
+    `share` in [0, 1] is the part of the traces begun here that is exported. A request is always exported if it ends in
+    an error: a status of 500 or more, or a broken stream. So is a request that takes `slow_s` or longer (infinite:
+    none). Both ignore the sampling decision, here and of the client."""
 
     def __init__(self, share: float, slow_s: float, sink: SpanSink, clock: Clock, telemetry: Telemetry) -> None:
         self._limit = sampling_limit(share)
@@ -38,7 +38,7 @@ class Tracing:
         self._flush_timers: dict[TraceRecorder, asyncio.TimerHandle] = {}
 
     def start_trace(self, request: RequestContext) -> None:
-        """Goes on with the trace that its headers name, or begins one."""
+        """Continue the trace that the request headers name, or begin one."""
         kind, trace_headers = "consumer" if request.background else "server", request.trace_headers
         parent = parent_of(request.headers) if trace_headers is None or trace_headers else None
         if parent is not None:
@@ -48,20 +48,20 @@ class Tracing:
         request.traced = TraceRecorder(bits.to_bytes(16).hex(), None, bits & LOW_BITS < self._limit, kind)
 
     def should_export(self, traced: TraceRecorder, status: int, seconds: float) -> bool:
-        """Whether a request that ends after `seconds` is exported."""
+        """Return whether a request that ends after `seconds` is exported."""
         return traced.sampled or seconds >= self._slow_s or traced.failed(status)
 
     def drop(self, traced: TraceRecorder) -> None:
-        """Of a request that is not kept: nothing of it is exported, whatever is noted later."""
+        """Export nothing of a request, not even its later work."""
         traced.later = _forget
 
     def on_end(self, traced: TraceRecorder, root: Root) -> None:
-        """Of a request that is kept."""
+        """Export a request, and its later work at intervals."""
         self._export(traced, root)
         traced.later = self._schedule_flush
 
     def close(self) -> None:
-        """Hands over what is held."""
+        """Export the work that still waits for its interval."""
         for traced in tuple(self._flush_timers):
             self._flush(traced)
 

@@ -1,7 +1,7 @@
-"""The spans of a request, made of its notebook when it is over.
+"""Builds the spans of a request from its `TraceRecorder` when it is over.
 
-Names and attributes: OpenTelemetry's semantic conventions 1.44, for generative AI and HTTP; what they have no word for
-is `nearhit.*`. No prompt, answer, credential, query string or message of an error is in them.
+Names and attributes follow OpenTelemetry's semantic conventions 1.44 for generative AI and HTTP; other attributes are
+`nearhit.*`. They contain no prompt, answer, credential, query string or error message.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gateway.messages import Provenance
 from gateway.tracing import BROKEN, Mark, TraceRecorder, UpstreamCall, new_span_id
 
 Attribute = str | int | float | bool
-MAX_TEXT = 128  # characters of what a client names
-# gen_ai.operation.name has words for these; other operations go by the dialect's own.
+MAX_TEXT = 128  # characters of a name that a client chose
+# Values of gen_ai.operation.name; other operations keep the name of the dialect.
 OPERATIONS = {
     "chat.completions": "chat",
     "messages": "chat",
@@ -24,12 +24,12 @@ OPERATIONS = {
     "completions": "text_completion",
     "generate": "text_completion",
 }
-PROVIDERS = {"openai": "openai", "anthropic": "anthropic"}  # well-known ones; another `adapter` is its own word
-SKIPPED_STEP = "upstream"  # a step that is told by the spans of its calls
+PROVIDERS = {"openai": "openai", "anthropic": "anthropic"}  # well-known values; others use the name of the `adapter`
+SKIPPED_STEP = "upstream"  # the spans of its calls show this step
 
 
 class Span(NamedTuple):
-    """Ids are hex, times nanoseconds since 1970. `kind`: `server`, `consumer`, `client` or `internal`."""
+    """One span. Ids are hex, times are nanoseconds since 1970. `kind`: `server`, `consumer`, `client` or `internal`."""
 
     name: str
     kind: str
@@ -54,8 +54,8 @@ class Root(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """What is to be exported of a request: with `root` None what went on behind it. `offset`: from the monotonic to the
-    wall clock, seconds."""
+    """The data of a request for export. `root` None: work that went on after the response. `offset`: from the monotonic
+    clock to the wall clock, seconds."""
 
     traced: TraceRecorder
     root: Root | None
@@ -65,14 +65,15 @@ class Finished(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many spans at most."""
+        """The largest possible number of spans."""
         return len(self.marks) + len(self.calls) + (self.root is not None)
 
 
 def root_of(
     request: RequestContext, traced: TraceRecorder, *, ended: float, status: int, provenance: Provenance | None
 ) -> Root:
-    """`ended`: monotonic seconds. A path that no dialect knows is not named: it may hold anything."""
+    """Return the root of a request. `ended`: monotonic seconds. A path that no dialect has is left out, since it may
+    contain anything."""
     dialect = request.dialect
     found_attributes: dict[str, Any] = {
         "http.request.method": request.method,
@@ -111,7 +112,7 @@ def _origin(provenance: Provenance) -> dict[str, Any]:
 
 
 def spans_of(finished: Finished) -> Iterator[Span]:
-    """The request first, then its steps and calls, which are its children."""
+    """Yield the span of the request, then those of its steps and calls, which are its children."""
     traced, offset, root = finished.traced, finished.offset, finished.root
 
     def span(
@@ -169,7 +170,7 @@ def call_attributes(call: UpstreamCall) -> dict[str, Attribute]:
     if call.first is not None and call.streamed:
         found_attributes["gen_ai.response.time_to_first_chunk"] = call.first - call.started
     input_tokens, output_tokens = call.usage
-    if input_tokens or output_tokens:  # 0: the answer does not tell
+    if input_tokens or output_tokens:  # 0: the answer reports none
         found_attributes["gen_ai.usage.input_tokens"], found_attributes["gen_ai.usage.output_tokens"] = (
             input_tokens,
             output_tokens,

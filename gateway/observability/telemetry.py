@@ -1,4 +1,4 @@
-"""The metrics of a process, and the sums that are taken of them."""
+"""The metrics of a process, and sums over them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Telemetry(
     StoreMetrics,
     ProcessMetrics,
 ):
-    """Each metric is an attribute of it, whatever its subject: the hot path asks for them in one step."""
+    """Has every metric as an attribute, so that the hot path finds each in one step."""
 
     def __init__(self) -> None:
         RequestMetrics.__init__(self)
@@ -52,11 +52,11 @@ class Telemetry(
         ProcessMetrics.__init__(self)
         self.store_warnings = RateLimitedLog()
         self.replication = ReplicationMetrics()
-        self._labels_of: dict[str, list[Labels]] = {}  # of `requests`, by route
+        self._labels_of: dict[str, list[Labels]] = {}  # by route: the labels of `requests`
         self._labels_seen = 0
 
     def saved(self, route: Labels, tokens: int, dollars: float, upstream_s: float) -> None:
-        """By a hit; `route`: as the only label."""
+        """Add the savings of a hit. `route`: labels of a metric that has only this label."""
         if tokens:
             sums = self.tokens_saved.values
             sums[route] = sums.get(route, 0.0) + tokens
@@ -67,8 +67,8 @@ class Telemetry(
             sums[route] = sums.get(route, 0.0) + upstream_s
 
     def requests_of(self, route: str) -> int:
-        """All requests that a route has answered since the start. Every lookup by similarity asks, and so the labels of
-        other routes are gone through only where there are new ones."""
+        """Return the number of requests that a route has answered since the start. Every semantic lookup calls this, so
+        the labels of all routes are scanned only if there are new ones."""
         counts = self.requests.values
         if len(counts) != self._labels_seen:
             self._labels_seen = len(counts)
@@ -79,8 +79,8 @@ class Telemetry(
 
     @property
     def unrouted(self) -> float:
-        """Requests that count as misses and met no route: refused before (a wrong key, no JSON), or of a job, or
-        feedback."""
+        """The number of requests that count as misses but met no route: refused before (a wrong key, no JSON), for a
+        job, or feedback."""
         return sum(n for (route, _, verdict, _), n in self.requests.values.items() if not route and verdict == "miss")
 
     def metrics(self) -> Iterator[Counter | Gauge | Histogram]:

@@ -1,4 +1,4 @@
-"""What happened when, for thirty days and in bounded memory: counted by series and by slots of three lengths. Pure."""
+"""Keeps figures over thirty days in bounded memory: by series, in time slots of three lengths. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gateway.messages import Verdict
 from gateway.observability.metrics import LATENCY_BUCKETS, Counter, Gauge, Histogram
 from gateway.observability.telemetry import Telemetry
 
-MAX_SERIES = 512  # of 8 bytes a slot: 5.6 MB at most. What comes beyond is left out
+MAX_SERIES = 512  # of 8 bytes a slot: 5.6 MB at most; further series are left out
 
-UP = "up"  # the series of the seconds that were watched: in a slot without it nothing is known
+UP = "up"  # the series of the seconds that were watched: without it nothing is known of a slot
 
 Values = Mapping[str, float]
 
@@ -25,35 +25,35 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """`slots` of `step_s` seconds each."""
+    """A number of `slots` with a length of `step_s` seconds each."""
 
     step_s: int
     slots: int
 
     def slot_of(self, at: float) -> int:
-        """The number of the slot that `at` (seconds since 1970) lies in."""
+        """Return the number of the slot that contains `at` (seconds since 1970)."""
         return int(at // self.step_s)
 
 
-# An hour, a day and thirty days, each with few enough points to be drawn at once.
+# An hour, a day and thirty days, each with few enough points to draw at once.
 FINE, MIDDLE, COARSE = Resolution(10, 360), Resolution(300, 288), Resolution(3600, 720)
 
 RESOLUTIONS = (FINE, MIDDLE, COARSE)
 
 
 def is_level(series: str) -> bool:
-    """Whether its values are levels, of which the last one of a slot counts, instead of being added up."""
+    """Return whether the values of a series are levels: the last one in a slot counts. Other values are added up."""
     return series.startswith("=")
 
 
 class Ring:
-    """The youngest slots of one resolution; older ones are overwritten."""
+    """The newest slots of one resolution; they overwrite older ones."""
 
     def __init__(self, resolution: Resolution, columns: dict[str, int]) -> None:
         self.resolution = resolution
         self._columns = columns
         self._rows: Rows = np.full((resolution.slots, 64), math.nan)
-        self._numbers = np.full(resolution.slots, -1, dtype=np.int64)  # which slot lies in each row
+        self._numbers = np.full(resolution.slots, -1, dtype=np.int64)  # the slot in each row
 
     def add(self, slot: int, values: Values) -> None:
         row = self._row(slot)
@@ -67,14 +67,14 @@ class Ring:
             self._rows[row, column] = value if is_level(series) or math.isnan(previous) else previous + value
 
     def replace(self, slot: int, values: Values) -> None:
-        """All that is known of the slot."""
+        """Replace all values of a slot."""
         row = self._row(slot)
         if row is not None:
             self._rows[row] = math.nan
             self.add(slot, values)
 
     def rows(self, first: int, last: int) -> Rows:
-        """Of the slots from `first` to `last`, a column a series; NaN where nothing is known."""
+        """Return the slots from `first` to `last`, one column for each series; NaN: not known."""
         self._widen()
         slots = np.arange(first, last + 1)
         rows = self._rows[slots % self.resolution.slots].copy()
@@ -82,7 +82,7 @@ class Ring:
         return rows
 
     def _row(self, slot: int) -> int | None:
-        """None for a slot that is too old."""
+        """Return the row of a slot; None: the slot is too old."""
         self._widen()
         row = slot % self.resolution.slots
         if self._numbers[row] > slot:
@@ -101,14 +101,14 @@ class Ring:
 
 
 class Timeline:
-    """A ring for each resolution. To be used from one thread."""
+    """Keeps a ring for each resolution. For use from one thread."""
 
     def __init__(self) -> None:
         self._columns: dict[str, int] = {}
         self._rings = {resolution: Ring(resolution, self._columns) for resolution in RESOLUTIONS}
 
     def add(self, at: float, values: Values) -> None:
-        """What has happened up to `at` (seconds since 1970), since the last time."""
+        """Add the values since the last call, up to `at` (seconds since 1970)."""
         self._add_columns(values)
         for resolution, ring in self._rings.items():
             ring.add(resolution.slot_of(at), values)
@@ -118,7 +118,7 @@ class Timeline:
         self._rings[resolution].replace(slot, values)
 
     def window(self, resolution: Resolution, slots: int, now: float) -> TimelineWindow:
-        """The last `slots` slots, the one of `now` included."""
+        """Return the last `slots` slots, including the one of `now`."""
         last = resolution.slot_of(now)
         first = last - min(slots, resolution.slots) + 1
         rows = self._rings[resolution].rows(first, last)
@@ -132,7 +132,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class TimelineWindow:
-    """A stretch of the timeline. `first`: the number of its first slot."""
+    """A range of slots of the timeline. `first`: the number of its first slot."""
 
     resolution: Resolution
     first: int
@@ -141,30 +141,30 @@ class TimelineWindow:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Seconds since 1970 at which each slot begins."""
+        """The start of each slot, seconds since 1970."""
         return (self.first + np.arange(len(self.rows))) * self.resolution.step_s
 
     @property
     def watched(self) -> NDArray[np.bool_]:
-        """Of which slots anything is known."""
+        """Whether each slot was watched."""
         return np.nan_to_num(self._column(UP)) > 0
 
     def level(self, series: str) -> Rows:
-        """NaN where it is not known."""
+        """Return the levels of a series; NaN: not known."""
         return self._column(series)
 
     def total(self, series: str) -> Rows:
-        """0 in slots that were watched and have none of it, NaN in those that were not."""
+        """Return the sums of a series: 0 in watched slots without it, NaN in slots that were not watched."""
         values = np.nan_to_num(self._column(series))
         return np.where(self.watched, values, math.nan)
 
     def named(self, prefix: str) -> list[str]:
-        """What follows `prefix` in the names of the series that have anything in this window, in alphabetical order."""
+        """Return the series with `prefix` that have values in this window: their names without it, sorted."""
         values = [name for name in self.columns if name.startswith(prefix) and self._any(name)]
         return sorted(name.removeprefix(prefix) for name in values)
 
     def counts(self, prefix: str, buckets: int) -> Rows:
-        """The series `prefix` + 0, 1, ..., a column each."""
+        """Return the series `prefix` + 0, 1, ..., one column for each."""
         return np.stack([np.nan_to_num(self._column(f"{prefix}{i}")) for i in range(buckets)], axis=1)
 
     def _any(self, series: str) -> bool:
@@ -177,7 +177,8 @@ class TimelineWindow:
 
 
 def quantiles(counts: Rows, bounds: tuple[float, ...], q: float) -> Rows:
-    """Of each row of counts by bucket, as `gateway.observability.metrics.quantile_of`; NaN of a row without any."""
+    """Return a quantile for each row of counts by bucket, as `gateway.observability.metrics.quantile_of`; NaN for a row
+    without counts."""
     seen = np.cumsum(counts, axis=1)
     total = seen[:, -1]
     rank = q * total
@@ -191,8 +192,8 @@ def quantiles(counts: Rows, bounds: tuple[float, ...], q: float) -> Rows:
     return np.where(total > 0, lows[bucket] + (highs[bucket] - lows[bucket]) * fraction, math.nan)
 
 
-# What the dashboard shows over time: the series that are kept of the metrics, and how they are told. Pure.
-MAX_ROUTES = 24  # that have levels of their own; three each
+# The series of the dashboard: how they are taken from the metrics, and how they are shown.
+MAX_ROUTES = 24  # routes with levels, three for each
 
 BUCKETS = len(LATENCY_BUCKETS) + 1
 
@@ -202,7 +203,7 @@ SAVED = {"tokens": "tokens_saved", "dollars": "cost_saved", "backend_s": "backen
 
 
 def totals(telemetry: Telemetry) -> dict[str, float]:
-    """Everything that is counted, since the start."""
+    """Return all counts since the start."""
     values: dict[str, float] = {}
     _add(values, telemetry.requests, "verdict", 2)
     values["unrouted"] = telemetry.unrouted
@@ -216,7 +217,7 @@ def totals(telemetry: Telemetry) -> dict[str, float]:
 
 
 def levels(telemetry: Telemetry) -> dict[str, float]:
-    """What is measured of each route, as it stands; what is not known is left out."""
+    """Return the present levels of each route, without those that are not known."""
     values: dict[str, float] = {}
     for name, metric in LEVELS.items():
         gauge: Gauge = getattr(telemetry, metric)
@@ -227,12 +228,12 @@ def levels(telemetry: Telemetry) -> dict[str, float]:
 
 
 def delta(previous: Values, now: Mapping[str, float]) -> dict[str, float]:
-    """What has been added, without what has not."""
+    """Return the differences between two totals, without those that are zero."""
     return {name: value - previous.get(name, 0.0) for name, value in now.items() if value != previous.get(name, 0.0)}
 
 
 def as_json(window: TimelineWindow) -> dict[str, Any]:
-    """Lists of one value a slot, for `orjson` with numpy; null where nothing is known."""
+    """Return lists with one value for each slot, for `orjson` with numpy; null: not known."""
     watched = window.watched
     return {
         "step_s": window.resolution.step_s,
@@ -253,7 +254,7 @@ def as_json(window: TimelineWindow) -> dict[str, Any]:
 
 
 def _latencies(window: TimelineWindow, prefix: str) -> dict[str, dict[str, Rows]]:
-    """Milliseconds, of what has any in this window."""
+    """Return the quantiles in ms of the series that have values in this window."""
     values = {}
     for name in sorted({series.rpartition(".")[0] for series in window.named(prefix)}):
         counts = window.counts(f"{prefix}{name}.", BUCKETS)
@@ -262,7 +263,7 @@ def _latencies(window: TimelineWindow, prefix: str) -> dict[str, dict[str, Rows]
 
 
 def _add(values: dict[str, float], counter: Counter, name: str, *picked: int) -> None:
-    """By the labels at the places `picked`, over all others."""
+    """Add a counter, summed over all labels except those at the positions `picked`."""
     for labels, value in counter.values.items():
         series = ".".join([name, *(labels[i] for i in picked)])
         values[series] = values.get(series, 0.0) + value

@@ -1,1 +1,1 @@
-"""The steps of the pipeline, one file each. `gateway.pipeline` has their order."""
+"""The steps of the pipeline, one file each. `gateway.pipeline` defines their order."""

@@ -1,4 +1,4 @@
-"""Builds each step of the pipeline around the next one. `gateway.pipeline` says which there are, and in which order."""
+"""Builds each step of the pipeline around the next one. `gateway.pipeline` lists the steps in order."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from gateway.steps.store_response import CacheWriter, StoreResponse
 
 @dataclass(frozen=True, slots=True)
 class SharedSteps:
-    """Those that come before a route is known. `table` is the policy in force. `inflight` None: jobs, whose workers
-    bound them."""
+    """The steps that run before a route is known. `table` returns the policy in force. `inflight` None: the requests
+    are jobs, and the number of workers bounds them."""
 
     parts: Parts
     table: Callable[[], RouteTable]
@@ -77,7 +77,7 @@ class SharedSteps:
 
 @dataclass(frozen=True, slots=True)
 class RouteSteps:
-    """Those of one route."""
+    """The steps of one route."""
 
     route: Route
     parts: Parts
@@ -206,8 +206,8 @@ class RouteSteps:
         return call
 
     def _record_check(self, request: RequestContext, passed: bool) -> None:
-        """Counted, and no more: a check is no comparison of two answers, and one that is too strict, which hears of
-        every hard request, would soon have the route take all of them for hard."""
+        """Count the check, with no weight for learning: a check does not compare two answers. A check that is too
+        strict would soon teach the route that all requests are hard."""
         score = request.complexity
         if score is not None and not request.internal:
             self.parts.escalations.observe(
@@ -235,7 +235,7 @@ def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLook
         parts.clock,
         parts.telemetry,
         rule,
-        Lifetime(rule.ttl_s, jitter),  # nothing stale by similarity: one doubt at a time
+        Lifetime(rule.ttl_s, jitter),  # a similar answer must be fresh: stale as well would be a second doubt
         parts.memory,
         floor=floor_of(rule.acceptance, space.verifier),
         embedder=space.embedder.fingerprint,

@@ -1,4 +1,4 @@
-"""Authenticates a request: finds the tenant whose answers it may see, and throttles guesses."""
+"""Authenticates requests: finds the tenant whose answers a request may see, and throttles guesses."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from gateway.observability.telemetry import Telemetry
 from gateway.principal import HEADER, Principal
 from gateway.steps.key_cache import KeyCache, LookupResult
 
-# How often an address may show credentials that are none: bounds guesses, and what they cost the store.
+# How often an address may send invalid credentials. This bounds guesses, and the store lookups that they cause.
 #
-# GCRA, as the limits of routes (`gateway.limits`): `BURST` failures at once, then one every `INTERVAL_S`. A client
-# that is set up wrongly and asks every 15 s (Prometheus) stays below it; a guesser gets 28,800 guesses a day.
+# The algorithm is GCRA, as for the limits of routes (`gateway.limits`): `BURST` failures at once, then one every
+# `INTERVAL_S`. A misconfigured client that sends a request every 15 s (Prometheus) stays below the limit; a guesser
+# gets 28,800 guesses a day.
 
 BURST = 20
 
 INTERVAL_S = 3.0
 
-MAX_ADDRESSES = 10_000  # beyond it the one that failed longest ago is forgotten
+MAX_ADDRESSES = 10_000  # beyond it, the address that failed longest ago is forgotten
 
 
 class AuthThrottle:
-    """`now`: monotonic clock, seconds. To be used from one event loop."""
+    """Limits failed authentications by network. `now`: monotonic clock, seconds. For use from one event loop."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        # By network: when its last failure is forgotten.
+        # Network -> the time when its last failure is forgotten, seconds of `now`.
         self._until: BoundedCache[str, float] = BoundedCache(MAX_ADDRESSES)
 
     def wait_s(self, address: str) -> int | None:
-        """Whole seconds until credentials of this address are looked at again; None: they are now."""
+        """Return the whole seconds until credentials of this address are checked again; None: they are checked now."""
         backlog_s = (self._until.peek(network_of(address)) or 0.0) - self._now()
         over_s = backlog_s - (BURST - 1) * INTERVAL_S
         return max(1, math.ceil(over_s)) if over_s > 0 else None
@@ -48,7 +49,8 @@ class AuthThrottle:
 
 
 def network_of(address: str) -> str:
-    """Who has one IPv6 address has the 2^64 of its network."""
+    """Return the network that failures are counted for. For IPv6 it is the /64: a client can use all of its 2^64
+    addresses."""
     try:
         result = ip_address(address.partition("%")[0])
     except ValueError:
@@ -69,8 +71,8 @@ REJECTION_MESSAGES = {
 
 
 class PassthroughAuth:
-    """The backend judges the credentials; their full hash is the tenant, so that only who shows the same ones again
-    gets answers that were made with them."""
+    """Leaves the check of credentials to the backend. Their full hash is the tenant, so a stored answer is served only
+    to clients that send the same credentials."""
 
     def __init__(self, inner: Handler) -> None:
         self._inner = inner
@@ -84,8 +86,8 @@ class PassthroughAuth:
 
 
 class ApiKeyAuth:
-    """The gateway judges the credentials. `failures` bounds what an address can have looked up that is no key: one that
-    is known already is served whatever came from its address before."""
+    """Checks the credentials in the gateway. `failures` bounds the lookups of invalid keys by address. A key that is
+    known already is served regardless of earlier failures from its address."""
 
     def __init__(self, inner: Handler, key_cache: KeyCache, failures: AuthThrottle, telemetry: Telemetry) -> None:
         self._inner = inner
@@ -98,7 +100,7 @@ class ApiKeyAuth:
         if text is None:
             self._telemetry.auth_failures.add("data", "missing")
             raise Unauthorized("an API key is required: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
-        digest = digest_of(text)  # a lookup by full hash: its timing tells nothing of a key
+        digest = digest_of(text)  # a lookup by full hash: its timing reveals nothing about a key
         permit = self._key_cache.cached(digest)
         if permit is None:
             request.require_capacity()
@@ -110,7 +112,7 @@ class ApiKeyAuth:
         return self._inner(request)
 
     async def _look_up(self, request: RequestContext, text: str, digest: str) -> Response:
-        """Raises `Unauthorized`, `TooManyAuthFailures`, or `Overloaded` where the store does not answer."""
+        """Raise `Unauthorized`, `TooManyAuthFailures`, or `Overloaded` if the store does not answer."""
         wait_s = self._failures.wait_s(request.client_address)
         if wait_s is not None:
             self._telemetry.auth_failures.add("data", "too-many")
@@ -127,7 +129,7 @@ class ApiKeyAuth:
 
 
 class JobAuth:
-    """Of a job that is run: what the key that it was accepted with may, by now."""
+    """Authenticates a job when it runs, with the current permissions of the key that submitted it."""
 
     def __init__(self, inner: Handler, key_cache: KeyCache) -> None:
         self._inner = inner

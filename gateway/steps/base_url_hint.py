@@ -1,5 +1,5 @@
-"""Says in the log that clients were given a wrong base URL: what they ask for passes through, and their backend has no
-such path. With `/v1` in front, or once instead of twice, it would be one that the gateway knows."""
+"""Warns in the log when the base URL of a client is probably wrong. Its request passes through, and the backend has no
+such path. With `/v1` in front, or once instead of twice, the gateway would know the path."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NOT_FOUND = 404
 
 
 class BaseUrlHint:
-    """The answer stays the backend's: some have these paths too."""
+    """Logs the path that the client probably meant. The response stays the backend's: some backends have such paths."""
 
     def __init__(self) -> None:
         self._log = RateLimitedLog()
 
     def check(self, request: RequestContext, response: Response) -> None:
-        """An answer to a request that no dialect knows."""
+        """Check the response to a request that belongs to no dialect."""
         if response.status != NOT_FOUND:
             return
         likely = suggest_path(request.method, request.path)

@@ -1,5 +1,5 @@
-"""One call for all gateways that share a store: who gets the lease calls the backend, the others wait for its
-answer."""
+"""Makes one call for all gateways that share a store. The gateway that gets the lease calls the backend; the others
+wait for its answer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gateway.ports import Clock, NearbyStore
 from gateway.routing.budget import max_wait_s
 from gateway.streams import with_completion
 
-# A holder may die; if the next one ends without an answer too, waiting for a third would only line up the others.
+# A holder may die. If the next one also ends without an answer, waiting for a third would only queue up requests.
 MAX_HOLDERS = 2
 
 
 class ClusterLease:
-    """Just outside `StoreResponse`, whose put ends the lease. `lifetime` is what a stored answer is held to; `exact`
-    says whether one that nobody waited for may be served too, as the exact cache would."""
+    """Sits just outside `StoreResponse`, whose put ends the lease. `lifetime` decides whether a stored answer is fresh.
+    `exact`: an answer that the request did not wait for may be served too, as by the exact cache."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ClusterLease:
         if not request.fingerprint or request.directives.no_cache or request.directives.only_if_cached:
             return self._inner(request)
         if request.fingerprint in self._unstorable or request.note == Bypass.STORE:
-            return self._inner(request)  # nothing to wait for; or a store that has just failed
+            return self._inner(request)  # the answer may not be stored, or the store has just failed
         request.require_capacity()
         return self._forward_leased(request)
 
@@ -67,7 +67,7 @@ class ClusterLease:
         return await (self._lead(request, lease) if lease else resolve_response(self._inner(request)))
 
     async def _acquire(self, request: RequestContext) -> Response | int:
-        """The answer of another gateway's flight; or the token of this one's lease, 0 where it flies without."""
+        """Return the answer of another gateway's call, or the token of this gateway's lease; 0: call without one."""
         name = request.fingerprint
         since, holders = 0 if self._exact else None, list[int]()
         until = self._clock.monotonic() + max_wait_s(request, self._clock.monotonic())
@@ -81,7 +81,7 @@ class ClusterLease:
                 answer = await self._stored_answer(request, waited=bool(holders))
                 if answer is not None:
                     return answer
-                since = None  # it is of no use here: from now on only a lease counts
+                since = None  # the stored answer cannot be served: from now on only ask for a lease
                 continue
             if len(holders) == MAX_HOLDERS:
                 self._unstorable.add(name)
@@ -96,7 +96,8 @@ class ClusterLease:
                     return 0
 
     async def _stored_answer(self, request: RequestContext, *, waited: bool) -> Response | None:
-        """What another gateway has stored, if it may be served; in process there may still be an older one."""
+        """Return the answer that another gateway has stored, if it may be served. The copy in memory may be older, so
+        drop it first."""
         self._store.forget(request.fingerprint)
         entry = await self._store.get(request.fingerprint)
         if entry is None or entry.scope != request.scope:
@@ -105,7 +106,7 @@ class ClusterLease:
         if not freshness.fresh:
             return None
         self._telemetry.crowds.add("followed")
-        if not waited:  # it landed between the lookup and the lease
+        if not waited:  # it was stored between the lookup and the claim
             return response_from_entry(request, entry, freshness, Verdict.EXACT)
         provenance = Provenance(Verdict.COALESCED, backend=entry.backend)
         return replace(response_from_entry(request, entry, freshness, Verdict.COALESCED), provenance=provenance)
@@ -123,4 +124,4 @@ class ClusterLease:
         except BaseException:
             over()
             raise
-        return with_completion(response, over)  # an error's at once: it is not worth waiting for
+        return with_completion(response, over)  # an error ends the lease at once

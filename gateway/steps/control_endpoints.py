@@ -1,5 +1,5 @@
-"""What the gateway answers itself: feedback, jobs, files and batches. No policy is asked: what is answered later meets
-one when it runs."""
+"""Answers the requests that go to the gateway itself: feedback, jobs, files and batches. No policy applies to them; a
+job meets the policy when it runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from gateway.messages import Response
 
 class Endpoint(Protocol):
     def claims(self, request: RequestContext) -> bool:
-        """By its head, whatever traces it."""
+        """Return whether this endpoint answers the request. Decide by its head, without the headers that trace it."""
 
     async def answer(self, request: RequestContext) -> Response:
-        """Of a request that it claims. Raises `Refused`."""
+        """Answer a request that this endpoint claims. Raise `GatewayError`."""
 
 
 class ControlEndpoints:
-    """Behind `Authenticate`: of a job only the tenant that made it is told that there is one."""
+    """Hands requests to the endpoint that claims them. It sits behind `Authenticate`: only the tenant that made a job
+    learns that it exists."""
 
     def __init__(self, inner: Handler, endpoints: Sequence[Endpoint]) -> None:
         self._inner = inner

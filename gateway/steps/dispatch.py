@@ -1,4 +1,4 @@
-"""Innermost: has a backend chosen and called, and says of the answer where it came from."""
+"""The innermost step: has a backend chosen and called, and records where the answer came from."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.upstream.backend import UpstreamPool
 
 Call = Callable[[RequestContext, Decision], Awaitable[BackendAnswer]]
-"""Puts a request to the backends of a decision. Raises `Refused`."""
+"""Sends a request to the backends of a decision. Raises `GatewayError`."""
 Mirror = Callable[[RequestContext, Response], Response]
-"""Sees every answer, and may watch it go by."""
+"""Sees every response, and may observe its body on the way to the client."""
 
 
 class Dispatch:
-    """`mirror`: see `routing.mirroring`; None: the route has none. `sole`: the backend that is called whatever is
-    asked, where there is no other: then only a budget, which is promised to be kept or not, has to be decided on."""
+    """Calls the backends of one route. `mirror`: see `routing.mirroring`; None: the route has no `shadow`. `sole`: the
+    only backend of the route; None: there are several. With one backend only a latency budget needs a decision."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Dispatch:
         self._base_url_hint = base_url_hint
         self._mirror = mirror
         self._sole = sole
-        # One object for all answers that are alike: most are.
+        # Answers with the same bypass reason share one object.
         self._from_sole: dict[Bypass | None, Provenance] = {}
         self._routed_to_sole = (route.name, "none", Choice.ONLY)
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        """Raises `Refused`, `OnlyIfCached` among them, also where it is not awaited."""
+        """Answer from a backend. Raise `GatewayError`, such as `OnlyIfCached`, at the call or when it is awaited."""
         if request.directives.only_if_cached:
             raise OnlyIfCached("there is no stored answer, and the request allows no other (only-if-cached)")
         request.require_capacity()
@@ -75,7 +75,9 @@ class Dispatch:
         decision = self._backend_choice.decide(request)
         if decision.late:
             self._refuse_if_late(request)
-        if request.wish is not None and decision.tier is not None:  # at once: who is next is decided by it
+        if (
+            request.wish is not None and decision.tier is not None
+        ):  # before the call: the next request's choice depends on it
             self._escalations.sent(request, request.wish, large=self._large(decision.tier))
         slo = self._promises.promise_for(request, self._route, promised=decision.promised)
         answered = await self._call_backends(request, decision, slo)
@@ -119,7 +121,7 @@ class Dispatch:
         return tier != self._route.target.tiers[0].name
 
     def _refuse_if_late(self, request: RequestContext) -> None:
-        """No backend is predicted to be in time. Raises where the policy would rather not call any."""
+        """Raise if the policy prefers no call when no backend is predicted to be in time."""
         late, outlook = self._route.slo.late, request.outlook
         forecast = "" if outlook is None else f" ({outlook.describe()})"
         message = f"no backend is predicted to answer within the latency budget{forecast}"

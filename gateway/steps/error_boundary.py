@@ -1,4 +1,4 @@
-"""Turns errors into responses in the protocol of the client, and sheds load beyond `server.max_inflight`."""
+"""Turns errors into responses in the protocol of the client, and sheds load above `server.max_inflight`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from gateway.observability.telemetry import Telemetry
 from gateway.priority import ShedReason
 
 
-# How many requests wait for something, over all ports of the gateway.
 class Inflight:
-    """`limit`: `server.max_inflight`. The server counts a request when it makes a task for it; answers from memory
-    make none."""
+    """Counts the requests that wait for something, over all ports of the gateway. `limit`: `server.max_inflight`. The
+    server counts a request when it creates a task for it; answers from memory need no task."""
 
     __slots__ = ("count", "limit")
 
@@ -25,19 +24,20 @@ class Inflight:
 
     @property
     def full(self) -> bool:
-        """Whether one more has to be refused."""
+        """Whether the next request has to be refused."""
         return self.count >= self.limit
 
 
 LOG = logging.getLogger("nearhit")
 
 ErrorDialect = Callable[[str, str, Mapping[str, str]], Dialect]
-"""The dialect in whose shape errors are told where no step has found one yet: of a method, a path and headers."""
+"""Returns the dialect of an error response if no step has found one yet, from method, path and headers."""
 
 
 class ErrorBoundary:
-    """At `server.max_inflight` what need not wait is answered all the same: a hit in memory costs next to nothing. The
-    steps within call `RequestContext.require_capacity` before they wait. `inflight` None: the caller bounds it."""
+    """Turns exceptions into responses. At `server.max_inflight`, requests that need not wait are still answered: a hit
+    in memory costs next to nothing. The inner steps call `RequestContext.require_capacity` before they wait.
+    `inflight` None: the caller bounds the requests."""
 
     def __init__(
         self, inner: Handler, telemetry: Telemetry, inflight: Inflight | None, error_dialect: ErrorDialect
@@ -64,7 +64,7 @@ class ErrorBoundary:
             return self._error_response(request, error)
 
     def _error_response(self, request: RequestContext, error: Exception) -> Response:
-        if isinstance(error, BackendOverloaded):  # of all that its route might have called
+        if isinstance(error, BackendOverloaded):  # every backend that the route could call
             self._telemetry.shed.add(error.reason)
         elif isinstance(error, TooManyInflight):
             self._telemetry.shed.add(ShedReason.MAX_INFLIGHT)

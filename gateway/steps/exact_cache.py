@@ -1,5 +1,5 @@
-"""The cheapest answer first: has this very request been answered? A stored answer that is no longer fresh may still do,
-while a new one is fetched or where none can be had (RFC 5861)."""
+"""Looks up the same request in the cache, which is the cheapest way to answer. A stale answer may still be served while
+a new one is fetched, or if the backend fails (RFC 5861)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ LOG = logging.getLogger("nearhit.store")
 
 
 class EmbeddingPrefetch:
-    """Has a question embedded while the store is asked for the very same request.
+    """Embeds a question while the store looks up the exact request.
 
-    A semantic hit or a miss so waits for the longer of the two instead of both in turn. The price is a vector for
-    nothing where the store has the answer, 1.3 ms of a processor: nothing is begun where that is not rare, nor before
-    the store has been asked some 70 times."""
+    A semantic hit or a miss then waits for the longer of the two, not for both in turn. If the store has the answer,
+    the vector is wasted (1.3 ms of CPU time). So it starts only if such hits are rare, and after some 70 lookups."""
 
-    RARE = 0.1  # of the requests for which the store is asked the share that it may answer
-    WEIGHT = 1 / 32  # of the last request in that share
+    RARE = 0.1  # share of store lookups that find an answer: at or above it, nothing is embedded early
+    WEIGHT = 1 / 32  # weight of the last lookup in that share
 
     def __init__(self, embedder: EagerEmbedder) -> None:
         self._embedder = embedder
-        self._answered = 1.0  # by the store, of what it is asked for: a moving average
+        self._answered = 1.0  # share of store lookups that found an answer: a moving average
 
     def begin(self, request: RequestContext) -> None:
         question = None if request.call is None else request.call.question
@@ -39,13 +38,13 @@ class EmbeddingPrefetch:
             self._embedder.begin(question, request.owner)
 
     def observe(self, *, found: bool) -> None:
-        """What came of asking the store."""
+        """Record whether the store had the answer."""
         self._answered += self.WEIGHT * (found - self._answered)
 
 
 class ExactCache:
-    """`lacks` says what the store is known not to have: it is not asked for that (docs/decisions/0002). `prefetch`
-    None: the route has no use for a vector, or its embedder is as quick as the store."""
+    """Serves exact hits of one route. `lacks`: whether the store is known to lack a fingerprint; then no lookup is sent
+    (docs/decisions/0002). `prefetch` None: the route needs no vector, or its embedder is as quick as the store."""
 
     def __init__(
         self,
@@ -79,19 +78,19 @@ class ExactCache:
         return self._inner(request) if entry is None else self._answered(request, entry)
 
     async def _look_up(self, request: RequestContext, started: float) -> Response:
-        """In the store."""
+        """Look the request up in the store."""
         if self._prefetch is not None:
             self._prefetch.begin(request)
         entry = await self._get(request)
         if self._prefetch is not None:
             self._prefetch.observe(found=entry is not None)
         request.since("exact", started)
-        if entry is None:  # meanwhile a flight may have landed
+        if entry is None:  # another request may have stored it meanwhile
             entry = self._store.peek(request.fingerprint)
         return await resolve_response(self._inner(request) if entry is None else self._answered(request, entry))
 
     def _answered(self, request: RequestContext, entry: Entry) -> Response | Awaitable[Response]:
-        # Whose it is was decided by the key; that the record agrees is checked all the same.
+        # The key depends on the scope already; check that the entry agrees.
         if entry.scope != request.scope:
             return self._inner(request)
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
@@ -115,7 +114,7 @@ class ExactCache:
             return None
 
     async def _revalidate(self, request: RequestContext) -> None:
-        """A new answer for an entry that has been served stale; `StoreResponse`, further in, stores it."""
+        """Fetch a new answer for an entry that was served stale. `StoreResponse`, an inner step, stores it."""
         refresh = request.child("refresh")
         refresh.directives, refresh.bypass = NO_CACHE, Bypass.NO_CACHE
         try:
@@ -128,7 +127,7 @@ class ExactCache:
         try:
             response = await resolve_response(self._inner(request))
         except (BackendError, LimitReached) as error:
-            if self._store.banned(entry):  # removed while the backend was asked
+            if self._store.banned(entry):  # removed during the backend call
                 raise
             LOG.warning("served stale", extra={"fields": {**request.log_fields, "error": error.message}})
             return response_from_entry(request, entry, freshness, Verdict.STALE)

@@ -1,12 +1,12 @@
-"""Exact hits, answered without reading the request again.
+"""Answers exact hits without parsing the request again.
 
-The very same bytes from the very same client were read, routed and answered a moment ago: as long as the policy is the
-same object and the entry is still the same and fresh, every decision would come out the same. The key holds everything
-that decides: the body, a digest of method, target and all headers but those that only trace the request, and of those
-that trace it the ones that a route matches on. Limits and observation hold here as in the steps behind. The answer is
-bytes: a head whose few changing values are filled in, and the body.
+When a client repeats the same bytes, every decision is the same again. That is true as long as the policy is the same
+object and the entry is unchanged and fresh. The key contains everything that decides: the body, and a digest of method,
+target and headers. The digest leaves out headers that only trace a request; those that a route matches on are added to
+the key. Limits and observation work as in the later steps. The answer is bytes: a head with a few values to fill in,
+and the body.
 
-Measured (`make bench`, exact hit; `python -m bench.calls`): docs/performance.md.
+Measurements (`make bench`, exact hit; `python -m bench.calls`): docs/performance.md.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from gateway.steps.error_boundary import Inflight
 from gateway.steps.parse_and_route import RouteTable
 
 MAX_KNOWN = 4096
-# Of requests, and of answers in a form that is not the stored one: streams, and wholes put together from them. What
-# else they refer to lies in memory anyway.
+# Bytes of request bodies, and of answers in another form than the stored one: streams, and whole answers that were
+# assembled from streams. Everything else that they refer to is in memory anyway.
 MAX_BYTES = 32 * 1024 * 1024
-MAX_BODY = 64 * 1024  # of a request: to hash one takes a tenth of the time to parse it
-MAX_FORMED = 512 * 1024  # of an answer
+MAX_BODY = 64 * 1024  # bytes of a request: hashing takes a tenth of the time of parsing
+MAX_FORMED = 512 * 1024  # bytes of an answer in another form than the stored one
 NO_BODY = FullBody(b"")
-# Fields of an entry that an answer shows. One that was fetched anew differs in `created`, to the microsecond.
+# Fields of an entry that an answer shows. An entry that was fetched again differs in `created`, to the microsecond.
 _shown = attrgetter(
     "created", "upstream_s", "scope", "backend", "content_type", "input_tokens", "output_tokens", "cost_dollars"
 )
-STEPS = ["exact"]  # of a hit that took no others
+STEPS = ["exact"]  # timings of a hit that took no other step
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _CachedHit:
 
     table: RouteTable
     entry: Entry
-    lifetime: Lifetime  # that the policy holds it to
+    lifetime: Lifetime  # of the entry, under the policy
     dialect: Dialect
     tenant: str
     route: str
@@ -71,22 +71,22 @@ class _CachedHit:
     series: RequestSeries
     provenance: Provenance
     headers: HeaderTemplate
-    form: bytes  # of head and body
-    body: bytes | None  # None: the entry's own, which does not lie in memory
-    length: int  # of it, in bytes
-    as_stored: bool  # the answer is what the store has, byte for byte
-    size: int  # bytes that lie here alone
+    form: bytes  # %-format of head and body
+    body: bytes | None  # None: the entry's own body, and the entry is not in memory
+    length: int  # bytes of the body
+    as_stored: bool  # the body is the stored one, byte for byte
+    size: int  # bytes that only this cache refers to
 
     def matches(self, entry: Entry) -> bool:
-        """Whether this is the entry of the remembered answer, as far as the answer shows."""
+        """Return whether `entry` equals the entry of the remembered answer in every field that the answer shows."""
         return _shown(entry) == _shown(self.entry) and not entry.streamed and len(entry.payload[0]) == self.length
 
     def without_body(self) -> _CachedHit:
-        """Without what is large, for an entry that does not lie in memory."""
+        """Return a copy without the large parts, for an entry that is not in memory."""
         return replace(self, entry=replace(self.entry, payload=(), question=None), body=None)
 
     def wire(self, request: RequestContext, body: bytes, freshness: Freshness, seconds: float) -> bytes:
-        """A request's id has no line break."""
+        """Return the bytes of the response. A request id has no line break, so it adds no header."""
         headers, date = self.headers, rfc822_formatted_time().encode()
         identity = request.id.encode()
         if headers.ids == 1 and headers.times:
@@ -100,9 +100,9 @@ class _CachedHit:
 
 
 class ExactFastPath:
-    """First of all steps. `table` returns the policy in force; it is compared by identity. `is_valid`: whether a key is
-    still as good as when it was looked at; where that is not known, `Authenticate` asks. `inflight` None: the
-    caller bounds what waits."""
+    """The first step of all. `table` returns the policy in force, which is compared by identity. `is_valid`: whether a
+    key is known to be as good as when it was looked up; if not, `Authenticate` looks it up. `inflight` None: the
+    caller bounds the requests that wait."""
 
     def __init__(
         self,
@@ -123,9 +123,7 @@ class ExactFastPath:
         self._is_valid = is_valid
         self._inflight = inflight
         self._hits: BoundedCache[Hashable, _CachedHit] = BoundedCache(MAX_KNOWN, max_weight=MAX_BYTES, weigh=_size)
-        self._seen_once: set[int] = (
-            set()
-        )  # hashes of requests that were hits once: one that comes again is worth a place
+        self._seen_once: set[int] = set()  # hashes of requests that were a hit once: the second hit is remembered
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         body = request.body_source.buffered_body
@@ -141,14 +139,14 @@ class ExactFastPath:
         return self._inner(request)
 
     def _key(self, request: RequestContext, body: bytes) -> Hashable:
-        """What a route matches on and the digest leaves out is added."""
+        """Return the key with the headers that a route matches on and the digest leaves out."""
         extra = self._table().traced_matches
         return (request.head_digest, body, *[request.headers.get(name) for name in extra])
 
     def _replay(
         self, request: RequestContext, key: Hashable, cached_hit: _CachedHit
     ) -> Response | Awaitable[Response] | None:
-        """None where the request has to be read."""
+        """Return None if the request has to be parsed."""
         if cached_hit.table is self._table():
             entry = self._store.peek(cached_hit.entry.fingerprint)
             if entry is cached_hit.entry and cached_hit.body is not None:
@@ -158,14 +156,14 @@ class ExactFastPath:
                     cached_hit = cached_hit.without_body()
                     self._hits.put(key, cached_hit)
                 return self._from_store(request, key, cached_hit)
-        self._hits.pop(key)  # another policy; or it was fetched anew
+        self._hits.pop(key)  # another policy, or the entry was fetched again
         return None
 
     async def _from_store(self, request: RequestContext, key: Hashable, cached_hit: _CachedHit) -> Response:
-        """From the store: its entry has made room for others."""
+        """Answer from the store: the entry was evicted from memory."""
         try:
             entry = await self._store.get(cached_hit.entry.fingerprint)
-        except StoreUnavailable:  # the steps find out, and say so
+        except StoreUnavailable:  # the later steps meet the error and report it
             entry = None
         except BaseException:
             if self._start_trace is not None:
@@ -183,7 +181,7 @@ class ExactFastPath:
         return await resolve_response(self._inner(request))
 
     def _answer_hit(self, request: RequestContext, cached_hit: _CachedHit, body: bytes) -> Response | None:
-        """None where it may not be served: the steps say why."""
+        """Return None if the hit may not be served: the later steps then report why."""
         entry = cached_hit.entry
         if cached_hit.permit is not None and not self._is_valid(cached_hit.permit):
             return None
@@ -199,17 +197,17 @@ class ExactFastPath:
         if traced is not None:
             traced.operation, traced.model = entry.operation, entry.model
         if request.facts is not None or (traced is not None and self._observer.exports(request, 200, seconds)):
-            provenance = provenance_of(entry, freshness, Verdict.EXACT)  # they tell of its age
+            provenance = provenance_of(entry, freshness, Verdict.EXACT)  # the traffic log and the trace show its age
         self._observer.whole(request, 200, provenance, cached_hit.series)
         return Response(200, (), NO_BODY, provenance, cached_hit.wire(request, body, freshness, seconds))
 
-    # What becomes a hit
+    # Remember hits
 
     def _remember(
         self, request: RequestContext, response: Response, headers: HeaderTemplate, form: bytes, data: bytes
     ) -> None:
-        """Remembers a request with its second answer, if both were exact hits and nothing else. `form`: head and body
-        as a format, which the headers' values, the body's length, the date and the body complete; `data`: the body."""
+        """Remember a request with its second answer, if both were exact hits and took no other step. `form`: a format
+        for the values of the headers, the length of the body, the date and the body. `data`: the body."""
         provenance, body, served = response.provenance, request.body_source.buffered_body, request.served
         if provenance.verdict is not Verdict.EXACT or served is None or body is None:
             return

@@ -1,8 +1,8 @@
-"""POST /v1/feedback: a client says that an answer was right or wrong.
+"""POST /v1/feedback: a client reports that an answer was right or wrong.
 
-A semantic hit that was wrong is not served for that question again, by any gateway on this store, also after a restart;
-and either word moves the route's threshold and its memory of what is near. Of a light or a large model's answer either
-word says whether the light one is enough for questions of that complexity.
+A wrong semantic hit is not served for that question again, by any gateway on this store, even after a restart. Both
+verdicts move the route's threshold and its memory of nearby questions. On the answer of a light or a large model, a
+verdict tells whether the light model is good enough for questions of that complexity.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from gateway.observability.telemetry import Telemetry
 from gateway.routing.tier_learning import TierLearning
 
 PATH = "/v1/feedback"
-# Tenant, request id and verdict -> what it was about.
+# (tenant, request id, verdict) -> the answer to the client; None: the request id is not known.
 ApplyFeedback = Callable[[str, str, str], Awaitable[dict[str, Any] | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackState:
-    """What lookups and feedback share."""
+    """State that lookups and feedback share."""
 
     served: ServedHits
     counterexamples: Counterexamples
 
 
 class FeedbackService:
-    """What becomes of a client's word on an answer that this gateway has given."""
+    """Applies a client's verdict on an answer that this gateway has given."""
 
     def __init__(self, memory: FeedbackState, spaces: Spaces, escalations: TierLearning, telemetry: Telemetry) -> None:
         self._memory = memory
@@ -47,7 +47,7 @@ class FeedbackService:
         self._telemetry = telemetry
 
     async def apply_feedback(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
-        """-> what it was about; None: no such answer of this tenant is remembered here."""
+        """Apply a verdict and return the answer to the client; None: no such answer of this tenant is remembered."""
         served = self._memory.served.get(tenant, request_id)
         if served is None:
             return self._apply_to_tier(tenant, request_id, verdict)
@@ -59,7 +59,7 @@ class FeedbackService:
         return {"request_id": request_id, "verdict": verdict, "route": served.route, "stored": stored}
 
     def _apply_to_tier(self, tenant: str, request_id: str, verdict: str) -> dict[str, Any] | None:
-        """Kept with the route's next snapshot rather than at once: it is one label among many."""
+        """Apply a verdict on a model's answer. The route's next snapshot saves it: it is one label among many."""
         answered = self._escalations.feedback(tenant, request_id, verdict)
         if answered is None:
             return None
@@ -68,7 +68,8 @@ class FeedbackService:
         return {"request_id": request_id, "verdict": verdict, "route": answered.route, "tier": tier}
 
     def _learn(self, served: ServedHit, verdict: str) -> None:
-        """Those learn who served it: the embedding model may be another one by now, with thresholds of its own."""
+        """Teach the space that served the hit. Lookups may use another embedding model by now, with other
+        thresholds."""
         space = self._spaces.of(served.embedder)
         if space is None:
             return
@@ -79,7 +80,8 @@ class FeedbackService:
 
 
 class FeedbackEndpoint:
-    """`forward` asks the other gateways on the store, as a client need not come back to the one that answered it."""
+    """Answers feedback requests. `forward` asks the other gateways on the store: a client may send its feedback to
+    another gateway than the one that answered it."""
 
     def __init__(self, verdicts: FeedbackService, forward: ApplyFeedback) -> None:
         self._verdicts = verdicts
@@ -95,8 +97,8 @@ class FeedbackEndpoint:
             outcome = await self._forward(request.tenant, request_id, verdict)
         if outcome is None:
             raise NotFound(
-                f"no answer of yours with the request id {request_id[:128]!r} is remembered: expected the x-request-id "
-                "of a recent answer with Cache-Status 'hit; detail=semantic', or of a miss that a light or a large "
+                f"no recent answer to you has the request id {request_id[:128]!r}: expected the x-request-id of a "
+                "recent answer with Cache-Status 'hit; detail=semantic', or of a miss that a light or a large "
                 "model has answered"
             )
         request.route = outcome["route"]

@@ -1,4 +1,4 @@
-"""Builds what goes round between gateways on one store beside what they store."""
+"""Connects the gateways on one store, so that they share events as well as stored answers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from gateway.tasks import run_in
 from gateway.upstream.backend import UpstreamPool
 
 START = "0-0"
-MAX_PAGES = 20  # to be heard before a snapshot: a bound, where others say more than can be read
+MAX_PAGES = 20  # read before a snapshot: a bound, in case others publish faster than this gateway reads
 
 
 class Fleet:
-    """What this gateway says to the others on its store, and what it hears of them; with none of them, nothing."""
+    """Publishes events to the other gateways on the store, and applies theirs. Without other gateways it does
+    nothing."""
 
     def __init__(self, stores: Stores, clock: Clock) -> None:
         self._replies = stores.replies
@@ -41,12 +42,12 @@ class Fleet:
 
     @property
     def is_following(self) -> bool:
-        """Whether it has begun to."""
+        """Whether this gateway has begun to follow the events of the others."""
         return self._consumer is not None and self._consumer.position is not None
 
     async def position(self) -> str | None:
-        """Up to where the others have been heard; all that this gateway has learnt by now is said before that. None:
-        nowhere. Raises `StoreUnavailable`."""
+        """Publish all that this gateway has learnt, then return the position up to which events were applied. None: no
+        event was read yet. Raise `StoreUnavailable`."""
         if self._gossip is None or self._consumer is None or self._consumer.position is None:
             return None
         said = await self._gossip.flush()
@@ -57,19 +58,19 @@ class Fleet:
         return self._consumer.position
 
     def publisher(self, topic: str) -> Callable[..., None]:
-        """What tells the others of that topic."""
+        """Return a function that publishes events of a topic."""
         gossip = self._gossip
         if gossip is None:
             return _ignore
         return lambda *words: gossip.publish(topic, *words)
 
     def on(self, topic: str, apply_event: Callable[..., None]) -> None:
-        """See `Gossip.on`."""
+        """Register a function for the events of a topic; see `Gossip.on`."""
         if self._gossip is not None:
             self._gossip.on(topic, apply_event)
 
     def share_breaker_hints(self, pools: Mapping[str, UpstreamPool]) -> None:
-        """An upstream whose breaker opens here is doubted by the others, and likewise."""
+        """Publish when a breaker opens here, and hint the breaker here when one opens on another gateway."""
         publish, endpoints = (
             self.publisher("opened"),
             {(p.name, endpoint.upstream.address): endpoint for p in pools.values() for endpoint in p.endpoints},
@@ -86,13 +87,13 @@ class Fleet:
             self._gossip.on("opened", apply_event)
 
     def policy(self, policy_hash: str) -> None:
-        """Of the one that is in force here, each time that the files were read."""
-        if policy_hash != self._policy:  # or two that differ would have each other read their files for ever
+        """Publish the hash of the policy in force. Called each time that the files were read."""
+        if policy_hash != self._policy:  # else two gateways with different files would reload each other forever
             self._policy = policy_hash
             self.publisher("policy")(policy_hash)
 
     def feedback(self, stack: AsyncExitStack, apply_feedback: ApplyFeedback) -> ApplyFeedback:
-        """Asks the others, and answers what they ask by `apply_feedback`."""
+        """Return a function that forwards feedback to the others; apply theirs with `apply_feedback`."""
         if self._gossip is None:
             return _no_feedback
         forwarding = FeedbackForwarding(self.publisher("feedback"), self._replies, apply_feedback)
@@ -103,7 +104,7 @@ class Fleet:
     def share_learning(
         self, stack: AsyncExitStack, spaces: Spaces, escalations: TierLearning, routing: StateKeeper
     ) -> None:
-        """Begins to hear, once what was learnt before has been read, and to say."""
+        """Start to publish what is learnt, and to apply the events of the others once the saved state was read."""
         gossip, consumer = self._gossip, self._consumer
         if gossip is None or consumer is None:
             return
@@ -125,7 +126,7 @@ async def _follow_gossip(consumer: StreamConsumer, learnings: Callable[[], Itera
     positions = [learning.positions.get(route, START) for learning in learnings() for route in learning.routes]
     while consumer.position is None:
         try:
-            # What was said before the oldest line that is left is in the snapshots, but for the last minute of it.
+            # Events before the oldest line that is left are in the snapshots, except for their last minute.
             if not await consumer.resume(min(positions, key=number_of, default=START)):
                 await consumer.start_from_oldest()
         except StoreUnavailable:

@@ -1,10 +1,10 @@
-"""The keys that this gateway knows: of the configuration, and of the store as far as they were shown lately.
+"""Keeps the API keys that this gateway knows: those of the configuration, and recently used ones of the store.
 
-A key of the store is looked up once and then believed as long as the store says that no key has changed: the version
-of its keys is asked for four times a second. It is believed for at most `MAX_AGE_S` after the last time that the store
-said so: within that time a revocation holds on every gateway that reaches the store, however the asking fares. After a
-change each key is asked for once more, when it is shown next. Where the store does not answer, what was known goes on
-for `grace_s`; the configuration's keys always do.
+A key of the store is looked up once, then trusted as long as the store reports no change. The gateway polls the version
+of the keys four times a second. It trusts a key for at most `MAX_AGE_S` after the last successful poll. So a revocation
+takes effect within that time on every gateway that reaches the store, even if polls fail. After a change each key is
+looked up again at its next use. If the store does not answer, known keys stay valid for `grace_s`; the keys of the
+configuration always stay valid.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LOG = logging.getLogger("nearhit.keys")
 POLL_S = 0.25
 MAX_AGE_S = 1.0
 MAX_KNOWN = 10_000  # keys; 1 kB each
-MAX_UNKNOWN = 1_000  # digests of what is no key; apart, so that they push no key out
+MAX_UNKNOWN = 1_000  # digests of invalid keys; kept apart, so that they evict no key
 LookupResult = Principal | str
-"""A permit, or why there is none: `unknown`, `expired`, `revoked`."""
+"""The principal of a key, or why there is none: `unknown`, `expired`, `revoked`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class _CachedKey:
 
 
 class KeyCache:
-    """`configured`: digest -> permit. To be used from one event loop, `run` beside it."""
+    """Caches lookups of API keys. `configured`: digest -> principal. For use from one event loop, with `run` as a
+    task."""
 
     def __init__(
         self,
@@ -59,17 +60,17 @@ class KeyCache:
         self._inflight: dict[str, asyncio.Task[_CachedKey]] = {}
         self._generation = 0
         self._version: bytes | None = None
-        self._confirmed = float("-inf")  # monotonic clock: when the store was last asked whether a key has changed
-        self._superseded = float("-inf")  # the same of the generation before
+        self._confirmed = float("-inf")  # monotonic clock: start of the last successful poll
+        self._superseded = float("-inf")  # the same, for the previous generation
 
     def is_valid(self, permit: Principal) -> bool:
-        """Whether it is as good as when it was found, as far as is known without asking."""
+        """Return whether a principal is known, without a lookup, to be as good as when it was found."""
         if permit.generation == CONFIGURED:
             return True
         return self._is_confirmed(permit.generation) and (permit.until is None or self._clock.wall() < permit.until)
 
     def cached(self, digest: str) -> Principal | None:
-        """Of a key that need not be asked for."""
+        """Return the principal of a key that needs no lookup; None: look it up."""
         configured = self._configured.get(digest)
         if configured is not None:
             return configured
@@ -79,14 +80,14 @@ class KeyCache:
         return known.result
 
     async def find(self, digest: str) -> LookupResult:
-        """Raises `Overloaded` where the store does not answer and the key is not known."""
+        """Look up a key by its digest. Raise `Overloaded` if the store does not answer and the key is not known."""
         cached = self.cached(digest)
         if cached is not None:
             return cached
         return await self._lookup(digest, lambda: self._store.by_digest(digest), digest)
 
     async def find_by_id(self, identity: str) -> LookupResult:
-        """For what was asked for while the key was good."""
+        """Look up a key by its id, for work that was accepted while the key was valid. Raise as `find`."""
         return await self._lookup(identity, lambda: self._store.by_id(identity), None)
 
     async def run(self) -> None:
@@ -95,7 +96,7 @@ class KeyCache:
             await asyncio.sleep(POLL_S)
 
     async def refresh(self) -> None:
-        """Learns whether a key has changed."""
+        """Poll the store for a change of keys."""
         requested_at = self._clock.monotonic()
         try:
             version = await self._store.version()
@@ -129,7 +130,7 @@ class KeyCache:
     async def _fetch_shared(
         self, name: str, fetch: Callable[[], Awaitable[bytes | None]], digest: str | None, previous: _CachedKey | None
     ) -> _CachedKey:
-        """A crowd that shows one key asks once."""
+        """Look up a key once for all requests that wait for it."""
         task = self._inflight.get(name)
         if task is None:
             task = self._inflight[name] = asyncio.create_task(self._fetch(name, fetch, digest))
@@ -157,7 +158,7 @@ class KeyCache:
     def _on_done(self, name: str, task: asyncio.Task[_CachedKey]) -> None:
         self._inflight.pop(name, None)
         if not task.cancelled():
-            task.exception()  # whoever waited for it has it, or has left
+            task.exception()  # marks it as retrieved: the waiters have it, or have left
 
     def _parse(self, data: bytes | None, digest: str | None, generation: int) -> LookupResult:
         if data is None:
@@ -165,7 +166,7 @@ class KeyCache:
         try:
             key: ApiKey = decode(data)
         except KeyUnreadable as error:
-            LOG.error("a key of the store is unreadable, and good for nothing: %s", error)
+            LOG.error("a key in the store cannot be read, so it is refused: %s", error)
             return "unknown"
         if digest is not None and all(secret.digest != digest for secret in key.secrets):
             return "unknown"
@@ -174,7 +175,7 @@ class KeyCache:
         return key.permit(digest, generation)
 
     def _last_confirmed(self, known: _CachedKey) -> float:
-        """Monotonic clock: when it was last known to be so."""
+        """Return when the result was last known to be true, on the monotonic clock."""
         if known.generation == self._generation:
             return max(known.requested_at, self._confirmed)
         if known.generation == self._generation - 1:

@@ -1,4 +1,4 @@
-"""GET /v1/models: what all backends of the route offer, as one list."""
+"""GET /v1/models: lists the models of all backends of a route."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gateway.errors import BackendError, NotFound
 from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.upstream.backend import UpstreamPool
 
-LISTED = ("openai", "anthropic", "text")  # what offers models by name
+LISTED = ("openai", "anthropic", "text")  # dialects with models by name
 
 
 class ModelList:
-    """With one HTTP backend that speaks the client's dialect the request passes through as it is; otherwise the lists
-    are merged, the first name wins, and the client is given it in its own dialect.
+    """Merges the model lists of several backends, in the dialect of the client; of equal names the first wins. With
+    one HTTP backend that speaks this dialect, the request passes through unchanged.
 
-    A backend that cannot say is left out; when none can, that is the answer.
+    A backend that fails is left out. If all fail, the answer is that error.
     """
 
     def __init__(self, backends: Sequence[UpstreamPool]) -> None:
         self._backends = backends
 
     def answer(self, request: RequestContext) -> Awaitable[Response] | None:
-        """None where the request is about something else, or passes through as it is."""
+        """Return None if the request does not ask for models, or passes through unchanged."""
         if request.method != "GET" or not (request.path == MODELS or request.path.startswith(MODELS + "/")):
             return None
         backends = [backend for backend in self._backends if backend.speaks in LISTED]
@@ -45,7 +45,7 @@ class ModelList:
 
     async def _answer(self, request: RequestContext, backends: Sequence[UpstreamPool], *, anthropic: bool) -> Response:
         models = await self._merge_models(request, backends)
-        name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models have slashes
+        name = unquote(request.path.removeprefix(MODELS).lstrip("/"))  # names of models may contain slashes
         if not name:
             listed = list(models.values())
             return _json(anthropic_page(listed) if anthropic else {"object": "list", "data": listed})

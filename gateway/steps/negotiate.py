@@ -1,5 +1,5 @@
-"""Gives every client the form it asked for, stream or whole, whichever the answer came or was stored in; hits as the
-policy wants them played back."""
+"""Gives every client the form it asked for, stream or whole, whatever form the answer has. Replays hits as the policy
+wants them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ FORM_HEADERS = frozenset({"content-type", "cache-control", "inference-header-con
 
 
 class Negotiate:
-    """Outside whatever stores and shares: hits, followers and misses alike come out in the form that the client asked
-    for. `cache.hits`: the events of whole answers that were split lately. `inputs` None: no cache of the route is on.
-    `models` lists what the route's backends offer."""
+    """Sits outside the steps that store and share. So hits, followers and misses all get the form that the client
+    asked for. `split_cache`: the events of whole answers that were split lately. `inputs` None: the route has no
+    cache. `models` lists the models of the route's backends."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Negotiate:
         return await resolve_response(self._negotiate(request, call, response))
 
     def _is_plain(self, call: Call, response: Response) -> bool:
-        """Whether the answer is in the client's form as it is, as most are."""
+        """Return whether the answer already has the client's form, as most answers do."""
         plain = isinstance(response.body, FullBody) and not (
             call.stream or call.own is not None or call.dialect.reforms
         )
@@ -103,8 +103,8 @@ class Negotiate:
         return self._replay(request, call, response) if hit and self._has_replay else response
 
     async def _collect(self, request: RequestContext, call: Call, response: Response, *, hit: bool) -> Response:
-        """A stream for a client that asked for the whole, and a hit, whose events are all there, also where it comes by
-        a flight that others share."""
+        """Read a stream to its end: for a client that asked for a whole answer, or for a hit. All events of a hit are
+        there, even if it comes through a shared call."""
         body = response.body
         assert isinstance(body, EventStream)
         try:
@@ -131,7 +131,7 @@ class Negotiate:
         return response if formed is None else _with_form(response, formed.headers, FullBody(formed.data))
 
     def _replay(self, request: RequestContext, call: Call, response: Response) -> Response:
-        """A hit under an id of its own, or at a pace, where the policy says so. Such an answer is nobody else's."""
+        """Give a hit a fresh id or a pace if the policy says so. Then the answer is not kept for other requests."""
         rule, body = self._rule, response.body
         if rule.fresh_ids:
             request.served = None
@@ -154,7 +154,7 @@ def _shown(call: Call, response: Response, body: EventStream) -> Response:
 
 
 def _assemble(call: Call, response: Response, events: Sequence[Event]) -> Response:
-    """Raises `BackendError` where they are no complete answer."""
+    """Assemble a whole answer. Raise `BackendError` if the events are not a complete one."""
     payload = [event.data for event in events]
     try:
         if call.dialect.inspect(call, payload, True).admission is Admission.CUT:
@@ -166,7 +166,7 @@ def _assemble(call: Call, response: Response, events: Sequence[Event]) -> Respon
 
 
 def _personalize(own: Callable[[bytes], bytes], response: Response) -> Response:
-    """An answer that was made for another request, with what this one's own would repeat of it."""
+    """Adapt an answer that was made for another request: insert the values that it repeats from the request."""
     body = response.body
     if isinstance(body, FullBody):
         return _with_body(response, FullBody(own(body.data)))
@@ -196,7 +196,8 @@ def _renewed(call: Call, body: Body, answer_id: str, created: int) -> Body:
 
 
 def _live_observer(call: Call) -> StreamObserver[Event]:
-    """What the client asked for, as it comes; a break ends with an error event in the dialect's shape."""
+    """Return an observer that passes on what the client asked for. A broken stream ends with an error event in the
+    dialect's shape."""
 
     def on_error(error: UpstreamStreamError) -> Sequence[Event]:
         LOG.warning("stream broken", extra={"fields": {"error": str(error)}})

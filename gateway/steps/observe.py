@@ -1,4 +1,4 @@
-"""Sees every outcome once, when the last byte of its answer has gone or its client has left."""
+"""Reports every outcome to the observer once: when the last byte was sent, or the client has left."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ class Observe:
         def on_end() -> None:
             self._observer.on_end(request, response.status, response.provenance)
 
-        if isinstance(body, EventStream) and isinstance(
-            body.events, BufferedStream
-        ):  # it stays a body that is there at once
+        if isinstance(body, EventStream) and isinstance(body.events, BufferedStream):  # it stays a buffered body
             return EventStream(BufferedStream(body.events.take_all(), on_end))
         if isinstance(body, EventStream):
             return EventStream(with_observer(body.events, StreamObserver(on_close=on_end)))

@@ -1,4 +1,4 @@
-"""Reads the call, finds its route, and computes its keys."""
+"""Parses the call, finds its route, and computes its cache keys."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
 
-# A longer body is parsed in another thread, where it holds others up for its longest step instead of for all of them
-# together: 10 MiB of turns took 1,030 ms on the loop of a busy machine, and 270 at a time in a thread (orjson keeps the
-# interpreter's lock). Up to this the loop is at it for 0.7 ms.
+# Bytes. A longer body is parsed in another thread. There it blocks the event loop only for its longest step, not for
+# all steps together (orjson keeps the interpreter's lock). For 10 MiB of turns on a busy machine that was 270 ms, and
+# 1,030 ms on the loop. A body of this size takes 0.7 ms on the loop.
 LARGE_BODY = 256 * 1024
 
 
 @dataclass(frozen=True)
 class RouteTable:
-    """A policy with the rest of the pipeline for each of its routes, swapped as one."""
+    """A policy with the rest of the pipeline for each of its routes. A reload replaces both at once."""
 
     policy: Policy
     pipelines: Mapping[str, Handler]
 
     @cached_property
     def traced_matches(self) -> tuple[str, ...]:
-        """Headers that routes match on although, as a rule, they only trace a request."""
+        """The headers that routes match on although they usually only trace a request."""
         names = {name for route in self.policy.routes for name, _ in route.match.headers}
         return tuple(sorted(names & TRACING))
 
 
 class RecordingRule(Protocol):
     def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
-        """For the traffic log, before anything is decided; None where the request is not recorded."""
+        """Return the facts for the traffic log, before any decision; None: the request is not recorded."""
 
 
 class ParseAndRoute:
-    """`table` returns the one in force; a request keeps to the one it met, whatever is swapped meanwhile. `dialect_of`:
-    whose protocol a method and a path are; None: nobody's."""
+    """Hands each request to the pipeline of its route. `table` returns the table in force; a request keeps the one that
+    it met, even if a reload replaces it. `dialect_of`: the dialect of a method and a path; None: they have none."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ParseAndRoute:
     def _route(self, request: RequestContext, table: RouteTable, call: Call | None) -> Response | Awaitable[Response]:
         if call is not None and request.traced is not None:
             request.traced.operation, request.traced.model = call.operation, call.model
-        if request.permit is not None:  # before anything is looked up: what a tenant has stored is not every key's
+        if request.permit is not None:  # before any lookup: a key may not see all that its tenant has stored
             request.permit.check_model(None if call is None else call.model, request.method, request.path)
         route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
         apply_route(request, call, route)
@@ -92,17 +92,17 @@ class ParseAndRoute:
 
 
 def apply_route(request: RequestContext, call: Call | None, route: Route) -> None:
-    """Fills in all that a route and a request's head decide. Raises `BadRequest` on budgets and priorities that are
-    none."""
+    """Set the fields of the request that its route and its head decide. Raise `BadRequest` if a budget or a priority is
+    invalid."""
     request.route, request.expose_headers = route.name, route.expose_headers
     request.expose_timings = route.share != "global"
     control = request.headers.get("cache-control")
     if control is not None:
         request.directives = parse_directives(control)
-    if request.background:  # it goes after all that somebody waits for, and has no latency budget
+    if request.background:  # clients that wait go first; a job has no latency budget
         request.priority = Priority.LOW
         if call is not None and call.stream:
-            call = replace(call, stream=False)  # nobody watches it come: it is collected, and a broken one is an error
+            call = replace(call, stream=False)  # no client reads it as it comes; a broken one is an error
     else:
         _apply_budget(request, route)
     request.call = call

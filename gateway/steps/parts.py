@@ -1,4 +1,4 @@
-"""The parts that all routes share: upstreams, spaces, what is learnt of either, and what runs beside requests."""
+"""Builds the parts that all routes share: upstreams, spaces, the state learnt of both, and background tasks."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from gateway.upstream.factory import build_pools, reloads
 from gateway.upstream.model_health import start_model_care
 
 
-# Builds what records traffic.
 class RecordedState:
-    """What recorded traffic stands on. The recorder is there before it: the spaces tell it of labels."""
+    """The state that recorded traffic depends on. The recorder is built before the spaces, which report labels to it;
+    so the sources are set later."""
 
     def __init__(self) -> None:
         self._sources: tuple[Spaces, TierLearning] | None = None
@@ -82,7 +82,7 @@ class RecordedState:
 def recorder_of(
     stack: AsyncExitStack, config: Config, recorded_state: RecordedState, clock: Clock, telemetry: Telemetry
 ) -> Recorder:
-    """Ended with `stack`, once nothing is recorded any more."""
+    """Build the recorder. `stack` closes it, once nothing is recorded any more."""
     recorder = Recorder(
         config.data_dir / FOLDER,
         config.traffic,
@@ -95,13 +95,12 @@ def recorder_of(
     return recorder
 
 
-# Builds the spaces: of the model in use, and where a migration wants it, of the one before.
 LOG = logging.getLogger("nearhit.migration")
 
 
 @dataclass(frozen=True, slots=True)
 class PartsInputs:
-    """What every space stands on."""
+    """The inputs that every space is built from."""
 
     config: Config
     environ: Mapping[str, str]
@@ -117,8 +116,9 @@ class PartsInputs:
 
 
 async def open_spaces(stack: AsyncExitStack, inputs: PartsInputs, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
-    """`embedder`: the one in use. Beside the spaces what ends that of the model before, once nothing needs it. All is
-    ended with `stack` at the latest. Raises what the building of a verifier raises."""
+    """Open the space of the model in use (`embedder`) and, during a migration, the space of the previous model. Return
+    them with the exit stack that closes the previous one once nothing needs it; `stack` closes both at the latest.
+    Raise what `build_verifier` raises."""
     exit_stack = await stack.enter_async_context(AsyncExitStack())
     former = await _previous_model(exit_stack, inputs, embedder.fingerprint)
     if former is None:
@@ -135,35 +135,35 @@ async def open_spaces(stack: AsyncExitStack, inputs: PartsInputs, embedder: Embe
 async def _previous_model(
     exit_stack: AsyncExitStack, inputs: PartsInputs, current_fingerprint: str
 ) -> tuple[EmbeddingModel, Embedder] | None:
-    """The model that lookups still go by; None where there is none, or no need of it."""
+    """Return the previous model, which lookups still use; None: there is none, or it is not needed."""
     section = inputs.config.embedder.migrate_from
     if section is None or await _is_migrated(inputs, current_fingerprint):
         return None
     try:
         _, previous_embedder = await asyncio.to_thread(build_embedder, section, inputs.config.data_dir)
-    except Exception as error:  # whatever it is, the gateway can do without
+    except Exception as error:  # the gateway works without the model
         LOG.warning(
-            "embedder.migrate_from: the model cannot be loaded, expected the one that questions were stored under: "
-            "until they are embedded anew they are exact hits or misses",
+            "embedder.migrate_from: the model cannot be loaded, expected the model that questions were stored with: "
+            "until they are embedded again, they are exact hits or misses",
             extra={"fields": {"model": section.model, "error": str(error)}},
         )
         return None
     exit_stack.callback(previous_embedder.close)
     if previous_embedder.fingerprint == current_fingerprint:
-        LOG.warning("embedder.migrate_from names the model in use, expected the one before it, or none")
+        LOG.warning("embedder.migrate_from names the model in use, expected the previous model, or no migrate_from")
         await exit_stack.aclose()
         return None
     return section, previous_embedder
 
 
 async def _is_migrated(inputs: PartsInputs, current_fingerprint: str) -> bool:
-    """Nothing is known of a store that is away: then it is as if there was everything to do."""
+    """Return whether lookups use the new model already; False if the store does not answer."""
     try:
         settled = await RedisMigration(inputs.stores.redis, embedder=current_fingerprint).settled()
     except StoreUnavailable:
         return False
     if settled:
-        LOG.info("embedder.migrate_from: lookups have gone over already, it can be taken out of the configuration")
+        LOG.info("embedder.migrate_from: lookups use the new model already, remove the setting")
     return settled
 
 
@@ -212,15 +212,15 @@ async def _open(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What all routes share. `space` is the one that lookups go by."""
+    """The parts that all routes share. Lookups use `space`."""
 
     space: Space
     spaces: Spaces
-    former: AsyncExitStack  # ends the space before this one
+    former: AsyncExitStack  # closes the space of the previous model
     pools: Mapping[str, UpstreamPool]
     promises: Promises
     escalations: TierLearning
-    routing: StateKeeper  # of the escalations
+    routing: StateKeeper  # saves and restores the escalations
     light_audits: TierAudits
     shadows: Mirroring
     prices: Mapping[str, Price]
@@ -255,7 +255,7 @@ async def build_parts(
     stores: Stores,
     embedder: Embedder,
 ) -> Parts:
-    """`embedder`: of the model in use. `stack` ends whatever is to be ended. Raises `StartupError`."""
+    """Build all parts, with the embedder of the model in use. `stack` closes them. Raise `StartupError`."""
     memory, recorded_state = FeedbackState(ServedHits(), Counterexamples()), RecordedState()
     inputs = _build_inputs(stack, config, environ, clock, draw, stores, memory, recorded_state)
     pools, prices, telemetry, fleet = inputs.pools, inputs.prices, inputs.telemetry, inputs.fleet
@@ -332,7 +332,7 @@ def _open_leases(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) ->
     if stores.leases is None:
         return None
     cluster_leases = ClusterLeases(stores.leases, telemetry)
-    stack.push_async_callback(cluster_leases.close)  # once no flight is in the air any more
+    stack.push_async_callback(cluster_leases.close)  # once no call is in flight any more
     return cluster_leases
 
 
@@ -344,7 +344,7 @@ def _open_quotas(stack: AsyncExitStack, stores: Stores, clock: Clock, telemetry:
 
 
 def _open_routing(stack: AsyncExitStack, inputs: PartsInputs, spaces: Spaces) -> tuple[TierLearning, StateKeeper]:
-    """What is learnt of routes, here and of other gateways, and what keeps it."""
+    """Return the tier learning of the routes, shared with other gateways, and the keeper of its state."""
     fleet = inputs.fleet
     escalations = TierLearning(
         spaces.target.complexity.basis, inputs.clock, inputs.telemetry, fleet.publisher("routing")

@@ -1,4 +1,4 @@
-"""Holds a route's limits: what a tenant, key or user may have of its backends."""
+"""Enforces the limits of a route: how much of its backends a tenant, key or user may use."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from gateway.routing.rate_limiter import Grant, RateLimiter, key_limits, limit_s
 from gateway.streams import StreamObserver, with_completion, with_observer
 
 
-# Holds limits of requests that count what the caches answer, too: a route's, or an API key's.
 class CountRequests:
+    """Enforces limits on requests that also count the answers of the caches: a route's, or an API key's."""
+
     def __init__(self, inner: Handler, route: Route, quotas: RateLimiter, telemetry: Telemetry) -> None:
         self._inner = inner
         self._route = route
@@ -60,14 +61,15 @@ class CountRequests:
 
 LOG = logging.getLogger("nearhit.limits")
 
-MAX_READ = 2**20  # bytes of a stream that are kept to find its usage; beyond it its events are counted
+MAX_READ = 2**20  # bytes of a stream that are kept to read its usage; of a longer one the events are counted
 
 
 class RateLimit:
-    """Right before `Dispatch`: what the caches answer takes nothing of it, and of a crowd only its leader does.
+    """Enforces limits on calls, right before `Dispatch`. Answers from the caches take nothing from them, and of
+    identical requests only the leader does.
 
-    What a call costs is estimated before, and put right when its answer has ended, also where it fails or its client
-    leaves. `light` in the policy's caps and `large_share` take the larger models away rather than the answer."""
+    The cost of a call is estimated first. It is corrected when the answer has ended, even if it fails or its client
+    leaves. `light` in the policy's caps and `large_share` take away the larger models, not the answer."""
 
     def __init__(
         self, inner: Handler, route: Route, quotas: RateLimiter, prices: Mapping[str, Price], telemetry: Telemetry
@@ -79,7 +81,7 @@ class RateLimit:
         self._dearest = [prices.get(name, Price()) for name in route.target.members]
         self._largest = route.target.tiers[-1]
         if any(rule.caps for rule in route.limits) and all(price == Price() for price in self._dearest):
-            message = "a cap on costs holds nothing back: no backend of the route has a price"
+            message = "a cap on costs has no effect: no backend of the route has a price"
             LOG.warning(message, extra={"fields": {"route": route.name}})
         self._telemetry = telemetry
         self._typical = Typical()
@@ -109,7 +111,7 @@ class RateLimit:
         except Exception:
             account.close(CostEstimate())
             raise
-        except BaseException:  # the client has left: what the backend has read by then is paid for
+        except BaseException:  # the client has left, and the backend may have read the input
             account.close(self._cost(None, input_tokens(request.call) if request.call else 0, 0))
             raise
         if response.provenance.backend not in self._largest.members:
@@ -124,7 +126,7 @@ class RateLimit:
         own, key = key_limits(request)
         if not route_limits and not own:
             return []
-        if request.call is None or request.call.operation == "embeddings":  # nothing is chosen by how large it is
+        if request.call is None or request.call.operation == "embeddings":  # they choose no tier
             route_limits, own = _without_shares(route_limits), tuple(_without_shares(own))
         estimate, member = self._estimate(request.call), self._quotas.member()
         return [
@@ -133,7 +135,7 @@ class RateLimit:
         ]
 
     def _estimate(self, call: Call | None) -> CostEstimate:
-        """By the dearest model that may answer."""
+        """Estimate the cost, at the price of the most expensive model that may answer."""
         if call is None:
             return CostEstimate()
         input_count, output_count = input_tokens(call), self._typical.output_tokens(call)
@@ -145,7 +147,7 @@ class RateLimit:
         return CostEstimate(input_count + output_count, round(price.of(input_count, output_count) * MICROS))
 
     def _forward_counted(self, call: Call | None, response: Response, account: _Account) -> Response:
-        """Closes the account when the answer is over."""
+        """Close the account when the answer is over."""
         body, backend = response.body, response.provenance.backend
         account.beside = self._sum_costs(response.provenance.beside)
         if call is None or response.status != 200 or not isinstance(body, FullBody | EventStream):
@@ -178,8 +180,8 @@ class RateLimit:
     def _actual_cost(
         self, call: Call, backend: str | None, payload: Sequence[bytes], token_estimate: int, *, streamed: bool
     ) -> CostEstimate:
-        """`routing.limit_evaluation`: about how many tokens there are, where the answer does not tell; models send one
-        an event."""
+        """Return the cost by the usage in the answer. `token_estimate` stands for the output tokens if it reports none
+        (`routing.limit_evaluation`); models send about one token an event."""
         inspection = call.dialect.inspect(call, payload, streamed)
         input_count, output_count = inspection.input_tokens, inspection.output_tokens
         if input_count == output_count == 0:
@@ -194,7 +196,7 @@ def _without_shares(limits: Sequence[Limits]) -> list[Limits]:
 
 
 class _Account:
-    """What one call has taken, until it is put right, once."""
+    """The amounts that one call has taken from the limits. `close` corrects them, once."""
 
     def __init__(self, step: RateLimit, requested_limits: Sequence[LimitRequest], grant: Grant) -> None:
         self._step = step
@@ -202,7 +204,7 @@ class _Account:
         self._grant = grant
         self._open = True
         self.demands = [a.demand for a in requested_limits]
-        self.beside = CostEstimate()  # of calls that were made for the answer and are not the answer
+        self.beside = CostEstimate()  # cost of other calls that were made for the answer
 
     def close(self, actual: CostEstimate) -> None:
         if not self._open:

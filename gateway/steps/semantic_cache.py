@@ -1,4 +1,4 @@
-"""Has this question been answered in other words? Turns it into a vector, once, for this lookup, for the index and for
+"""Serves the stored answer to the same question in other words. Embeds the question once, for the lookup, the index and
 the complexity estimate."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gateway.streams import with_completion
 
 
 class SimilarInflight:
-    """Waits for the answer to the same question in other words, where that is on its way and the policy allows it. The
-    lookup scores a question in flight as if its answer were stored already, and serves it once it is. Nobody waits
-    twice: a request that finds nothing then makes a call of its own."""
+    """Waits for the answer to the same question in other words, if it is on its way and the policy allows it. The
+    lookup scores a question in flight as if its answer were stored, and serves the answer once it is. A request waits
+    at most once: if it then finds no answer, it makes its own call."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class SimilarInflight:
 
 
 class AuditedHits:
-    """Has some semantic hits compared with a fresh answer, once they are on their way to the client. What an audit
-    fetches is stored like the answer of any miss, and no client hears of it."""
+    """Compares some semantic hits with a fresh answer, once they are on their way to the client. The fresh answer is
+    stored like the answer of any miss; the client does not see it."""
 
     def __init__(self, audits: HitAudits, rule: AuditSettings) -> None:
         self._audits = audits
@@ -90,7 +90,7 @@ class AuditedHits:
 
 
 class SemanticCache:
-    """Outside `StoreResponse`: what it answers is never stored again. Options of the policy: `audits` of hits, and
+    """Sits outside `StoreResponse`, so semantic hits are not stored again. The policy may turn on `audits` of hits, and
     `inflight`, which waits for questions in flight; None: off."""
 
     def __init__(

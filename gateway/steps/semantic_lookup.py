@@ -1,5 +1,5 @@
-"""Finds a stored answer to the same question in other words: neighbours within the scope, their scores, and the route's
-own threshold."""
+"""Finds a stored answer to the same question in other words. It searches neighbours within the scope, scores them, and
+applies the threshold of the route."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ FreshNeighbour = tuple[Entry, float, Freshness]
 
 @dataclass(slots=True)
 class _Search:
-    """One request's, on its way."""
+    """The state of one lookup."""
 
     request: RequestContext
     question: str
     embedding: Embedding
     started: float  # monotonic clock
-    k: int  # neighbours that are asked for
+    k: int  # number of neighbours to search for
 
 
 class SemanticLookup:
-    """Of one route. `embedder`: the fingerprint of what makes the vectors."""
+    """Looks up semantic hits for one route. `embedder`: the fingerprint of the embedding model."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class SemanticLookup:
     def find(
         self, request: RequestContext, question: str, embedding: Embedding
     ) -> Response | Awaitable[Response | None] | None:
-        """None: there is none that may be served. To be awaited where something has to be waited for. `embedding`: of
-        all of the question."""
+        """Return a hit; None: no answer may be served. The result is awaitable if the index, the store or the verifier
+        has to be waited for. `embedding` covers the whole question."""
         if not request.scope or request.directives.no_cache:
             return None
-        # By a plain threshold the nearest is the best, and the others are read for the traffic log alone. Where it is
-        # of no use they are looked at.
+        # With a plain threshold the nearest neighbour is the best. The others are searched only for the traffic log,
+        # or if the nearest one cannot be used (`_widen`).
         k = 1 if self._plain and request.facts is None else MAX_CANDIDATES
         return self._start_search(_Search(request, question, embedding, self._clock.monotonic(), k))
 
@@ -107,21 +107,21 @@ class SemanticLookup:
         return self._score(search, neighbours, fresh_neighbours)
 
     def _all_neighbours(self, search: _Search, neighbours: Sequence[Neighbour]) -> Sequence[Neighbour] | None:
-        """Where the store has to be asked anyway, it is asked of all candidates at once."""
+        """Return all candidates: if the store has to be waited for anyway, it is asked for all of them at once."""
         if search.k == MAX_CANDIDATES:
             return neighbours
         search.k = MAX_CANDIDATES
         return self._index.search_nowait(search.request.scope, search.embedding.vector, search.k)
 
     def _widen(self, search: _Search) -> Response | Awaitable[Response | None] | None:
-        """The nearest alone was of no use."""
+        """Search again for all candidates: the nearest one cannot be used."""
         search.k = MAX_CANDIDATES
         return self._start_search(search)
 
     async def similar_inflight(
         self, request: RequestContext, question: str, embedding: Embedding, inflight: Sequence[InflightQuestion]
     ) -> InflightQuestion | None:
-        """Of questions in flight within the scope the one whose answer would be served, if it were stored now."""
+        """Return the question in flight, within the scope, whose answer would be served if it were stored now."""
         if not inflight:
             return None
         similarities = np.clip(np.stack([candidate.vector for candidate in inflight]) @ embedding.vector, 0.0, 1.0)
@@ -137,7 +137,7 @@ class SemanticLookup:
         return None if scores.chosen.reason is not None else inflight[nearest[scores.best_index]]
 
     async def _search_guarded(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
-        """Where the index or the store has to be waited for."""
+        """Search when the index or the store has to be waited for; None if the store fails."""
         try:
             return await self._search_and_score(search, neighbours)
         except StoreUnavailable as error:
@@ -163,7 +163,7 @@ class SemanticLookup:
     def _fresh(
         self, request: RequestContext, nearby: Sequence[Neighbour], entries: Sequence[Entry | None]
     ) -> list[FreshNeighbour]:
-        """Those that are this scope's and fresh."""
+        """Return the neighbours that are fresh and belong to this scope."""
         fresh_neighbours: list[FreshNeighbour] = []
         wall = self._clock.wall()
         for neighbour, entry in zip(nearby, entries, strict=True):
@@ -177,7 +177,7 @@ class SemanticLookup:
         return fresh_neighbours
 
     async def _entries(self, nearby: Sequence[Neighbour]) -> Sequence[Entry | None]:
-        """Those that are not in memory are asked of the store together: one way there and back, not one for each."""
+        """Return the entries. Those that are not in memory are fetched concurrently, in one round trip."""
         entries = [self._store.peek(neighbour.fingerprint) for neighbour in nearby]
         missing = [at for at, entry in enumerate(entries) if entry is None]
         if missing:
@@ -189,12 +189,12 @@ class SemanticLookup:
     async def _remove_gone(
         self, request: RequestContext, nearby: Sequence[Neighbour], entries: Sequence[Entry | None]
     ) -> None:
-        """The index may lag behind the store."""
+        """Remove neighbours whose entry is gone from the index, which may lag behind the store."""
         for neighbour, entry in zip(nearby, entries, strict=True):
             if entry is None:
                 await self._index.remove([neighbour.fingerprint])
             elif not _is_own(request, entry):
-                LOG.error("a neighbour of another scope", extra={"fields": request.log_fields})
+                LOG.error("the index returned a neighbour of another scope", extra={"fields": request.log_fields})
                 await self._index.remove([neighbour.fingerprint])
                 self._record_refusal(request, Refusal.FOREIGN)
 
@@ -233,7 +233,7 @@ class SemanticLookup:
     def _serve(
         self, request: RequestContext, scores: CandidateScores, fresh_neighbours: Sequence[FreshNeighbour]
     ) -> Response | None:
-        """Notes what was found. None where it may not be served."""
+        """Record the judgement and return the hit; None: it may not be served."""
         chosen, control = scores.judged[scores.best_index], scores.control
         if not self._plain and chosen.opinion.veto is None and not chosen.verbatim:
             control.met(chosen.score, scores.entries)
@@ -241,7 +241,7 @@ class SemanticLookup:
         if chosen.reason is not None:
             self._record_refusal(request, chosen.reason)
             return None
-        if self._store.banned(chosen.entry):  # removed while it was looked at
+        if self._store.banned(chosen.entry):  # removed during the lookup
             return None
         control.hit()
         self._memory.served.add(request.tenant, request.id, ServedHit(request.route, chosen, self._embedder))

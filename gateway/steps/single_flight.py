@@ -1,4 +1,4 @@
-"""Identical misses share one flight: a crowd that asks the same makes one call."""
+"""Makes one call for identical misses: the leader calls, and the followers share its response."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gateway.routing.rate_limiter import limit_asker
 
 
 class SingleFlight:
-    """`flights` are those in the air, by fingerprint: all routes share them, so that a reload splits no crowd. What is
-    answered at once, from memory, needs no flight. What is `unstorable` is not shared with those who come later: each
-    makes a call of its own."""
+    """`flights`: the calls in flight, by fingerprint. All routes share them, so that a reload does not split a crowd.
+    An answer from memory needs no flight. Followers do not join the call of an `unstorable` key: each request makes
+    its own call."""
 
     def __init__(
         self, inner: Handler, flights: dict[str, SharedCall], unstorable: HitForMiss, telemetry: Telemetry
@@ -64,10 +64,8 @@ class SingleFlight:
             except LimitReached as error:
                 if error.asker == limit_asker(request):
                     raise
-                return await resolve_response(
-                    self._inner(request)
-                )  # it was another's limit, of those who share answers
-            except (BudgetExceeded, ServeStale):  # that was the leader's budget: the next one of those that wait leads
+                return await resolve_response(self._inner(request))  # the limit was another client's
+            except (BudgetExceeded, ServeStale):  # only the leader's budget: the next follower leads
                 flight = self._flights.get(request.fingerprint)
         return await resolve_response(self._lead(request))
 
@@ -75,7 +73,7 @@ class SingleFlight:
 def _as_coalesced(response: Response) -> Response:
     provenance = response.provenance
     if provenance.verdict is not Verdict.MISS:
-        return response  # the flight ended in a semantic hit: so did this
+        return response  # the flight ended in a semantic hit, and so does this request
     return Response(response.status, response.headers, response.body, _coalesced_provenance(provenance))
 
 

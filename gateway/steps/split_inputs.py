@@ -1,5 +1,5 @@
-"""A call of several inputs is answered input by input: what one request has asked for serves every other one that has
-the same input among its own. What is missing is fetched together."""
+"""Answers a call with several inputs input by input, so that requests share answers to the inputs that they have in
+common. Missing inputs are fetched in one call."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from gateway.errors import BackendError, MalformedResponse
 from gateway.messages import Call, FullBody, Provenance, Response, Verdict
 from gateway.upstream.input_batch import MissBatch
 
-MAX_INPUTS = 2048  # OpenAI's own bound of a call
+MAX_INPUTS = 2048  # OpenAI's bound on the inputs of a call
 
 
 class SplitInputs:
-    """`share` is the route's; `on_hit` is told the fingerprint of every hit."""
+    """Splits calls and joins their answers. `share`: the setting of the route. `on_hit` receives the fingerprint of
+    every hit."""
 
     def __init__(self, share: str, on_hit: Callable[[str], None]) -> None:
         self._share = share
         self._on_hit = on_hit
 
     async def answer(self, request: RequestContext, call: Call, forward: Handler) -> Response:
-        """`forward` answers each input."""
+        """Answer a call; `forward` answers each of its inputs."""
         batch = call.batch
         parts = () if batch is None else batch.apart(call)
         if batch is None or not 0 < len(parts) <= MAX_INPUTS:
             return await resolve_response(forward(request))
         requests = [self._child_request(request, part) for part in parts]
-        unique_parts = {part.fingerprint: part for part in requests}  # the same input twice is asked once
+        unique_parts = {part.fingerprint: part for part in requests}  # equal inputs are looked up once
         gathering = MissBatch(batch, unique_parts)
         answers = await _gather([self._answer(part, gathering, forward) for part in unique_parts.values()])
         answers_by_key = dict(zip(unique_parts, answers, strict=True))
@@ -63,12 +64,12 @@ class SplitInputs:
             gathering.mark_resolved(part.fingerprint)
 
     def _record_timings(self, request: RequestContext, parts: Sequence[RequestContext]) -> None:
-        """They went on at the same time: a stage took what it took for the slowest."""
+        """Add the longest time of each stage: the inputs run concurrently."""
         for name in dict.fromkeys(name for part in parts for name in part.timings):
             request.add_time(name, max(part.timings.get(name, 0.0) for part in parts))
 
     def _provenance(self, origins: Sequence[Provenance]) -> Provenance:
-        """A hit where every input was one; of the miss otherwise, with what the hits among them saved."""
+        """Return a hit if every input was one; else the first miss, with the savings of the hits."""
         hits = [origin for origin in origins if origin.verdict is Verdict.EXACT]
         for hit in hits:
             self._on_hit(hit.fingerprint)
@@ -87,7 +88,7 @@ class SplitInputs:
 
 
 async def _gather(coroutines: Sequence[Coroutine[Any, Any, Response]]) -> list[Response]:
-    """The answers in order. Raises the first error once all have ended: nothing goes on behind the client's back."""
+    """Return the answers in order. Raise the first error once all have ended, so that no call outlives the request."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks)

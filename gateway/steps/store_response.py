@@ -1,4 +1,4 @@
-"""Stores what may be stored, before the flight lands: who comes next finds it."""
+"""Stores responses that may be stored, before the flight ends, so that the next request finds them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ from gateway.ports import Clock, NearbyStore, VectorIndex
 from gateway.streams import StreamObserver, with_observer
 from gateway.tasks import spawn
 
-# Puts an answer where it is found again: into the store and the index, and into the books of those who keep them.
 LOG = logging.getLogger("nearhit.store")
 
 
 class CacheWriter:
-    """`stored` hears of every answer that has been stored. `unstorable`: fingerprints whose answers may not be; one
-    whose answer was stored is none of them any more."""
+    """Puts entries into the store and the index. `stored` is called with every stored entry. `unstorable`: fingerprints
+    whose answers may not be stored; a stored entry removes its fingerprint from them."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class CacheWriter:
         self._puts: set[asyncio.Task[bool]] = set()
 
     async def put(self, request: RequestContext, entry: Entry) -> bool:
-        """Whether it can be found from now on."""
+        """Store an entry; return whether it can be found from now on."""
         vector = self._vector(request)
         if self._is_banned(entry, vector):
             return False
@@ -69,8 +68,8 @@ class CacheWriter:
         try:
             return await self._put(request, entry, vector)
         except asyncio.CancelledError:
-            # Its client has left, the store may have it, and the index has not: it would never be found in other words.
-            # To put it twice leaves what once does.
+            # The client has left. The store may have the entry while the index does not, so no lookup in other words
+            # would find it. Storing it twice has the same result as storing it once.
             spawn(self._puts, self._put(request, entry, vector))
             raise
         finally:
@@ -94,7 +93,8 @@ class CacheWriter:
         return stored
 
     async def _add_to_index(self, entry: Entry, vector: Vector | None) -> bool:
-        """What the store has. A removal that came while it took it has not seen it there, and means it all the same."""
+        """Add a stored entry to the index. A removal during the put did not find the entry in the store but applies to
+        it, so delete the entry then."""
         if self._store.banned(entry, vector):
             await self._store.delete([entry.fingerprint])
             return False
@@ -103,7 +103,7 @@ class CacheWriter:
         return True
 
     def _vector(self, request: RequestContext) -> Vector | None:
-        """What the entry is found by in other words; None where it is not."""
+        """Return the vector for semantic lookups; None: the entry is for exact lookups only."""
         embedding = request.embedding
         if embedding is None or embedding.partial or not self._semantic:
             return None
@@ -125,8 +125,8 @@ JSON = "application/json"
 
 
 class ResponseDirectives(NamedTuple):
-    """What the headers of an answer say of storing it. `no_store`: `Cache-Control: no-store` (RFC 9111, section
-    5.2.2.5)."""
+    """The response headers that decide how an answer is stored. `no_store`: `Cache-Control: no-store` (RFC 9111,
+    section 5.2.2.5)."""
 
     no_store: bool
     content_type: str
@@ -147,8 +147,8 @@ def directives_of(headers: Sequence[tuple[str, str]]) -> ResponseDirectives:
 
 
 class StoreResponse:
-    """`unstorable` hears of answers that may not be stored. Inputs of one request that no cache has go to the backend
-    in one call: the next step is given them together."""
+    """Stores the answers of one route. `unstorable` receives the fingerprints of answers that may not be stored. Inputs
+    of one request that no cache has go to the backend in one call: `request.gathering` passes them on together."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class StoreResponse:
         self._unstorable = unstorable
         self._frequency = frequency
         self._lifetime_s = longest_lifetime_s(route)
-        # Whether it depends on the question: as a rule it does not.
+        # Whether admission depends on the request; usually it does not.
         self._checks_request = route.admission.max_temperature is not None or route.admission.roles is not None
         self._stored: BoundedCache[int, tuple[Provenance, Provenance]] = BoundedCache(MAX_PROVENANCES)
 
@@ -211,7 +211,7 @@ class StoreResponse:
         return Response(response.status, response.headers, body, self._as_stored(response.provenance))
 
     def _as_stored(self, provenance: Provenance) -> Provenance:
-        """`Dispatch` has one object for all answers of a backend that were chosen alike."""
+        """Return the provenance with `stored` set. It is cached, since `Dispatch` shares one object among answers."""
         cached = self._stored.get(id(provenance))
         if cached is None or cached[0] is not provenance:
             cached = provenance, provenance.as_stored()
@@ -219,8 +219,8 @@ class StoreResponse:
         return cached[1]
 
     def _is_cacheable(self, request: RequestContext, call: Call, directives: ResponseDirectives) -> bool:
-        """Whether its backend lets it be stored, and the policy wants an answer to this request at all, and to a
-        question that is asked this often."""
+        """Return whether the backend allows storing, and the policy admits this request and a question this
+        frequent."""
         if directives.no_store:
             self._refuse(request, Admission.NO_STORE)
             return False
@@ -230,17 +230,17 @@ class StoreResponse:
         if reason is not None:
             self._refuse(request, reason)
             return False
-        if self._rules.after == 1 or request.directives.no_cache:  # which asks for the answer to be replaced
+        if self._rules.after == 1 or request.directives.no_cache:  # `no-cache` replaces the stored answer
             return True
         is_frequent = self._frequency.add(request.fingerprint) >= self._rules.after
         if not is_frequent:
-            self._count(Admission.RARE)  # the next one may be stored: nothing to tell `unstorable`
+            self._count(Admission.RARE)  # not `unstorable`: the next one may be stored
         return is_frequent
 
     def _stream_recorder(
         self, request: RequestContext, call: Call, directives: ResponseDirectives, origin: Provenance, started: float
     ) -> StreamObserver[Event]:
-        """Keeps the events until there are too many; stored when the stream is complete."""
+        """Return an observer that keeps events up to `max_entry` bytes and stores the stream when it is complete."""
         payload: list[bytes] = []
         size = 0
 
@@ -250,7 +250,7 @@ class StoreResponse:
                 size += len(event.data)
                 if size <= self._max_entry:
                     payload.append(event.data)
-                elif size - len(event.data) <= self._max_entry:  # known from here on: nobody has to wait for its end
+                elif size - len(event.data) <= self._max_entry:  # refused now: followers need not wait for its end
                     payload.clear()
                     self._refuse(request, Admission.TOO_LARGE)
             return events
@@ -274,8 +274,8 @@ class StoreResponse:
         *,
         streamed: bool,
     ) -> Entry | None:
-        """What is to be stored of a complete answer; None where the rules refuse it. `started`: before its backend was,
-        monotonic clock."""
+        """Return the entry for a complete answer; None: the rules refuse it. `started`: monotonic clock, before the
+        backend call."""
         inspection = call.dialect.inspect(call, payload, streamed)
         dollars, size = self._cost(origin, inspection), sum(map(len, payload))
         seconds = self._clock.monotonic() - started
@@ -297,12 +297,12 @@ class StoreResponse:
             output_tokens=inspection.output_tokens,
             cost_dollars=dollars,
             upstream_s=seconds,
-            # The backend's first: within their bound a client cannot push them out.
+            # The backend's tags come first, so that a client cannot push them out of the bound.
             tags=() if tags is None and not directives.tags else tags_of(*directives.tags, tags),
         )
 
     def _cost(self, origin: Provenance, inspection: Inspection) -> float:
-        """Of all calls that were made for the answer."""
+        """Return the cost in dollars of all calls that were made for the answer."""
         price = self._prices.get(origin.backend or "", UNPRICED)
         dollars = price.of(inspection.input_tokens, inspection.output_tokens)
         for usage in origin.beside:
@@ -318,7 +318,7 @@ class StoreResponse:
 
 
 def tags_of(*headers: str | None) -> tuple[str, ...]:
-    """The tags of `Cache-Tag` headers; what exceeds the bounds is dropped."""
+    """Return the tags of `Cache-Tag` headers, at most `MAX_TAGS`; longer tags than `MAX_TAG_LENGTH` are dropped."""
     tags: list[str] = []
     for header in headers:
         if header:

@@ -190,7 +190,7 @@ async def test_a_migration_that_was_cut_goes_on_and_hits_go_on_with_it(
     caplog.set_level(logging.INFO, "nearhit")
     async with gateway_of(start(ONNX, HASH)) as served:
         assert served.gateway.parts.spaces.upcoming is None, "it has been done: the old model is not even loaded"
-        assert said(caplog, "lookups have gone over already") == 1
+        assert said(caplog, "lookups use the new model already") == 1
         await recovered(served)
         await all_found(served, *QUESTIONS)
         assert said(caplog, "the saved learned state does not fit") == 0

@@ -129,7 +129,7 @@ async def test_two_gateways_do_not_share_a_data_directory(upstream: Upstream, tm
     async with served_by_process(config):
         code, said = await ended(await start("--config", str(config), "--log-level", "error", cwd=tmp_path))
     assert code == 1
-    way_out = "end it, or give this one another data_dir"
+    way_out = "stop it, or give this one another data_dir"
     assert said == f"nearhit: another gateway uses the data directory {tmp_path / 'var'}: {way_out}\n"
 
 

@@ -52,12 +52,12 @@ def test_a_high_limit_stays(config: Path) -> None:
 def test_a_limit_that_the_system_keeps_low_is_told(config: Path) -> None:
     warning, limit = allowed(config, 64, 400)
     assert limit == "400"
-    assert warning.startswith("too few files may be open {'may_be_open': 400, 'needed': 1170,")
+    assert warning.startswith("the limit of open files is too low {'may_be_open': 400, 'needed': 1170,")
 
 
 def test_a_gateway_starts_where_it_may_not_raise_its_limit(config: Path) -> None:
     """Sandboxes refuse the call, and so does a kernel whose `fs.nr_open` is below the hard limit."""
     warning, limit = allowed(config, 64, 400, "refused")
     assert limit == "64"
-    assert warning.startswith("too few files may be open {'may_be_open': 64, 'needed': 1170,")
+    assert warning.startswith("the limit of open files is too low {'may_be_open': 64, 'needed': 1170,")
     assert allowed(config, 1200, HARD, "refused") == ["1200"]  # enough, if not ample

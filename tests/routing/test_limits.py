@@ -427,4 +427,4 @@ async def test_a_call_that_takes_longer_than_a_place_lasts_keeps_it(
 
 async def test_a_cap_on_what_has_no_price_is_warned_of(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     async with start("{cost: {per_day: 1 USD}}", cache="cache: {}", route="route: {backend: light}"):
-        assert "a cap on costs holds nothing back: no backend of the route has a price" in caplog.messages
+        assert "a cap on costs has no effect: no backend of the route has a price" in caplog.messages

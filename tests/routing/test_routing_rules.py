@@ -230,7 +230,7 @@ async def test_feedback_on_what_nobody_remembers_or_of_somebody_else_is_not_foun
         body = {"request_id": answer.headers["x-request-id"], "verdict": "wrong"}
         other = await served.post("/v1/feedback", body, {"Authorization": "Bearer two"})
         assert other.status == 404
-        assert "no answer of yours with the request id" in other.json["error"]["message"]
+        assert "no recent answer to you has the request id" in other.json["error"]["message"]
         own = await served.post("/v1/feedback", body, {"Authorization": "Bearer one"})
         assert own.status == 200 and own.json["route"] == "default"
 

@@ -132,14 +132,14 @@ async def test_a_segment_that_is_cut_off_is_read_up_to_there(upstream: Upstream,
     path.write_bytes(path.read_bytes()[:-7])
     traffic = read_traffic(str(path), tmp_path, 0.0)
     assert len(traffic.requests) == 1
-    assert traffic.notes == (f"{path.name} is cut off or damaged after batch 1: what follows is not replayed",)
+    assert traffic.notes == (f"{path.name} is cut off or damaged after batch 1: the rest is not replayed",)
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"nonsense that is no segment", "is damaged at its beginning, or no segment of a traffic log"),
-        (b"", "is damaged at its beginning, or no segment of a traffic log"),
+        (b"nonsense that is no segment", "is damaged at its beginning, or is not a segment of a traffic log"),
+        (b"", "is damaged at its beginning, or is not a segment of a traffic log"),
     ],
 )
 def test_what_is_no_segment_is_said(content: bytes, sentence: str, tmp_path: Path) -> None:

@@ -248,9 +248,9 @@ async def test_traffic_of_another_policy_is_replayed_and_said(light: Upstream, l
     ("change", "sentence"),
     [
         (lambda data: data[:40] + b"\xff" + data[41:], "is damaged at its beginning"),
-        (lambda _: _frame([MAGIC, 2, []]), "is of version 2 of the traffic log, expected 1"),
-        (lambda _: _frame([MAGIC, 1, [1, 2]]), "has a heading of another form"),
-        (lambda _: _frame({"a": 1}), "is no segment of a traffic log"),
+        (lambda _: _frame([MAGIC, 2, []]), "has version 2 of the traffic log format, expected 1"),
+        (lambda _: _frame([MAGIC, 1, [1, 2]]), "has a heading of an unexpected form"),
+        (lambda _: _frame({"a": 1}), "is not a segment of a traffic log"),
     ],
 )
 async def test_a_segment_that_cannot_be_read_is_named(

@@ -1,1 +1,1 @@
-"""The gRPC port: KServe's version 2, which hands each call to the same pipeline as the HTTP port."""
+"""The gRPC port, which speaks version 2 of KServe's protocol and uses the same pipeline as the HTTP port."""

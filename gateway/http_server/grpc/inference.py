@@ -1,4 +1,4 @@
-"""`ModelInfer` and `ModelStreamInfer`: each message is a request of its own to the same steps as an HTTP client's."""
+"""Answers `ModelInfer` and `ModelStreamInfer`: each message is one request to the same steps as for HTTP clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.streams import close_body
 
 
 class RpcError(Exception):
-    """An RPC that ends with an error: its status, a sentence, and what goes beside it."""
+    """An RPC that ends with an error: its status, a sentence, and the trailing metadata."""
 
     def __init__(self, code: grpc.StatusCode, message: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(message)
@@ -31,14 +31,14 @@ class RpcError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RpcReply:
-    """One answer, and what is said of it beside."""
+    """One answer message and its trailing metadata."""
 
     message: Any
     metadata: tuple[tuple[str, str], ...]
 
 
 async def infer(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> RpcReply:
-    """A `ModelInferRequest` -> its `ModelInferResponse`. Raises `RpcError`."""
+    """Return the `ModelInferResponse` to a `ModelInferRequest`. Raise `RpcError`."""
     request = _request(message, rpc, stream=False)
     response = await pipeline(request)
     metadata = rpc.trailing_metadata(request, response)
@@ -48,7 +48,7 @@ async def infer(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> RpcReply:
 
 
 async def infer_all(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> AsyncGenerator[RpcReply, None]:
-    """A `ModelInferRequest` of a stream -> its `ModelStreamInferResponse`s. Raises `RpcError`."""
+    """Yield the `ModelStreamInferResponse`s to a `ModelInferRequest` of a stream. Raise `RpcError`."""
     has_final = message.parameters[EMPTY_FINAL].bool_param if EMPTY_FINAL in message.parameters else False
     request = _request(message, rpc, stream=True)
     response = await pipeline(request)
@@ -57,7 +57,7 @@ async def infer_all(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> AsyncG
         raise await rpc_error(response, metadata)
     try:
         async for event in response.body.events:
-            if event.data.startswith(b"{"):  # no packed answer does: its JSON would have 2 GB
+            if event.data.startswith(b"{"):  # an error: a packed answer with this byte would have 2 GB of JSON
                 raise RpcError(grpc.StatusCode.UNAVAILABLE, error_text(event.data), metadata)
             answer = response_of(unpack(event.data), message.id)
             answer.parameters[FINAL].bool_param = False
@@ -73,7 +73,7 @@ async def infer_all(message: Any, rpc: RpcRequest, pipeline: Pipeline) -> AsyncG
 
 
 async def rpc_error(response: Response, metadata: tuple[tuple[str, str], ...]) -> RpcError:
-    """An answer that is none, in gRPC's words."""
+    """Convert a response without a usable answer to a gRPC error."""
     body = response.body
     if isinstance(body, FullBody):
         return RpcError(status_of(response.status), error_text(body.data), metadata)
@@ -84,7 +84,7 @@ async def rpc_error(response: Response, metadata: tuple[tuple[str, str], ...]) -
 
 
 def error_text(body: bytes) -> str:
-    """What an error body says."""
+    """Return the message of an error body, or its first 300 bytes."""
     try:
         message_text = orjson.loads(body)["error"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -95,7 +95,7 @@ def error_text(body: bytes) -> str:
 
 
 def path_of(model: str, version: str = "", verb: str = "") -> str:
-    """A path about a model. Raises `RpcError`."""
+    """Return the path of a model. Raise `RpcError` if its name is empty."""
     if not model:
         raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the model's name is empty")
     of_version = f"/versions/{quote(version, safe='')}" if version else ""

@@ -1,4 +1,4 @@
-"""What can be asked about a server and its models: each RPC is the GET of an HTTP client, and its JSON a message."""
+"""Answers RPCs about a server and its models: each RPC becomes an HTTP request, and its JSON answer a message."""
 
 from __future__ import annotations
 
@@ -91,4 +91,4 @@ def _parse_into(message: Any, value: Any) -> Any:
     try:
         return json_format.ParseDict(value, message, ignore_unknown_fields=True)
     except json_format.ParseError:
-        raise RpcError(grpc.StatusCode.UNAVAILABLE, "the backend's answer is not what the protocol says") from None
+        raise RpcError(grpc.StatusCode.UNAVAILABLE, "the backend's answer does not follow the protocol") from None

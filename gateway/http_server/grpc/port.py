@@ -1,4 +1,4 @@
-"""The gRPC port: sockets, limits, drain. Turns gRPC's calls into requests and answers into messages."""
+"""The gRPC port: listens with limits, drains, and converts RPCs to requests and answers to messages."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gateway.steps.error_boundary import Inflight
 from gateway.streams import with_completion
 
 
-# TLS of the gRPC port, with the certificate of the data port.
 def credentials_of(certificate: ReloadingCertificate) -> grpc.ServerCredentials:
-    """Those of the files as they are at each handshake, as far as they are usable. Raises `CertificateUnusable`."""
+    """Return TLS credentials with the certificate of the data port. Each handshake uses the current files, if they are
+    usable. Raise `CertificateUnusable`."""
     seen, configuration = certificate.modification_times(), _configuration(certificate)
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """Asked by gRPC's own thread, once a handshake."""
+        """Return a new configuration; None: unchanged. gRPC calls this in its own thread, once for each handshake."""
         nonlocal seen
         now = certificate.modification_times()
         if now == seen:
@@ -47,7 +47,7 @@ def credentials_of(certificate: ReloadingCertificate) -> grpc.ServerCredentials:
 
 
 def _configuration(certificate: ReloadingCertificate) -> grpc.ServerCertificateConfiguration:
-    pair = certificate.pair()  # checked: gRPC says nothing of one that does not match, and every handshake would fail
+    pair = certificate.pair()  # checked: gRPC reports no mismatch, and every handshake would fail
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=certificate.client_ca)
 
 
@@ -59,8 +59,8 @@ Context = Any  # grpc.aio.ServicerContext
 
 
 class GrpcPort:
-    """`handler`: the pipeline; `inflight`: requests that wait, over all ports. `certificate` None: plain HTTP/2. Raises
-    `CertificateUnusable`."""
+    """The gRPC server. `handler` is the pipeline. `inflight` counts the requests that wait, over all ports.
+    `certificate` None: plain HTTP/2. Raise `CertificateUnusable`."""
 
     def __init__(
         self,
@@ -79,15 +79,16 @@ class GrpcPort:
         self._server: Any = None
 
     async def start(self) -> tuple[str, int]:
-        """Returns the address, with the port that the system chose where 0 was asked for. Raises `OSError`."""
-        assert self._config.grpc is not None  # or there would be no such port
+        """Listen and return the address, with the port that the system chose if the configured one is 0. Raise
+        `OSError`."""
+        assert self._config.grpc is not None  # else there is no gRPC port
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=self._config.max_inflight,
             options=[
                 ("grpc.max_receive_message_length", self._config.max_body),
-                ("grpc.max_send_message_length", -1),  # answers are bounded where they are read
+                ("grpc.max_send_message_length", -1),  # the backend adapters bound answers
                 ("grpc.max_metadata_size", self._config.max_header),
-                # A taken port is an error, as on the other ports; workers share one.
+                # A port in use is an error, as on the other ports; only workers share one.
                 ("grpc.so_reuseport", int(self._config.workers > 1)),
             ],
         )
@@ -111,7 +112,7 @@ class GrpcPort:
         return Address(address.host, port)
 
     async def stop(self) -> None:
-        """Takes no more calls, lets those under way end within `drain_timeout`, then cuts."""
+        """Accept no more calls, wait up to `drain_timeout` for the calls in flight, then abort them."""
         if self._server is not None:
             await self._health.enter_graceful_shutdown()
             await self._server.stop(self._config.drain_timeout)
@@ -149,8 +150,8 @@ class GrpcPort:
         return reply.message
 
     async def _stream(self, messages: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
-        """One after the other, in the order in which they come: requests of a sequence are in order here. What fails is
-        said in the stream, and the stream goes on."""
+        """Answer the messages one after the other, so that the requests of a sequence stay in order. A failure becomes
+        an error message in the stream, and the stream goes on."""
         rpc = self._rpc_request(context)
         async for message in messages:
             try:
@@ -184,7 +185,7 @@ class GrpcPort:
 
 
 def address_of(peer: str) -> str:
-    """Of `ipv4:127.0.0.1:51234` or `ipv6:%5B::1%5D:51234`, as gRPC names its peers."""
+    """Return the IP address of a gRPC peer, such as `ipv4:127.0.0.1:51234` or `ipv6:%5B::1%5D:51234`."""
     return unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")
 
 

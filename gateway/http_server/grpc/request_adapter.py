@@ -1,4 +1,4 @@
-"""A gRPC call as the request that an HTTP client would have sent, and what became of it as a status of gRPC."""
+"""Converts a gRPC call to the request that an HTTP client would send, and the HTTP status to a gRPC status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.ports import Clock
 from gateway.streams import BufferedBody
 
 BUDGET_HEADER = "x-latency-budget-ms"
-MAX_DEADLINE_MS = 86_400_000  # of a deadline that is heeded: gRPC's "none" is one of centuries
+MAX_DEADLINE_MS = 86_400_000  # ignore longer deadlines: without one, gRPC reports centuries
 STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -32,7 +32,7 @@ STATUS = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-# Of a message rather than of its bytes on a wire; gRPC has its own.
+# Headers about the bytes of an HTTP message; gRPC has its own.
 OMITTED_HEADERS = frozenset(
     {"content-type", "content-length", "inference-header-content-length", "server", "connection"}
 )
@@ -40,11 +40,11 @@ METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 
 
 Pipeline = Callable[[RequestContext], Awaitable[Response]]
-"""Answers a request, and counts it as long as its answer is not over."""
+"""Answers a request, and counts it as in flight until its answer has ended."""
 
 
 class RpcRequest:
-    """One RPC: its metadata and its deadline are those of every request that it makes."""
+    """One RPC. Every request that it makes has its metadata and its deadline."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class RpcRequest:
         *,
         stream: bool = False,
     ) -> RequestContext:
-        """`stream`: its client takes several answers."""
+        """Return a request of this RPC. `stream`: the client accepts several answers."""
         headers = CIMultiDict(self._headers)
         for name, value in extra_headers:
-            headers[name] = value  # also where the client has metadata of that name
+            headers[name] = value  # replaces metadata of that name from the client
         if stream:
             headers[STREAM] = "1"
         client_id = headers.get("x-request-id")
@@ -93,7 +93,7 @@ class RpcRequest:
         )
 
     def trailing_metadata(self, request: RequestContext, response: Response) -> tuple[tuple[str, str], ...]:
-        """The headers of an answer."""
+        """Return the headers of an answer as trailing metadata."""
         return tuple(
             (low, value)
             for name, value in self._own_headers.all(request, response)

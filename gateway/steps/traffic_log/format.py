@@ -1,7 +1,7 @@
-"""What is kept of a request, and the segments that it is kept in. Pure (docs/decisions/0021).
+"""Defines the records of requests, and the segments that contain them. Pure (docs/decisions/0021).
 
-A segment is a row of frames, each `length, CRC-32, msgpack`: first a `SegmentHeading`, then batches of rows. One that
-was cut off, as by kill -9 in the middle of a write, is good up to its last whole frame.
+A segment is a sequence of frames, each `length, CRC-32, msgpack`: first a `SegmentHeading`, then batches of rows. A
+truncated segment, as after kill -9 during a write, is readable up to its last whole frame.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SUFFIX = ".segment"
 
 _FRAME = struct.Struct(">II")
 
-MAX_FRAME = 2**30  # a length beyond this is no length
+MAX_FRAME = 2**30  # bytes; a greater length means damage
 
 REQUEST, LABEL = 0, 1  # the first value of a row
 
-_ODD = "surrogatepass"  # of text that is no UTF-8: headers are what clients send
+_ODD = "surrogatepass"  # for text that is not UTF-8: clients may send such headers
 
 
 class SegmentInvalid(ValueError):
-    """The bytes are no segment of this version; the message is the end of a sentence that names the file."""
+    """The bytes are not a segment of this version. The message continues a sentence that begins with the file name."""
 
 
 class RecordedCandidate(NamedTuple):
@@ -43,18 +43,18 @@ class RecordedCandidate(NamedTuple):
     probability: float
     veto: str | None
     doubt: str | None
-    settled: bool  # False: the gateway would have looked closer, had it been the best
+    settled: bool  # False: as the best one it would have got a second opinion
 
 
 class RecordedAnswer(NamedTuple):
     """A fresh answer, as it was inspected for the cache."""
 
-    admission: str  # what the dialect said of it, whatever the policy
+    admission: str  # by the dialect, regardless of the policy
     input_tokens: int
     output_tokens: int
-    dollars: float  # of all calls that were made for it
+    dollars: float  # cost of all calls that were made for it
     size: int  # bytes
-    seconds: float  # from before the backend was asked to its end
+    seconds: float  # from before the backend call to the end of the answer
 
 
 class RecordedHit(NamedTuple):
@@ -65,40 +65,40 @@ class RecordedHit(NamedTuple):
     tokens: int
     output_tokens: int
     dollars: float
-    seconds: float  # that it took to come when it was fetched
+    seconds: float  # duration of the backend call that fetched it
 
 
 class RecordedRequest(NamedTuple):
-    """One request and what became of it."""
+    """One request and its outcome."""
 
-    at: float  # wall clock, when it came
+    at: float  # wall clock, when it arrived
     id: str
     policy: str  # hash
     route: str
     given: RequestFacts
-    prompt: str | None  # None: not to be kept, or no question
+    prompt: str | None  # None: the policy does not keep it, or there is no question
     vector: bytes | None  # float16, of the question; None: it was not embedded
-    readable: bool  # whether the vector stands for the whole question
+    readable: bool  # whether the vector covers the whole question
     status: int
     verdict: str
     reason: str | None
     backend: str | None
     tier: str | None
     complexity: float | None
-    entry: bytes  # digest of its fingerprint: what it is stored under; empty: of none
+    entry: bytes  # digest of the fingerprint that it is stored under; empty: not stored
     stored: bool
     answer: RecordedAnswer | None
     hit: RecordedHit | None
-    shift: float  # what the route had learnt near the question
-    threshold: float | None  # that the best neighbour was held against
+    shift: float  # of the score: what the route had learnt near the question
+    threshold: float | None  # for the best neighbour
     similarity: float | None  # of the best neighbour
     considered: tuple[RecordedCandidate, ...]
-    seconds: float  # to the end of its answer
+    seconds: float  # from arrival to the end of the answer
     stages: dict[str, float]
 
 
 class RecordedLabel(NamedTuple):
-    """A lookup of which it turned out whether the neighbour was right."""
+    """A lookup with a label that tells whether the neighbour was right."""
 
     at: float
     route: str
@@ -119,17 +119,17 @@ _CONSIDERED = RecordedRequest._fields.index("considered")
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeading:
-    """What all rows of a segment stand on."""
+    """The state that all rows of a segment depend on."""
 
     started: float  # wall clock
     embedder: str  # fingerprint
     dimension: int
     verifier: str  # basis
     floor: float  # similarity below which nothing was judged
-    headers: tuple[str, ...]  # names that the policy matched by when the segment was begun
-    controls: dict[str, bytes]  # by route: what its acceptance has learnt, but for what lies near single questions
-    escalations: dict[str, bytes]  # by route
-    basis: str  # of complexities
+    headers: tuple[str, ...]  # names that the policy matched on when the segment began
+    controls: dict[str, bytes]  # by route: the learnt acceptance, without the memory of single questions
+    escalations: dict[str, bytes]  # by route: the learnt choice of tiers
+    basis: str  # of the complexity estimates
 
 
 def encode_heading(heading: SegmentHeading) -> bytes:
@@ -142,21 +142,21 @@ def encode_batch(rows: Sequence[Row]) -> bytes:
 
 
 def decode_heading(payload: bytes) -> SegmentHeading:
-    """Raises `SegmentInvalid`."""
+    """Return the heading. Raise `SegmentInvalid`."""
     fields = _unpacked(payload)
     if not isinstance(fields, tuple) or len(fields) < 2 or fields[0] != MAGIC:
-        raise SegmentInvalid("is no segment of a traffic log")
+        raise SegmentInvalid("is not a segment of a traffic log")
     if fields[1] != VERSION:
-        raise SegmentInvalid(f"is of version {fields[1]!r} of the traffic log, expected {VERSION}")
+        raise SegmentInvalid(f"has version {fields[1]!r} of the traffic log format, expected {VERSION}")
     try:
         heading = SegmentHeading(*fields[2])
     except TypeError:
-        raise SegmentInvalid("has a heading of another form") from None
+        raise SegmentInvalid("has a heading of an unexpected form") from None
     return heading
 
 
 def decode_batch(payload: bytes) -> Iterator[Row]:
-    """Raises `SegmentInvalid`."""
+    """Yield the rows of a batch. Raise `SegmentInvalid`."""
     try:
         for kind, *values in _unpacked(payload):
             if kind == LABEL:
@@ -169,11 +169,11 @@ def decode_batch(payload: bytes) -> Iterator[Row]:
                     values[_CONSIDERED] = tuple(map(RecordedCandidate._make, values[_CONSIDERED]))
                 yield RecordedRequest._make(values)
     except (TypeError, IndexError) as error:
-        raise SegmentInvalid(f"has a row of another form ({error})") from None
+        raise SegmentInvalid(f"has a row of an unexpected form ({error})") from None
 
 
 def frames(data: bytes) -> Iterator[bytes | None]:
-    """The whole frames in order; None, as the last one, where what follows is cut off or damaged."""
+    """Yield the whole frames in order. Yield None last if the rest is cut off or damaged."""
     at = 0
     while at < len(data):
         head = data[at : at + _FRAME.size]

@@ -1,4 +1,4 @@
-"""Reads a traffic log back: a window of the gateway's own, or segments that lie elsewhere."""
+"""Reads a traffic log: a time window of the gateway's own log, or segments at a path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gateway.steps.traffic_log.format import (
 from gateway.steps.traffic_log.segments import segments_in
 
 _LAST = re.compile(r"last-(\S+)")
-MAX_REQUESTS = 250_000  # some 5 kB of memory each, their replays included
+MAX_REQUESTS = 250_000  # some 5 kB of memory each, with its replay
 EXPECTED = "expected last-24h, or a segment or a folder of segments"
 
 
 class TrafficUnreadable(GatewayError):
-    """There is nothing to replay; the message is one sentence."""
+    """There is no traffic to replay. The message is one sentence."""
 
     status = 422
     kind = "traffic_unreadable"
@@ -36,17 +36,17 @@ class TrafficUnreadable(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class TrafficLog:
-    """What was recorded, in the order in which it came, and what it stands on."""
+    """The recorded requests and labels, in order of arrival, with the state that they depend on."""
 
     requests: tuple[RecordedRequest, ...]
     labels: tuple[RecordedLabel, ...]
     heading: SegmentHeading  # of the first segment
-    notes: tuple[str, ...]  # what could not be read, a sentence each
+    notes: tuple[str, ...]  # one sentence for each part that could not be read
 
 
 def read_traffic(spec: str, folder: Path, now: float, limit: int = MAX_REQUESTS) -> TrafficLog:
-    """`spec`: `last-24h` and the like, of the log in `folder`, or a path. `now`: wall clock. `limit`: requests that
-    are read, where a segment alone has not more. Raises `TrafficUnreadable`."""
+    """Read recorded traffic. `spec`: a window of the log in `folder`, such as `last-24h`, or a path. `now`: wall clock.
+    `limit`: number of requests; only a single segment may exceed it. Raise `TrafficUnreadable`."""
     last = _LAST.fullmatch(spec)
     since = 0.0 if last is None else now - _duration(last[1], spec)
     paths = _paths(folder if last else Path(spec), None if last else spec)
@@ -61,7 +61,7 @@ def _duration(text: str, spec: str) -> float:
 
 
 def _paths(where: Path, named: str | None) -> list[Path]:
-    """`named`: by an operator; None: the gateway's own log."""
+    """Return the segments in `where`. `named`: the path as the operator gave it; None: the gateway's own log."""
     if named is not None and where.is_file():
         return [where]
     try:
@@ -72,20 +72,20 @@ def _paths(where: Path, named: str | None) -> list[Path]:
         raise TrafficUnreadable(f"{where} cannot be read ({error.strerror}): {EXPECTED}") from None
     if not segments and named is None:
         raise TrafficUnreadable(
-            f"no traffic was recorded in {where}, expected routes with record: on and some requests"
+            f"no traffic was recorded in {where}, expected routes with record: on, and requests on them"
         )
     if not segments:
-        raise TrafficUnreadable(f"no segment of a traffic log (*{SUFFIX}) is in {where}: {EXPECTED}")
+        raise TrafficUnreadable(f"there is no segment of a traffic log (*{SUFFIX}) in {where}: {EXPECTED}")
     return segments
 
 
 def _recent(paths: list[Path], since: float) -> list[Path]:
-    """Without those that ended before: what was written last is when a segment ended."""
+    """Drop segments that ended before `since`: the last write is the end of a segment."""
     return [path for path in paths if path.stat().st_mtime >= since]
 
 
 def _read_segments(paths: list[Path], since: float, spec: str, limit: int) -> TrafficLog:
-    """Newest segments first, as many as there is room for."""
+    """Read the newest segments, as many as fit into `limit`."""
     headings: list[SegmentHeading] = []
     notes: list[str] = []
     requests: list[RecordedRequest] = []
@@ -95,7 +95,7 @@ def _read_segments(paths: list[Path], since: float, spec: str, limit: int) -> Tr
         new_requests = [row for row in rows if isinstance(row, RecordedRequest)]
         if requests and len(requests) + len(new_requests) > limit:
             headings.pop()
-            notes.append(f"only the last {len(requests)} requests of {spec} are replayed: more do not go into memory")
+            notes.append(f"only the last {len(requests)} requests of {spec} are replayed: more do not fit into memory")
             break
         requests += new_requests
         labels += (row for row in rows if isinstance(row, RecordedLabel))
@@ -114,7 +114,7 @@ def _read_segments(paths: list[Path], since: float, spec: str, limit: int) -> Tr
 
 
 def _rows(path: Path, headings: list[SegmentHeading], notes: list[str]) -> Iterator[Row]:
-    """What is whole of one segment; what is not is noted."""
+    """Yield the readable rows of one segment. Add a note about the rest."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -124,11 +124,11 @@ def _rows(path: Path, headings: list[SegmentHeading], notes: list[str]) -> Itera
     try:
         first = next(batches, None)
         if first is None:
-            raise SegmentInvalid("is damaged at its beginning, or no segment of a traffic log")
+            raise SegmentInvalid("is damaged at its beginning, or is not a segment of a traffic log")
         headings.append(decode_heading(first))
         for at, payload in enumerate(batches):
             if payload is None:
-                notes.append(f"{path.name} is cut off or damaged after batch {at}: what follows is not replayed")
+                notes.append(f"{path.name} is cut off or damaged after batch {at}: the rest is not replayed")
                 return
             yield from decode_batch(payload)
     except SegmentInvalid as invalid:

@@ -1,4 +1,5 @@
-"""What is kept of a request: what decides, not what was said, unless the policy says so. Pure (docs/decisions/0021)."""
+"""Builds the record of a request: the facts that decide, without its text unless the policy keeps prompts. Pure
+(docs/decisions/0021)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from gateway.steps.traffic_log.format import RecordedAnswer, RecordedCandidate, 
 
 DIGEST_BYTES = 16
 
-MAX_PROMPT = 32_768  # characters; of a longer question no text is kept
+MAX_PROMPT = 32_768  # characters; the text of a longer question is not kept
 
 HITS = (Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE)
 
@@ -30,7 +31,7 @@ Digest = Callable[[bytes | str], bytes]
 
 
 def digest_of(key: bytes) -> Digest:
-    """Digests that say nothing to whoever has not the key, which stays where the log is."""
+    """Return a keyed digest function. Without the key, which stays with the log, digests reveal nothing."""
 
     def digest(value: bytes | str) -> bytes:
         content = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
@@ -40,17 +41,17 @@ def digest_of(key: bytes) -> Digest:
 
 
 def tenant_digests(digest: Digest) -> Digest:
-    """The same, remembered: there are few tenants."""
+    """Return a digest function for tenants that caches its results: there are few tenants."""
     return lru_cache(maxsize=1024)(lambda value: digest(b"tenant/" + _bytes(value)))
 
 
 def header_names(policy: Policy) -> frozenset[str]:
-    """Those that its routes match by, but for what carries secrets."""
+    """Return the headers that the routes of a policy match on, without those that carry secrets."""
     return frozenset(name for route in policy.routes for name, _ in route.match.headers) - SECRET
 
 
 def is_sampled(canonical: bytes, share: float) -> bool:
-    """By the question, so that all its repeats are kept or none. `canonical`: its digest."""
+    """Return whether to record a question: all its repeats, or none of them. `canonical`: its digest."""
     return share >= 1.0 or int.from_bytes(canonical[:8], "big") < share * _SAMPLE_SPACE
 
 
@@ -64,7 +65,7 @@ def facts_of(
     *,
     plain: bool = False,
 ) -> TrafficFacts | None:
-    """None where the question is not drawn."""
+    """Return the facts of a request; None: its question is not in the sample."""
     kind = f"{call.dialect.name}\0{call.operation}\0".encode()
     canonical = digest(b"exact/" + kind + call.canonical)
     if not is_sampled(canonical, rule.share):
@@ -107,7 +108,8 @@ def recorded_of(
     seconds: float,
     digest: Digest,
 ) -> RecordedRequest:
-    """When the request is over. `at`: wall clock, when it came; `policy`: hash of the one in force."""
+    """Return the record of a request that is over. `at`: wall clock, when it arrived. `policy`: hash of the policy in
+    force."""
     embedding, best = request.embedding, request.judged
     stored, inspected = request.stored, request.inspected
     return RecordedRequest(
@@ -148,7 +150,7 @@ def recorded_of(
 
 
 def vector_of(kept: bytes) -> np.ndarray:
-    """The opposite of how `recorded_of` keeps one: float32, of unit length but for what float16 rounds."""
+    """Return the vector that `recorded_of` kept: float32, of unit length up to the rounding of float16."""
     return np.frombuffer(kept, "<f2").astype(np.float32)
 
 

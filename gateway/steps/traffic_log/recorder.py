@@ -1,4 +1,4 @@
-"""Keeps what becomes of requests on routes with `record`: in a bounded buffer, written in batches by another thread."""
+"""Records requests on routes with `record`: in a bounded buffer, which another thread writes in batches."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ OUTCOMES = ("recorded", "dropped")
 
 
 class Recorder:
-    """To be used from one event loop. Nothing is written, and no folder made, before a route records. `heading` says
-    what rows stand on, given the names of recorded headers."""
+    """Writes the traffic log. For use from one event loop. It creates no file or folder before a route records.
+    `heading` returns the heading of a segment, given the names of the recorded headers."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Recorder:
         self._writing: asyncio.Future[None] | None = None
 
     def apply(self, policy: Policy) -> None:
-        """Another policy is in force, or another embedding model serves."""
+        """Apply a new policy, or a change of the embedding model."""
         self._segments.mark_outdated()
         self._policy, self._headers = policy.hash, header_names(policy)
         self._routes = frozenset(route.name for route in policy.routes if route.record is not None)
@@ -71,7 +71,7 @@ class Recorder:
             self._digest = digest_of(key_in(self._folder))
         except OSError as error:
             LOG.error(
-                "traffic is not recorded: its folder cannot be written, expected one of the gateway's own",
+                "traffic is not recorded: its folder cannot be written, expected a folder that the gateway owns",
                 extra={"fields": {"folder": str(self._folder), "error": error.strerror}},
             )
             return
@@ -82,7 +82,7 @@ class Recorder:
     # A request
 
     def facts(self, request: RequestContext, route: Route) -> TrafficFacts | None:
-        """Before anything is decided of it; None where it is not recorded."""
+        """Return the facts of a request, before any decision; None: it is not recorded."""
         if request.call is None or route.record is None or self._digest is None or self._tenants is None:
             return None
         plain = route.semantic is not None and route.semantic.acceptance.min_similarity is not None
@@ -91,7 +91,7 @@ class Recorder:
     def on_end(
         self, facts: TrafficFacts, request: RequestContext, provenance: Provenance, *, status: int, seconds: float
     ) -> None:
-        """Its last byte has gone."""
+        """Record a request after its last byte was sent."""
         if self._digest is None:
             return
         if len(self._rows) >= self._bounds.max_buffered:
@@ -110,14 +110,12 @@ class Recorder:
         self._append(row)
 
     def label(self, route: str, judged: Judgement, label: str) -> None:
-        """It turned out whether a neighbour was right."""
+        """Record a label that tells whether a neighbour was right."""
         if route in self._routes and len(self._rows) < self._bounds.max_buffered:
             self._append(RecordedLabel(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
 
     def _append(self, row: Row) -> None:
-        if (
-            not self._rows and self._segments.needs_segment()
-        ):  # what was learnt before the segment, not in the middle of it
+        if not self._rows and self._segments.needs_segment():  # the state before the segment, not in the middle of it
             self._heading_at_start = self._heading(self._headers)
         self._rows.append(row)
         if 2 * len(self._rows) >= self._bounds.max_buffered:
@@ -126,7 +124,7 @@ class Recorder:
     # The log
 
     async def run(self) -> None:
-        """Writes until it is cancelled."""
+        """Write batches until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._bounds.flush):
@@ -137,13 +135,13 @@ class Recorder:
             await self.flush()
 
     async def flush(self) -> None:
-        """What was recorded so far is in its file."""
+        """Write everything that was recorded so far."""
         async with self._write_lock:
             rows, self._rows = self._rows, []
             if rows:
                 heading = self._heading_at_start or self._heading(self._headers)
                 self._writing = asyncio.ensure_future(self._write(rows, heading))
-            if self._writing is not None:  # also one that a cancelled flush has begun
+            if self._writing is not None:  # also a write that a cancelled flush has begun
                 await asyncio.shield(self._writing)
 
     async def _write(self, rows: list[Row], heading: SegmentHeading) -> None:
@@ -160,6 +158,6 @@ class Recorder:
         self._telemetry.traffic.add("recorded", amount=requests)
 
     async def close(self) -> None:
-        """Writes what is held."""
+        """Write the buffer, then close the file."""
         await self.flush()
         self._segments.close()

@@ -1,4 +1,4 @@
-"""The files of a traffic log: written whole batch by whole batch, bounded in size and age, for their owner's eyes."""
+"""Writes the files of a traffic log: one write a batch, bounded in size and age, readable by their owner only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWNER_ONLY, OWNERS_FOLDER = 0o600, 0o700
 
 
 def key_in(folder: Path) -> bytes:
-    """That of the log's digests; made where there is none. Raises `OSError`."""
+    """Return the key of the log's digests; create it if there is none. Raise `OSError`."""
     path = folder / KEY_FILE
     try:
         kept = path.read_bytes()
@@ -35,18 +35,18 @@ def key_in(folder: Path) -> bytes:
 
 
 def prepare(folder: Path) -> None:
-    """Raises `OSError`."""
+    """Create the folder for its owner only. Raise `OSError`."""
     folder.mkdir(parents=True, exist_ok=True, mode=OWNERS_FOLDER)
     folder.chmod(OWNERS_FOLDER)
 
 
 def segments_in(folder: Path) -> list[Path]:
-    """Oldest first: their names are the milliseconds of their first request. Raises `OSError`."""
+    """Return the segments, oldest first. The name of a segment is the time in ms at which it began. Raise `OSError`."""
     return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and path.stem.replace("-", "").isdigit())
 
 
 class Segments:
-    """Appends batches. To be used from one thread at a time. `wall`: seconds since the epoch."""
+    """Appends batches. For use from one thread at a time. `wall`: seconds since the epoch."""
 
     def __init__(self, folder: Path, bounds: TrafficConfig, wall: Callable[[], float] = time.time) -> None:
         self._folder = folder
@@ -58,8 +58,8 @@ class Segments:
         self._outdated = False
 
     def append(self, heading: SegmentHeading, rows: Sequence[Row]) -> int:
-        """-> bytes written. `heading`: of the segment that is begun where the last one is full or old. One write a
-        batch: what a process that is killed has written is whole, but for the last batch. Raises `OSError`."""
+        """Append a batch and return its bytes. `heading`: for a new segment, which begins if the last one is full or
+        old. Each batch is one write, so that a killed process damages at most the last batch. Raise `OSError`."""
         if self.needs_segment():
             self._start_segment(heading)
         batch = encode_batch(rows)
@@ -72,11 +72,11 @@ class Segments:
             self._descriptor = None
 
     def mark_outdated(self) -> None:
-        """The next batch begins a segment: what rows stand on has changed."""
+        """Begin a segment with the next batch: the state that rows depend on has changed."""
         self._outdated = True
 
     def needs_segment(self) -> bool:
-        """Whether the next batch begins a segment."""
+        """Return whether the next batch begins a segment."""
         return (
             self._descriptor is None
             or self._outdated
@@ -99,13 +99,13 @@ class Segments:
     def _write(self, content: bytes) -> None:
         assert self._descriptor is not None
         written = os.write(self._descriptor, content)
-        if written < len(content):  # the disk is full: what is there of the frame is cut off by who reads it
+        if written < len(content):  # the disk is full: readers ignore the partial frame
             self.close()
             raise OSError(28, "No space left on device")
         self._size += written
 
     def _prune(self) -> None:
-        """Leaves room for the segment that is begun."""
+        """Delete old segments, to make room for the one that begins."""
         segments = segments_in(self._folder)
         sizes = {path: path.stat() for path in segments}
         total = sum(stat.st_size for stat in sizes.values()) + self._bounds.segment_size
