@@ -1,4 +1,4 @@
-"""A fleet and its cost as a table, and as one object."""
+"""Formats a fleet and its cost as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 110
 
 
 def as_json(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> dict[str, Any]:
-    """Counts, formulas, and what rests on assumptions; waits in milliseconds, rates a second."""
+    """Return the counts, the formulas and the assumed values. Waits are in milliseconds, rates per second."""
     return {
         "demand": {**asdict(fleet.demand), "peak_rps": fleet.demand.peak},
         "index": {"adapter": fleet.index, "because": fleet.index_reason},
@@ -55,7 +55,7 @@ def as_json(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> di
 
 
 def cost_lines(fleet: FleetPlan, prices: Prices) -> Iterator[tuple[str, str, float]]:
-    """(price, formula, a month)"""
+    """Yield (name of the price, formula, cost per month)."""
     for name, count, price in (
         ("core", fleet.cores, prices.core),
         ("memory_gb", fleet.memory_gb, prices.memory_gb),
