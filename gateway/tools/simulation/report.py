@@ -1,4 +1,4 @@
-"""A simulation as an operator reads it. Pure."""
+"""Formats a simulation as text for an operator. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shown = Callable[[float | None], str]
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """`report`: as `Simulation.as_json` has it."""
+    """Return the text of a report of `Simulation.as_json`."""
     traffic = report["traffic"]
     begun, ended = (time.strftime("%Y-%m-%d %H:%M", time.localtime(traffic[key])) for key in ("from", "to"))
     lines = [
@@ -96,7 +96,7 @@ def _outcome_text(what: Mapping[str, Any]) -> str:
 
 
 def _is_comparable(present: Mapping[str, Any], new: Mapping[str, Any], unknown: str) -> bool:
-    """Whether a figure is of the same requests on both sides, so that a difference says something."""
+    """Return whether a figure covers the same requests on both sides. Only then a difference has a meaning."""
     return not present[unknown] and not new[unknown]
 
 
