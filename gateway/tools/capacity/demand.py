@@ -67,11 +67,11 @@ class Demand:
             if not 0 <= value <= 1:
                 yield f"{name} is {value:g}, expected a share of 0 to 1 or 0% to 100%"
         if not 0.05 <= self.utilisation <= 0.95:
-            yield f"--utilisation is {self.utilisation:g}, expected 0.05 to 0.95: a full server's queue has no end"
+            yield f"--utilisation is {self.utilisation:g}, expected 0.05 to 0.95: the queue of a full server only grows"
         if self.hit_rate > 0 and self.entries < 1:
-            yield f"--hit-rate {self.hit_rate:g} of --entries {self.entries:g} cannot be: hits come from stored entries"
+            yield (f"--hit-rate {self.hit_rate:g} of --entries {self.entries:g} fails: hits come from stored entries")
         if self.entries >= 1 and self.inserts == 0 and self.hit_rate < 1:
-            yield f"--entries {self.entries:g} with --stored-share 0 cannot be: nothing would ever store them"
+            yield f"--entries {self.entries:g} with --stored-share 0 fails: nothing would ever store them"
 
     @property
     def peak(self) -> float:

@@ -200,20 +200,20 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
     if d.index == "faiss":
         if large:
             raise Impossible(
-                f"--index faiss holds {c.faiss_entries:g} entries in each gateway as far as it was measured, and "
-                f"--entries is {d.entries:g}: fewer entries, --index milvus, or a faiss_entries of your own in --costs"
+                f"--index faiss is measured up to {c.faiss_entries:g} entries in each gateway, and --entries is "
+                f"{d.entries:g}: use fewer entries or --index milvus, or set faiss_entries in --costs"
             )
         if share >= d.utilisation:
             raise Impossible(
                 f"--index faiss cannot follow {changes:,.0f} new entries a second at the peak: that takes {share:.0%} "
-                f"of a core in each gateway, and --utilisation leaves {d.utilisation:.0%}: --index milvus, or a "
+                f"of a core in each gateway, and --utilisation allows {d.utilisation:.0%}: use --index milvus or a "
                 "smaller --stored-share"
             )
-        return "faiss", "as asked"
+        return "faiss", "as requested"
     if d.index == "milvus":
-        return "milvus", "as asked"
+        return "milvus", "as requested"
     if large:
-        return "milvus", f"{d.entries:g} entries are more than the {c.faiss_entries:g} that FAISS was measured with"
+        return "milvus", f"{d.entries:g} entries, and FAISS is measured up to {c.faiss_entries:g}"
     if share > FOLLOWER_SHARE * d.utilisation:
         return (
             "milvus",
@@ -319,21 +319,21 @@ def _notes(d: Demand, c: Costs, index: str, changes: float, follows: int) -> Ite
     if inserts > 0 and d.entries >= 1:
         stays = duration(d.entries / inserts)
         yield (
-            f"{d.entries:g} entries and {inserts:,.0f} new ones a second: an entry stays {stays} on the mean; a hit "
-            "rate that needs longer takes more entries or a smaller --stored-share"
+            f"{d.entries:g} entries and {inserts:,.0f} new ones a second: an entry stays {stays} on average; if "
+            "the hit rate needs a longer time, plan more entries or a smaller --stored-share"
         )
     if changes > 0 and index == "faiss":
         yield (
-            f"the log of changes is one key, on one shard: {changes:,.0f} lines a second, read by {follows} gateways; "
-            f"store.max_changes {max(1000, 180 * changes):,.0f} lets one be away for three minutes"
+            f"the log of changes is one key on one shard: {changes:,.0f} lines a second, read by {follows} gateways; "
+            f"with store.max_changes {max(1000, 180 * changes):,.0f} a gateway may be down for three minutes"
         )
     if index == "milvus":
-        yield "what Milvus' client costs a gateway is not in it: nobody has measured that"
+        yield "the cost of the Milvus client in a gateway is not included, because it is not measured"
     if d.embedder == "triton" and d.embeddings > 0:
-        yield "what asking Triton for a vector costs an event loop is not in it: nobody has measured that"
+        yield "the cost of a call to Triton for the event loop is not included, because it is not measured"
     if d.own_models and d.hit_rate > 0:
         each = (1 - d.large_share) / c.light_per_gpu + d.large_share / c.large_per_gpu
-        yield f"hits spare {servers(d.peak * d.hit_rate * each, d.utilisation):,.0f} GPUs of models"
+        yield f"hits save {servers(d.peak * d.hit_rate * each, d.utilisation):,.0f} GPUs of models"
 
 
 def duration(seconds: float) -> str:

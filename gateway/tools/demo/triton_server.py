@@ -122,7 +122,7 @@ def require_free(ports: TritonPorts) -> None:
             except OSError as error:
                 raise TritonUnavailable(
                     f"port {port} (Triton {use}) is taken ({error.strerror}): "
-                    "stop what listens there or choose another port"
+                    "stop the process that listens there or choose another port"
                 ) from error
 
 

@@ -107,7 +107,7 @@ def parse_row(value: Mapping[str, Any]) -> TrainingRow | str | None:
 def split_data(
     data: Data, path: Path, held_out: Path | None, hold_out: float, seed: int
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Return the training rows and the held-out rows. The latter come from `held_out`, or from the data itself.
+    """Return the rows to train on and the rows held out. The latter come from `held_out`, or from the data itself.
 
     Raises `DataInvalid`.
     """
@@ -127,7 +127,7 @@ def split_data(
 
 
 def split(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Return the training rows and the held-out rows. The digest of a text decides, so each run splits alike."""
+    """Return the rows to train on and the rows held out. The digest of a text decides, so each run splits alike."""
     sides: tuple[list[TrainingRow], list[TrainingRow]] = ([], [])
     for row in rows:
         sides[hash_fraction(row.text, seed) < share].append(row)
@@ -180,8 +180,8 @@ def _first(value: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 def _odds_fault(odds: Any, label: str) -> str | None:
     if not isinstance(odds, dict) or not odds:
-        return "probabilities are expected as an object of labels with numbers"
+        return "probabilities is no object, expected labels with numbers"
     for each in odds.values():
         if isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each) or each < 0:
-            return "a probability is no number of 0 or more"
-    return None if label in odds else f"probabilities without one of the label {label[:50]!r}"
+            return "a probability is invalid, expected a number of 0 or more"
+    return None if label in odds else f"probabilities lack the label {label[:50]!r}"

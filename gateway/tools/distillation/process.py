@@ -42,11 +42,11 @@ def run_trainer(
     )  # fmt: skip
     if done.returncode < 0:
         raise FetchFailed(
-            f"the trainer was ended by signal {-done.returncode}: the same command goes on from its last epoch"
+            f"the trainer was ended by signal {-done.returncode}: the same command resumes after its last epoch"
         )
     if done.returncode:
         raise FetchFailed(
-            f"the student could not be trained: the trainer ended with {done.returncode}, and said why above"
+            f"the student could not be trained: the trainer ended with {done.returncode}; see its output above"
         )
     said: dict[str, Any] = json.loads((output.work / "trained.json").read_text())
     return said

@@ -113,25 +113,26 @@ def as_markdown(report: dict[str, Any], figures: Compared, policy: str) -> str:
     )
     return f"""# {report["name"]}, version {report["version"]}
 
-{report["rows"]} rows to learn from with {report["labels"]} labels, {report["held_out"]} held out: on
-{report["held_out"] - figures.over} of them the threshold was chosen, the figures are of the other {figures.over}.
+The student was trained on {report["rows"]} rows with {report["labels"]} labels.
+{report["held_out"]} rows were held out. The threshold was chosen on {report["held_out"] - figures.over} of them.
+The figures below use the other {figures.over}.
 {report["taught_by"]}
 
 | | share, 95 % interval |
 |---|---|
 | agrees with the teacher | {figures.agreement} |
-| right by the labels of the file | {figures.accuracy} |
+| matches the labels of the file | {figures.accuracy} |
 | is sure (confidence above {report["accept_above"]:.3f}) | {figures.answered} |
 | agrees where it is sure | {figures.agreement_answered} |
-| right where it is sure | {figures.accuracy_answered} |
-| the teacher is right | {figures.teacher_accuracy} |
+| matches the labels where it is sure | {figures.accuracy_answered} |
+| the teacher matches the labels | {figures.teacher_accuracy} |
 
 | model | {report["precision"]} | as fp32 | CPU time of one text, p50 |
 |---|---|---|---|
 {rows}
 
-Of the weights in training {report["zeros"]:.1%} are zero. Zeros make neither the file smaller nor the graph faster
-here: onnxruntime multiplies dense matrices.
+Zeros are {report["zeros"]:.1%} of the trained weights. They make neither the file smaller nor the graph faster, because
+onnxruntime multiplies dense matrices.
 
 ```yaml
 {policy.rstrip()}

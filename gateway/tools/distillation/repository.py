@@ -73,11 +73,11 @@ def _configure(entry: Path, source: str, **words: str) -> None:
 
 
 def snippet(name: str, share: int, *, unsure: bool) -> str:
-    """Return the snippets for config.yaml and a policy. `unsure` means that the model may answer that it does not know."""
+    """Return the snippets for config.yaml and a policy. `unsure`: the model may answer that it does not know."""
     backend = f"adapter: triton, url: grpc://127.0.0.1:8001, model: {name}"
     if not unsure:
         return _snippet(name, backend, share, "escalate_above: 0.5")
-    cascade = "cascade: {check: verifier, accept_above: 0}  # it says where it does not know: then `large` answers"
+    cascade = "cascade: {check: verifier, accept_above: 0}  # if it does not know, `large` answers"
     return _snippet(name, backend, share, "escalate_above: 0", cascade)
 
 
@@ -88,7 +88,7 @@ def _snippet(name: str, backend: str, share: int, *choice: str) -> str:
 backends:
   {name}: {{{backend}}}
 
-# policies: `current` is the light model so far, `large` the one that taught
+# policies: `current` is the present light model, `large` the teacher
 routes:
   - name: default
     match: {{}}

@@ -136,7 +136,7 @@ def _publish(
 def _evaluate(
     options: DistillOptions, built: dict[str, Path], held: Sequence[TrainingRow], labels: tuple[str, ...]
 ) -> tuple[float, Compared]:
-    """Return the threshold, from one half of the held-out rows, and the figures, from the other half.
+    """Return the threshold, from half of the rows held out, and the figures, from the other half.
 
     Both use the classifier that is served, not the model in training.
     """
@@ -167,8 +167,8 @@ def _teacher_text(options: DistillOptions, learnt: Sequence[TrainingRow]) -> str
             f"{options.precision}."
         )
     if options.large:
-        return f"The teacher is all-MiniLM with a linear head, which alone was trained, {options.precision}."
+        return f"The teacher is all-MiniLM with a linear head; only the head was trained, {options.precision}."
     told = sum(row.odds is not None for row in learnt)
     if told:
         return f"The teacher's probabilities came with {told} of the rows."
-    return "The labels are the teacher's answers, without probabilities: to agree and to be right are one thing here."
+    return "The labels are the teacher's answers, without probabilities, so agreement and accuracy are the same."

@@ -125,7 +125,10 @@ class Graph:
         return output
 
     def quantised(self, value: str, name: str, rows: int) -> tuple[tuple[str, str, str], NDArray[np.float32]]:
-        """Quantise the input of the product `name`. Return its uint8 value, scale and zero point, and factors for `rows`."""
+        """Quantise the input of the product `name`.
+
+        Return its uint8 value, scale and zero point, and the factors of the `rows` of the product.
+        """
         number, product = name.removeprefix("encoder.layer.").split(".", 1)
         layer, place = int(number), PRODUCTS.index(product)
         (low, high), far = RANGES[layer][place], FAR[layer][place]
@@ -265,7 +268,7 @@ def verify(source: Path, model: Path) -> dict[str, float | int]:
     found = (encode(model, source / "tokenizer.json", texts) * reference(source, texts)).sum(1)
     if found.mean() < MIN_MEAN_COSINE:
         said = f"mean cosine {found.mean():.4f}, expected at least {MIN_MEAN_COSINE}"
-        raise ValueError(f"the int8 graph strays from the reference ({said})")
+        raise ValueError(f"the int8 graph deviates from the reference ({said})")
     return {
         "texts": len(texts),
         "mean": round(float(found.mean()), 5),

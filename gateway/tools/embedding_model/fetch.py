@@ -76,7 +76,7 @@ def _verify(target: Path, progress: Progress) -> bool:
     try:
         if load_manifest(target).about.get("graph") == GRAPH:
             return True
-        progress(f"building the model again: the graph in {target} is of an older version, and slower")
+        progress(f"building the model again: the graph in {target} has an older version and is slower")
         return False
     except ModelMissing:
         return False
@@ -100,9 +100,9 @@ def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
     progress(f"cosine agreement with the original: {agreement['mean']:.4f} on average over {agreement['texts']} texts")
     if (digest := manifest["files"][MODEL_FILE]["sha256"]) != EXPECTED_MODEL_SHA256:
         progress(
-            f"warning: {MODEL_FILE} differs from the one that was measured (sha256 {digest}, "
+            f"warning: {MODEL_FILE} differs from the measured one (sha256 {digest}, "
             f"expected {EXPECTED_MODEL_SHA256}); it agrees with the original, but gateways that share a store "
-            "must all use one file"
+            "must all use the same file"
         )
     return built
 
@@ -129,7 +129,7 @@ def build_environment(path: Path, progress: Progress, *, make: bool = True) -> P
         return python_of(path)
     if not make:
         raise FetchFailed(f"there is no build environment at {path}, which has {TORCH} in it")
-    progress(f"making a build environment ({TORCH} and what exports it; 1.6 GB on disk)")
+    progress(f"making a build environment ({TORCH} and the export tools; 1.6 GB on disk)")
     try:
         python = make_environment(path)
         # Install torch first and alone: together with the rest, the resolver may choose a CUDA build.

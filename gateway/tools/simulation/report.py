@@ -77,9 +77,9 @@ def _routes(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _changes(changed: Mapping[str, Any], requests: int) -> Iterator[str]:
     if not changed["requests"]:
-        yield "No request would be answered otherwise."
+        yield "No request would get another outcome."
         return
-    yield f"{changed['requests']} requests ({changed['requests'] / requests:.1%}) would be answered otherwise, such as"
+    yield f"{changed['requests']} requests ({changed['requests'] / requests:.1%}) would get another outcome, such as"
     for each in changed["examples"]:
         asked = each["prompt"] if each["prompt"] is not None else f"question {each['question']}"
         at = time.strftime("%H:%M:%S", time.localtime(each["at"]))

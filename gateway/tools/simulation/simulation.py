@@ -159,21 +159,21 @@ def _has_error_target(plan: RoutePlan) -> bool:
 
 # One sentence for each part that a replay does not cover.
 NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
-    ("limits are not replayed: what they would refuse is counted as answered", lambda r: bool(r.limits)),
-    ("cascades are not replayed: the tier that the complexity asks for is counted", lambda r: bool(r.target.cascade)),
+    ("limits are not replayed: requests that they would refuse count as answered", lambda r: bool(r.limits)),
+    ("cascades are not replayed: the tier that the complexity selects is counted", lambda r: bool(r.target.cascade)),
     (
-        "parts of a tier's calls are drawn by the question here, by the conversation in the gateway",
+        "the split of a tier is drawn by question here, and by conversation in the gateway",
         lambda r: any(tier.parts for tier in r.target.tiers),
     ),
     (
-        "questions that would wait for one in flight in other words (coalesce: on) are counted as misses",
+        "questions that would share a similar call in flight (coalesce: on) count as misses",
         lambda r: r.semantic is not None and r.semantic.coalesce,
     ),
 )
 
 ALWAYS = (
-    "load at backends, retries, hedges, removals and evictions are not replayed; what was stored before the traffic "
-    "began is known as far as it was met"
+    "load at backends, retries, hedges, removals and evictions are not replayed; entries from before the traffic are "
+    "known only if a request met them"
 )
 
 
@@ -188,7 +188,7 @@ def build_notes(
     yield from _unknown_notes(replays)
     parts = sum(row.given.inputs for row in day.requests)
     if parts:
-        yield f"{parts} calls of several inputs are taken over as they were"
+        yield f"{parts} calls of several inputs keep their recorded outcome"
     yield ALWAYS
 
 
@@ -196,7 +196,7 @@ def _policy_notes(day: TrafficDay, present: Policy) -> Iterator[str]:
     others = Counter(row.policy for row in day.requests if row.policy != present.hash)
     if others:
         names = ", ".join(sorted(others))
-        yield f"{others.total()} requests came under other policies ({names}): what really happened mixes them"
+        yield f"{others.total()} requests came under other policies ({names}): the recorded figures mix them"
 
 
 def _name_notes(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _name_notes(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting
         unknown = sum(row.given.tenant not in setting.tenants for row in day.requests)
         if unknown:
             yield (
-                f"{unknown} requests are of tenants whose names are not known (auth.keys has them): "
+                f"{unknown} requests come from tenants without a known name in auth.keys: "
                 "no rule for a tenant matches them"
             )
     missing = {name for route in routes for name, _ in route.match.headers} - set(day.heading.headers)
@@ -220,13 +220,13 @@ def _unknown_notes(replays: Sequence[TrafficReplay]) -> Iterator[str]:
     for what, count in sorted(unknown.items()):
         kind, _, of = what.partition(" ")
         if kind == "latency":
-            yield f"no answer of {of} was recorded: {count} to it are left out of the latencies"
+            yield f"no answer of {of} was recorded: {count} calls to it are left out of the latencies"
         elif kind == "tokens":
-            yield f"the tokens of {count} answers are not known: {of} is counted without their cost"
+            yield f"the tokens of {count} answers of {of} are not known: their cost is not counted"
         elif kind == "complexity":
-            yield f"the complexity of {count} requests is not known: the backend that answered them is taken again"
+            yield f"the complexity of {count} requests is not known: they keep their recorded backend"
         else:
-            yield f"{count} answers were not inspected for the cache: they are counted as not stored"
+            yield f"{count} answers were not inspected for the cache: they count as not stored"
 
 
 EXAMPLES = 10

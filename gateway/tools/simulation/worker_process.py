@@ -127,7 +127,7 @@ def _require_same_embedder(job: SimulationJob, traffic: TrafficLog) -> None:
     if job.embedder is not None and job.embedder != recorded:
         raise TrafficUnreadable(
             f"the traffic of {job.wanted} was embedded by {recorded}, and the configuration has {job.embedder}: "
-            "what would be near with that nobody knows, expected traffic of the model in use"
+            "similarities of another model are not comparable, expected traffic of the model in use"
         )
 
 

@@ -48,9 +48,8 @@ def classify(
     quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a classifier, export its graphs, and return its report."""
-    with np.load(
-        job["vectors"], allow_pickle=False
-    ) as file:  # read first: the file may be replaced while a teacher is trained
+    # Read the vectors first: the file may be replaced during the training of a teacher.
+    with np.load(job["vectors"], allow_pickle=False) as file:
         vectors = torch.from_numpy(file["vectors"].astype(np.float32))[:, : job["width"]]
     tokenizer = Tokenizer.from_file(job["tokenizer"])
     tokenizer.no_padding()

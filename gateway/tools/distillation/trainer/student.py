@@ -9,7 +9,7 @@ from torch.nn import functional
 class Student(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     """A model from token numbers and mask, each (rows, length), to logits (rows, labels).
 
-    `vectors`, of shape (tokens, width), initialise the table.
+    `vectors` initialise the table; their shape is (tokens, width).
     """
 
     def __init__(self, vectors: torch.Tensor, hidden: int, labels: int) -> None:

@@ -38,7 +38,7 @@ def taught(
     if tuning.epochs:
         kept = folder / f"tuned-{_digest([made_of, job['tuning']])[:12]}"
         begun = _tuned(model, ids, labels, tuning, kept, quiet)
-        with shown("asking the teacher", len(ids), "texts", quiet=quiet) as tell:
+        with shown("running the teacher", len(ids), "texts", quiet=quiet) as tell:
             vectors = embedded(model, ids, kept, tell.more)
     with torch.no_grad():
         logits = model.head(vectors)
