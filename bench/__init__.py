@@ -1,1 +1,1 @@
-"""`make bench`: what a request costs, as ratios to a bare server measured in the same run."""
+"""Benchmarks of the gateway. `make bench` measures the cost of a request, as a ratio to a bare server in the same run."""

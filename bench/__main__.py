@@ -1,5 +1,8 @@
-"""Runs every path of the gateway and the bare servers in turn, several rounds, and prints the median ratios with their
-range, and which of the marks are met. With `--tree` gateways of other checkouts take turns with this one's."""
+"""Runs every path of the gateway and the bare servers in turn, for several rounds.
+
+It prints the median ratios with their range, and the marks that are met. With `--tree`, gateways of other checkouts
+take turns with this one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benches ask of a gateway, and its plainest configuration."""
+"""The questions that the benchmarks send to a gateway, and its plainest configuration."""
 
 from __future__ import annotations
 

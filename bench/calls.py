@@ -1,8 +1,8 @@
-"""How many functions of Python a request calls in a real gateway, by path: `python -m bench.calls [--by-module PATH]`.
+"""Counts the Python function calls of a request in a real gateway: `python -m bench.calls [--by-module PATH]`.
 
-Unlike times the figures are the same on any machine at any load, so that a test can hold them (tests/test_calls.py). A
-function counts as often as a request calls it, rounded, in that of `ROUNDS` where it is least: what other work calls
-meanwhile falls out.
+Unlike times, the counts are the same on any machine at any load, so tests/test_calls.py can check them. A function
+counts as often as a request calls it, rounded, in the round of `ROUNDS` with the fewest calls. That leaves out the calls
+of other work.
 """
 
 from __future__ import annotations

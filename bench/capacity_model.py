@@ -1,10 +1,11 @@
-"""How far the formulas of `nearhit capacity` are from a simulation, and both from gateways that run on one store.
+"""Compares the formulas of `nearhit capacity` with a simulation, and both with gateways that share one store.
 
-`make bench-capacity`. Poisson arrivals at several rates: a fifth exact hits, a fifth semantic ones, the rest misses.
-The unit costs are those of gateway/tools/capacity/costs.yaml. What a machine that others use does to them is part of
-the answer: "costs" says how much dearer the same work was in the run than in the file (less what an idle gateway does),
-"starved" for how long threads that were ready to work had no processor, in per cent of what they worked. Rows with more
-than 50 % have a star: their p95 says what the machine did, and nothing of the formulas.
+`make bench-capacity` runs it. Poisson arrivals come at several rates: a fifth are exact hits, a fifth semantic hits, and
+the rest misses. The unit costs come from gateway/tools/capacity/costs.yaml.
+
+Other load on the machine changes the results, so two columns show it. "costs" is the cost of the same work in the run,
+relative to the file, without the cost of an idle gateway. "starved" is the time that ready threads waited for a
+processor, in per cent of their work. Rows above 50 % have a star: their p95 shows the machine, not the formulas.
 """
 
 from __future__ import annotations

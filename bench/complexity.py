@@ -1,4 +1,4 @@
-"""What a score of complexity costs: `python -m bench.complexity`."""
+"""Measures the cost of a complexity score: `python -m bench.complexity`."""
 
 from __future__ import annotations
 

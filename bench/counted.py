@@ -1,7 +1,11 @@
-"""The gateway, counting the functions that its event loop calls between two signals: `python -m bench.counted
---counts=FILE serve ...`. SIGUSR1 begins, SIGUSR2 writes what was counted since, as JSON: [file, function, line,
-calls] each. Functions in C are not among them, nor is what runs in tasks that were there before, the gateway's
-work in the background, nor the watch of the event loop, which ticks the oftener the busier the machine is."""
+"""Runs the gateway and counts the function calls of its event loop between two signals.
+
+    python -m bench.counted --counts=FILE serve ...
+
+SIGUSR1 starts counting. SIGUSR2 writes the counts since then as JSON: [file, function, line, calls] each. C functions
+are not counted, nor are tasks that existed before, such as the gateway's background work. The watchdog of the event
+loop is left out too, because it ticks more often on a busy machine.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What becomes of a crowd that asks the same at once, on one gateway and on three that share a store, and what the
-lease costs who is alone.
+"""Measures a crowd that sends the same request at once, to one gateway and to three that share a store.
 
-`make bench-crowd`
+It also measures the cost of the lease for a single client. `make bench-crowd` runs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How soon the dashboard is usable with thirty days of history, in a real Chromium; and its pictures for docs/.
+"""Measures how soon the dashboard is usable with thirty days of history, in a real Chromium; takes its pictures for docs/.
 
-A real gateway with both caches and a light and a large scripted backend, whose store holds thirty days of made-up
-traffic of the shape that offices make: `python -m bench.dashboard [--pictures docs/images]`.
+A real gateway has both caches and a light and a large scripted backend. Its store has thirty days of made-up traffic
+with the shape of office hours: `python -m bench.dashboard [--pictures docs/images]`.
 """
 
 from __future__ import annotations

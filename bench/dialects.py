@@ -1,10 +1,10 @@
-"""What a request costs in each protocol, as a ratio to OpenAI's chat completions in the same run.
+"""Measures the cost of a request in each protocol, as a ratio to OpenAI's chat completions in the same run.
 
 `python -m bench.dialects [--requests N] [--rounds N]`
 
-One gateway before an endpoint that answers each path in its protocol, with constant bytes; exact caches alone. "Not
-seen before": with a header of its own, so that the front does not know the request and it is parsed. "Translated": a
-message of Anthropic's before a backend of OpenAI's, there and back.
+One gateway with exact caches only runs in front of an endpoint. The endpoint answers each path in its protocol, with
+constant bytes. "Not seen before" requests have a unique header, so that the front does not know them and parses them.
+"Translated" is an Anthropic message to an OpenAI backend, with both translations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From a large model's answers to a light one: the walk of docs/distill.md, with the commands that it names.
+"""Runs the walk of docs/distill.md, from the answers of a large model to a light model, with the commands on that page.
 
-`make distill-walk DATA=train.csv HELD_OUT=test.csv` after `make distill`, whose `intents-large` is the large model.
-It answers the texts of DATA behind a gateway with a cache; `nearhit cache export` and `nearhit distill` make
-`walked` of its answers, labels are never read; both are then asked what was held out, as in bench/distill.py.
+Run `make distill-walk DATA=train.csv HELD_OUT=test.csv` after `make distill`, whose `intents-large` is the large model.
+It answers the texts of DATA behind a gateway with a cache. `nearhit cache export` and `nearhit distill` make `walked`
+from its answers, without the labels. Then both models answer the texts of HELD_OUT, as in bench/distill.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a text costs in this process and on a Triton server, one and 32 callers at a time.
+"""Measures the cost of an embedding in this process and on a Triton server, with one and with 32 callers.
 
-`make bench-embedders`: a Triton of its own with the same weights on this machine's CPU (row by row, as int8 wants it).
-`--url grpc://HOST:8001 --model embedder` measures a server of yours, such as one with a GPU, instead.
-`--gateways 4`: what so many gateways, with 32 callers each, make of one server; its own is then in float32, batched.
+`make bench-embedders` starts its own Triton with the same weights on the CPU (row by row, as int8 needs). `--url
+grpc://HOST:8001 --model embedder` measures another server instead, such as one with a GPU. `--gateways 4` measures four
+gateways with 32 callers each on one server. Without `--url` that server then runs in float32, with batches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What evictions leave of the savings: Zipf replays within a budget of bytes, by policy. `python -m bench.eviction`
+"""Measures how much of the savings remains after evictions: Zipf replays within a budget of bytes, by policy.
 
-Each row: share of questions that hit / share of dollars saved. 20,000 answers of log-normal length, three in ten of a
-model that costs 25 times as much; 120,000 questions; with drift a tenth of the answers swap popularity 19 times.
+`python -m bench.eviction`. Each row has the share of questions that hit and the share of dollars saved. The replay has
+120,000 questions and 20,000 answers of log-normal length. Three answers in ten come from a model that costs 25 times as
+much. With drift, a tenth of the answers swap popularity 19 times.
 """
 
 from __future__ import annotations

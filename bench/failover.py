@@ -1,7 +1,7 @@
-"""What a failover of the store costs: primaries killed and cut off under load, behind sentinels and in a cluster. How
-long nothing is found, how long a request takes at most, what fails, and what was stored and is lost.
+"""Measures the cost of a failover of the store, behind sentinels and in a cluster.
 
-`make bench-failover`
+Primaries are killed and cut off under load. The figures are the time without hits, the longest request, the failures,
+and the stored entries that are lost. `make bench-failover` runs it.
 """
 
 from __future__ import annotations

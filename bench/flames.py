@@ -1,8 +1,8 @@
-"""Where the time goes, a flame graph a path: `python -m bench.flames --py-spy PROGRAM [--only ROW]`.
+"""Makes a flame graph for each path: `python -m bench.flames --py-spy PROGRAM [--only ROW]`.
 
-A real gateway is asked for one row of `make bench` after the other while py-spy samples its stacks, Python alone: time
-in C (the event loop, hashing, JSON, FAISS, onnxruntime) is its caller's. `make bench-flames` installs py-spy in an
-environment of its own.
+A real gateway answers one row of `make bench` after the other while py-spy samples its Python stacks. Time in C (the
+event loop, hashing, JSON, FAISS, onnxruntime) counts for the caller. `make bench-flames` installs py-spy in a separate
+environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gateways and other servers in processes of their own, each ended when its block ends."""
+"""Starts gateways and other servers as child processes. Each one ends when its block ends."""
 
 from __future__ import annotations
 

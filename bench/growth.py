@@ -1,8 +1,8 @@
-"""How the cost of a request grows: with its body, with connections, with stored entries, with routes of the policy.
+"""Measures how the cost of a request grows: with its body, connections, stored entries, and routes of the policy.
 
-`make bench-growth`: a real gateway (a few, for routes and entries) beside a bare aiohttp server and a bare proxy; CPU
-of the gateway's process, as a ratio to the bare server's at the same point in the same round, and p50. Writes JSON, and
-draws it where `--tools` has matplotlib.
+`make bench-growth` runs a real gateway (several for routes and entries), a bare aiohttp server and a bare proxy. It
+measures p50 and the CPU of the gateway's process, as a ratio to the bare server at the same point in the same round. It
+writes JSON, and draws it if `--tools` has matplotlib.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Draws what `bench.growth` measured: `python -m bench.growth_picture growth.json growth.svg`.
+"""Draws the results of `bench.growth`: `python -m bench.growth_picture growth.json growth.svg`.
 
-Needs matplotlib, and nothing of the gateway.
+It needs matplotlib, but nothing of the gateway.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What hedging makes of the tail, and what it costs: a real gateway before two endpoints on real sockets whose answers
-take a lognormal time, and now and then ten times as long. Requests come when they come (Poisson); each call's time is
-drawn anew, so that a stall is the call's and not the request's.
+"""Measures the effect of hedging on the tail, and its cost.
 
-`make bench-hedging`; `--sigma`, `--stalls`, `--stall` for other endpoints.
+A real gateway runs in front of two endpoints on real sockets. Their answers take a lognormal time, and sometimes ten
+times as long. Requests are Poisson arrivals. The time is drawn per call, so that a stall belongs to the call and not to
+the request.
+
+`make bench-hedging` runs it; `--sigma`, `--stalls` and `--stall` change the endpoints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`make bench-index`: the index at 10,000, 100,000 and 1,000,000 entries of one scope.
+"""Measures the index at 10,000, 100,000 and 1,000,000 entries of one scope: `make bench-index`.
 
-Each size is filled, searched and written to disk in a process of its own; then a real gateway starts on what was
-written, with a real store that holds as many records.
+A separate process fills, searches and saves the index of each size. Then a real gateway starts from the saved files,
+with a real store that has as many records.
 """
 
 from __future__ import annotations

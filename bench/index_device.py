@@ -1,7 +1,7 @@
-"""`python -m bench.index --device cuda SIZES`: one scope, searched on the CPU and on a GPU beside it.
+"""Compares searches in one scope on the CPU and on a GPU: `python -m bench.index --device cuda SIZES`.
 
-Both indexes take over the same lists, as a start takes them from the checkpoint; the one with a device then copies them
-there. Lists are trained on the GPU where there is one: that is the bench's part and not the gateway's.
+Both indexes take over the same lists, as a start takes them from the checkpoint. The one with a device then copies them
+there. The benchmark, not the gateway, trains the lists on the GPU if there is one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`python -m bench.index_few`: from how many entries of a scope on lists pay, and how many are to be looked through.
+"""Measures the scope size from which lists pay, and how many lists to probe: `python -m bench.index_few`.
 
-One thread. Recall is against looking at everything, of questions that have a neighbour as near as `FLOOR`.
+It uses one thread. Recall is relative to a full search, over questions with a neighbour of at least `FLOOR`.
 """
 
 from __future__ import annotations

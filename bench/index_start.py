@@ -1,4 +1,4 @@
-"""What a gateway leaves behind with so many entries, and how it starts on that."""
+"""Makes the files that a gateway with many entries leaves behind, and measures a start from them."""
 
 from __future__ import annotations
 

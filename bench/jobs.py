@@ -1,7 +1,8 @@
-"""What jobs cost: how many a second are accepted and answered, over an endpoint that answers at once, and how long one
-takes from its 202 to its answer on an idle gateway. The gateway is a process of its own with an embedded store.
+"""Measures the cost of jobs with an endpoint that answers at once.
 
-Throughput is read from the gateway's own counter: polling for each job would be the larger part of the load.
+The figures are jobs accepted and answered per second, and the time from a job's 202 to its answer on an idle gateway.
+The gateway is a separate process with an embedded store. The throughput comes from the gateway's counter, because
+polling for each job would be most of the load.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What API keys cost: CPU and latency of exact hits with credentials that are passed on, with a key of the
-configuration and with one of the store, with and without the front (`Cache-Control: max-age` goes by it); and how long
-a key that was revoked on one gateway is let in by another one on the same store, while it is in use.
+"""Measures the cost of API keys: CPU and latency of exact hits, and the delay of a revocation.
 
-`make bench-keys`. Real gateways, a process each. Rounds alternate between the settings.
+The hits use forwarded credentials, a key of the configuration, and a key of the store, with and without the front
+(`Cache-Control: max-age` bypasses it). The delay is the time for which another gateway on the same store still accepts
+a revoked key that is in use.
+
+`make bench-keys` runs real gateways, one process each. Rounds alternate between the settings.
 """
 
 from __future__ import annotations

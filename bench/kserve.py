@@ -1,9 +1,9 @@
-"""What `tritonclient` pays for the gateway: infer through it against a real Triton directly, over HTTP and gRPC.
+"""Measures the cost of the gateway for `tritonclient`: infer directly and through it, over HTTP and gRPC.
 
 `python -m bench.kserve [--requests N] [--rounds N]`
 
-The model is the identity, in Triton's python backend. One client, one call after the other; direct and through the
-gateway in turn. CPU is that of the gateway's process. HTTP goes on as HTTP, gRPC as gRPC.
+The model is the identity, in the python backend of a real Triton. One client makes one call after the other, directly
+and through the gateway in turn. CPU is that of the gateway's process. HTTP is forwarded as HTTP, and gRPC as gRPC.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What limits cost: exact hits and uncached misses on routes without, with, and with limits that count hits.
-`python -m bench.limits`
+"""Measures the cost of limits: exact hits and uncached misses on routes without limits, with them, and with `hits`.
 
-One gateway with its embedded store before a canned endpoint; the routes are told apart by the model. Each row: the
-median of the rounds, after one that warms up. `limits`: requests, tokens, concurrency and cost, per tenant.
+`python -m bench.limits`. One gateway with its embedded store runs in front of a canned endpoint; the model selects the
+route. Each row is the median of the rounds after a warm-up round. `limits` sets requests, tokens, concurrency and cost
+per tenant.
 """
 
 from __future__ import annotations

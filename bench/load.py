@@ -1,4 +1,4 @@
-"""A closed-loop load over keep-alive connections, and the CPU that a process spent on it."""
+"""Generates a closed-loop load over keep-alive connections, and measures the CPU time of a process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`make bench-milvus`: an index in Milvus Lite beside the one in process, at 10,000 and 100,000 entries of one scope.
+"""Compares an index in Milvus Lite with the one in the process: `make bench-milvus`.
 
-With `--url` the server of that address instead; its token is in MILVUS_TOKEN. Needs the extra `milvus-lite`.
+One scope has 10,000 and 100,000 entries. `--url` measures the server at that address instead, with the token in
+MILVUS_TOKEN. It needs the extra `milvus-lite`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What becomes of 3 and 10 times as many requests as a backend can bear: real processes and sockets, open-loop Poisson
-arrivals, a backend of few workers with a queue of its own and lognormal service times.
+"""Measures 3 and 10 times as many requests as a backend can serve, with real processes and sockets.
 
-`make bench-overload`; `--workers`, `--mean`, `--sigma`, `--seconds` for another backend, `--adaptive off` to compare.
+Arrivals are Poisson in an open loop. The backend has few workers, its own queue, and lognormal service times.
+
+`make bench-overload` runs it. `--workers`, `--mean`, `--sigma` and `--seconds` change the backend; `--adaptive off`
+compares without the adaptive limit.
 """
 
 from __future__ import annotations

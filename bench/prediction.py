@@ -1,4 +1,4 @@
-"""What a prediction costs, and what a learnt answer does: `python -m bench.prediction`."""
+"""Measures the cost of a latency prediction and of learning from an answer: `python -m bench.prediction`."""
 
 from __future__ import annotations
 

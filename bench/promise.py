@@ -1,8 +1,8 @@
-"""How often a latency budget is kept, and how much of the large model is used for it, against load: light alone, large
-alone, half of each at random, and nearhit. A real gateway before two endpoints on real sockets, each with workers, one
-queue, and service times that are drawn once for each request (lognormal); requests come when they come (Poisson).
+"""Measures how often a latency budget is kept against load, and how much of the large model that takes.
 
-`make bench-routing` runs it.
+It compares four modes: light alone, large alone, half of each at random, and nearhit. A real gateway runs in front of
+two endpoints on real sockets. Each has workers, one queue, and lognormal service times that are drawn once per request.
+Requests are Poisson arrivals. `make bench-routing` runs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benches ask and are answered: one request of each protocol, of like size."""
+"""The requests and answers of the benchmarks: one request per protocol, of similar size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors as questions have them, for the benches of the index."""
+"""Makes vectors with the distribution of real questions, for the benchmarks of the index."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Backends as queueing theory knows them: workers, one queue, lognormal service. What they would take is known exactly,
-to an oracle and to nobody else."""
+"""Models backends as queues with workers, one queue and lognormal service.
+
+Only an oracle knows the exact time that a request would take.
+"""
 
 from __future__ import annotations
 

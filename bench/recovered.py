@@ -1,5 +1,7 @@
-"""How much of the gap between a light and a large model's answers a score recovers, and where the gateway's own rules
-come out on it. Pure: outcomes and scores in, figures out."""
+"""Computes how much of the gap between the answers of a light and a large model a score recovers. Pure.
+
+It also places the gateway's rules on that curve. The inputs are outcomes and scores, the results are figures.
+"""
 
 from __future__ import annotations
 

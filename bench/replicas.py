@@ -1,6 +1,6 @@
-"""What several gateways on one store are worth, and how soon each knows what the others did: 1, 2 and 4 of them.
+"""Measures 1, 2 and 4 gateways on one store: their throughput, and how soon each one sees the changes of the others.
 
-`make bench-replicas`
+`make bench-replicas` runs it.
 """
 
 from __future__ import annotations

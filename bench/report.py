@@ -1,4 +1,4 @@
-"""What `make bench` prints of what it has measured."""
+"""Formats the output of `make bench`."""
 
 from __future__ import annotations
 

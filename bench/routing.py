@@ -1,11 +1,13 @@
-"""What routing is worth: how much of the gap between a light and a large model is recovered with how much of the large
-one, on recorded outcomes; and how many latency budgets are kept with how much of it, against load, over real sockets.
+"""Measures the value of routing in two parts.
 
-`make bench-routing`, or `make bench-routing EVAL=folder` with the first part; prints tables, and writes
-build/routing.json and build/routing.png. The second part takes six minutes and wants an idle machine: where requests
-were sent late because processors were short it is run again, and marked where that did not help.
+The first part uses recorded outcomes: the recovered gap between a light and a large model, against the share of large
+calls. The second part uses real sockets: the latency budgets that are kept, against load and the share of large calls.
 
-What does not run now is taken from the last run: `--only promise --modes "large alone"` measures one row again.
+`make bench-routing` runs the second part, `make bench-routing EVAL=folder` both. It prints tables, and writes
+build/routing.json and build/routing.png. The second part takes six minutes and needs an idle machine. It repeats a run
+whose requests were sent late because processors were busy, and marks the run if that did not help.
+
+Parts that do not run now come from the last run: `--only promise --modes "large alone"` measures one row again.
 """
 
 from __future__ import annotations

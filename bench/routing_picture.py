@@ -1,6 +1,6 @@
-"""Draws what `bench.routing` measured: `python -m bench.routing_picture routing.json routing.png`.
+"""Draws the results of `bench.routing`: `python -m bench.routing_picture routing.json routing.png`.
 
-Needs matplotlib, and nothing of the gateway.
+It needs matplotlib, but nothing of the gateway.
 """
 
 from __future__ import annotations

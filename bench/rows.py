@@ -1,4 +1,4 @@
-"""The rows of `make bench`: what is asked of which gateway, and the marks that it is held to."""
+"""The rows of `make bench`: the request and the gateway of each, and the marks to meet."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What semantic hits with the real embedder take: of one core, of two workers, and of exact hits beside them.
+"""Measures semantic hits with the real embedder: on one core, with two workers, and next to exact hits.
 
-`make bench-semantic`, on a machine with two cores that nobody else uses (two minutes); one of
-`--only one-core workers beside`.
+`make bench-semantic` needs a machine with two idle cores (two minutes). It takes one of `--only one-core workers
+beside`.
 
-one-core: the gateway, its store and all their threads on one core, the load on another; with a plain threshold, and
-with a promise, where the verifier judges each hit.
-workers: one worker on one core beside two workers that have a core each; the load has what they leave.
-beside: exact hits at a steady rate, alone and beside as many semantic hits as the gateway answers.
+one-core: the gateway, its store and all their threads share one core, and the load has the other. It runs with a fixed
+threshold, and with a promise, for which the verifier judges each hit.
+workers: one worker on one core is compared with two workers on a core each; the load uses the rest of the processor.
+beside: exact hits come at a steady rate, alone and together with as many semantic hits as the gateway answers.
 
-CPU is the scheduler's count, of the gateway's threads and its store's: a second over CPU a hit is what a core would
-answer that does nothing else, whatever the machine was busy with. What the load took of a core is printed beside it.
+CPU is the scheduler's count for the threads of the gateway and its store. One second divided by the CPU of a hit is the
+rate of a core without other work, at any load of the machine. The CPU of the load is printed too.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The servers that the gateway is compared with, and the endpoint behind it.
+"""The servers of the comparison, and the endpoint behind them.
 
 `python -m bench.servers KIND PORT [UPSTREAM]`
 
-fixed: aiohttp answering a constant body, the floor; where the request has "stream": true, a constant burst of
+fixed: aiohttp with a constant body, the lower bound of the cost. For "stream": true it sends a constant burst of
 `EVENTS` events.
-proxy: the plainest reverse proxy that aiohttp can be.
-upstream: an endpoint that answers a constant chat completion, as cheaply as a socket can: to the model "long" one of
-`EVENTS` events, and where the request has "stream": true these events, one every `EVENT_S` seconds.
-protocols: likewise, to each path in its protocol.
+proxy: the plainest reverse proxy with aiohttp.
+upstream: an endpoint with a constant chat completion, as cheap as a socket allows. The model "long" gets a completion of
+`EVENTS` events. For "stream": true it sends these events, one every `EVENT_S` seconds.
+protocols: the same for each path, in its protocol.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Texts embedded by two processes with an embedder each, and by two that ask one embedder on a unix socket, which has a
-thread or two; with CPU, of all of them a text: `python -m bench.shared_embedder`, half a minute on an idle machine.
+"""Compares an embedder in each of two processes with one embedder that both call on a unix socket.
 
-A prototype of the bench: the product has none (docs/decisions/0033). Frames are a length, a question's number, and text
-or vector.
+The shared embedder has one or two threads. The figures include the CPU per text, over all processes. `python -m
+bench.shared_embedder` takes half a minute on an idle machine.
+
+This is a prototype in the benchmark only; the product has no shared embedder (docs/decisions/0033). A frame is a length,
+the number of a question, and a text or vector.
 """
 
 from __future__ import annotations

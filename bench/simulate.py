@@ -1,8 +1,9 @@
-"""What `nearhit simulate` says against what then really happens, and how many requests it replays a second.
+"""Compares the forecast of `nearhit simulate` with real runs, and measures the requests that it replays per second.
 
-A day of questions (`training/wordings`, in a minute, with lifetimes to match) goes through a real gateway before two
-scripted endpoints and is recorded; the same day then really goes through it under each other policy, and what was
-forecast from the record is held against that. No forecast sees the run it is held against."""
+A day of questions (`training/wordings`, in a minute, with lifetimes to match) goes through a real gateway in front of two
+scripted endpoints, and is recorded. Then the same day really goes through the gateway under each other policy. The
+forecast from the record is compared with that run, which it has not seen.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What asking the store costs the gateway and the server, CPU in microseconds of a command: over the connection of our
-own and by redis-py, by size of the record, one after the other and 32 at once; and what compressing records would.
+"""Measures the cost of a store command, in CPU microseconds of the gateway and of the server.
 
-`python -m bench.store`. An embedded server, uvloop; medians of `ROUNDS` that take turns.
+It compares nearhit's connection with redis-py, by size of the record, one command at a time and 32 at once. It also
+measures compression of records.
+
+`python -m bench.store` uses an embedded server and uvloop. The figures are medians of `ROUNDS` that take turns.
 """
 
 from __future__ import annotations

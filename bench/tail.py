@@ -1,9 +1,8 @@
-"""The tail of latencies under a steady load, the stalls of the event loop meanwhile, and what becomes of the memory.
+"""Measures the tail of latencies under a steady load, the stalls of the event loop, and the growth of memory.
 
-`make bench-tail`: for each embedder a real gateway gets Poisson arrivals (open loop, seeded) for a minute, a mix of
-hits, misses and streams, so many a second that its busier half, the event loop or the other threads, computes for 70 %
-of the time, as found out by a closed loop of the same mix before. Latencies are from the sending of a request; how late
-the bench sent is told beside them.
+`make bench-tail`: a real gateway for each embedder gets Poisson arrivals (open loop, seeded) for a minute, a mix of
+hits, misses and streams. The rate loads its busier half (the event loop or the other threads) to 70 %, as a closed loop
+with the same mix has measured before. Latencies start when a request is sent. The delay of the sender is shown too.
 """
 
 from __future__ import annotations

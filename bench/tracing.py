@@ -1,7 +1,7 @@
-"""What traces cost: CPU and latency of exact hits and of misses, without traces and with more and more of them.
+"""Measures the cost of traces: CPU and latency of exact hits and of misses, at several sampling rates.
 
-`make bench-tracing`. Real gateways, one for each setting, before one endpoint; the receiver answers 200 to all that
-comes. CPU is that of the gateway's process, the exporter's thread included. Rounds alternate between the settings.
+`make bench-tracing` runs real gateways, one per setting, in front of one endpoint. The receiver answers 200 to all
+requests. CPU is that of the gateway's process, with the thread of the exporter. Rounds alternate between the settings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What `nearhit capacity` counts with: CPU of a gateway and of its store for each kind of request, for each event of a
-stream and for each change that another gateway made, and bytes of an entry.
+"""Measures the unit costs of `nearhit capacity`.
 
-`make bench-unit-costs`; the figures belong into gateway/tools/capacity/costs.yaml, with the date and the machine.
+They are the CPU of a gateway and of its store for each kind of request, each event of a stream, and each change of
+another gateway, and the bytes of an entry. `make bench-unit-costs` runs it. Copy the figures to
+gateway/tools/capacity/costs.yaml, with the date and the machine.
 """
 
 from __future__ import annotations

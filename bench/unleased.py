@@ -1,4 +1,4 @@
-"""The gateway without leases, for `bench.crowd` to compare with: `python -m bench.unleased serve`."""
+"""Runs the gateway without leases, for the comparison in `bench.crowd`: `python -m bench.unleased serve`."""
 
 from __future__ import annotations
 

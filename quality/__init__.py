@@ -1,2 +1,4 @@
-"""`make quality`: what the cache serves, how much of it is wrong, and whether promises are kept. Not a part of the
-gateway: it runs it."""
+"""Measures the cache with `make quality`: its hits, the share of wrong hits, and whether promises are kept.
+
+It is not a part of the gateway, but runs it.
+"""

@@ -1,4 +1,4 @@
-"""`make quality`: what the cache serves and how much of it is wrong. docs/quality.md says how to read it."""
+"""Measures the hits of the cache and the share of wrong hits: `make quality`. docs/quality.md explains the report."""
 
 # ruff: noqa: T201, S603 (a command prints; it starts commands of ours)
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The product's own scorer of complexity for the evaluation's `router_eval.py`, run from the repository's root.
+"""Adapts the gateway's complexity scorer to the evaluation's `router_eval.py`. Run it from the repository's root.
 
     EVAL=folder of the evaluation tools
     .venv/bin/python $EVAL/router_eval.py --predictor quality.complexity:score             # the shipped weights
     .venv-training/bin/python $EVAL/router_eval.py --trainer quality.complexity:fit        # subjects held out
 
-The shipped weights were fitted on the prompts of that file, so the first says nothing of prompts that they have not
-seen unless it is given other ones; the second does. NEARHIT_MODEL_DIR: where the embedding models lie, if elsewhere.
+The shipped weights were fitted on the prompts of that file, so the first command needs other prompts to measure unseen
+ones. The second command measures unseen prompts. NEARHIT_MODEL_DIR is the folder of the embedding models, if not the
+default.
 """
 
 from __future__ import annotations

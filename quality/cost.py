@@ -1,4 +1,4 @@
-"""What a judgement costs, in one thread: the verifier's opinions, the evidence, the second opinion."""
+"""Measures the cost of a judgement in one thread: the verifier's opinions, the evidence, and the second opinion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway's own decision about a semantic hit, without its stores."""
+"""Makes the gateway's decision about a semantic hit, without its stores."""
 
 from __future__ import annotations
 

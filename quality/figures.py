@@ -1,4 +1,4 @@
-"""Figures of runs: windows, shares, and the best that a fixed threshold could have done. Pure."""
+"""Computes the figures of runs: windows, shares, and the best result of a fixed threshold. Pure."""
 
 from __future__ import annotations
 

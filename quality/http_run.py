@@ -1,4 +1,4 @@
-"""A stream through the real gateway: `nearhit serve` as a child, with a promise as its policy, before a stub."""
+"""Sends a stream through the real gateway: `nearhit serve` as a child process, with a promise, in front of a stub."""
 
 # ruff: noqa: S603 (a command of ours)
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What counts as right: the stream's own labels, and what people said who read pairs again.
+"""Loads the correct labels: those of the stream, and those of people who read pairs again.
 
-`audited.jsonl` names a pair by the hex SHA-256 of its two questions, sorted, with a line end between them: the texts'
-licence does not allow to ship them. `python -m quality.labels PAIRS.tsv LABELS.tsv ...` makes it.
+`audited.jsonl` names a pair by the hex SHA-256 of its two questions, sorted, with a line end between them, because the
+licence of the texts does not allow to ship them. `python -m quality.labels PAIRS.tsv LABELS.tsv ...` writes it.
 """
 
 # ruff: noqa: T201 (a command prints)

@@ -1,4 +1,4 @@
-"""The replays of a report: promises kept online, the best fixed threshold, curves, and adaptation to a domain."""
+"""Runs the replays of a report: promises kept online, the best fixed threshold, curves, and adaptation to a domain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Draws what the report measured: `python -m quality.picture quality.json quality.svg`.
+"""Draws the results of the report: `python -m quality.picture quality.json quality.svg`.
 
-Needs matplotlib, and nothing of the gateway.
+It needs matplotlib, but nothing of the gateway.
 """
 
 from __future__ import annotations

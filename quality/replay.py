@@ -1,5 +1,8 @@
-"""A stream played through the decision that the gateway makes: the nearest stored questions by exact cosine, the
-verifier's opinions, the route's control with its evidence and its threshold, labels from misses and from audits."""
+"""Replays a stream through the decision of the gateway.
+
+It uses the nearest stored questions by exact cosine, the verifier's opinions, the route's control with its evidence and
+threshold, and labels from misses and audits.
+"""
 
 from __future__ import annotations
 

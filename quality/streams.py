@@ -1,5 +1,8 @@
-"""Streams of requests with the answer that each asks for: an evaluation folder's, own labelled pairs, the intents of
-banking77 and clinc150, or the wordings that the repository carries."""
+"""Loads streams of requests, each with its correct answer.
+
+A stream comes from an evaluation folder, labelled pairs of the user, the intents of banking77 and clinc150, or the
+wordings in the repository.
+"""
 
 # ruff: noqa: S311 (the draws are to be the same each time)
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An endpoint whose answers are equal for questions that ask the same, and a client that reads hits from them."""
+"""An endpoint with equal answers for equivalent questions, and a client that recognises hits by their answers."""
 
 from __future__ import annotations
 

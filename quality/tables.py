@@ -1,4 +1,4 @@
-"""The report's tables, in Markdown: to be pasted into a note."""
+"""Formats the report's tables in Markdown, ready to paste."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs that only look alike, or only look different, by what makes them hard: how many are served at a threshold."""
+"""Counts the hits at a threshold among hard pairs, which only look alike or only look different, by kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay needs of a stream, made once: vectors, who is near whom, and the verifier's opinions."""
+"""Prepares the inputs of a replay once per stream: vectors, neighbours, and the verifier's opinions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Makes the weights that `gateway.cache.verifiers` loads. Not shipped: only what it writes is."""
+"""Makes the weights that `gateway.cache.verifiers` loads. Only the weights are shipped, not this package."""

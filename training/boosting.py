@@ -1,4 +1,4 @@
-"""Fits boosted trees that may only lower their opinion where two questions differ more, and writes them as arrays."""
+"""Fits boosted trees that only lower their opinion if two questions differ more, and writes them as arrays."""
 
 # ruff: noqa: E501 (tables of arrays)
 from __future__ import annotations

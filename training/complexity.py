@@ -1,9 +1,12 @@
 """Trains the weights of complexity: `python -m training.complexity --outcomes JSONL.GZ --model DIR`.
 
-Only data that may ship: RouteLLM's outcomes of a light and a large model on MMLU subjects (Apache-2.0), and prompts
-of our own, graded by hand (prompts/graded.txt). Deterministic for one set of versions; it draws nothing. `--tables`
-prints besides what scores are worth on subjects that were held out (leave-domains-out: five groups of subjects, each
-judged by weights that saw none of them) and on subjects that were seen (in-domain: five random folds).
+It uses only data that may ship: RouteLLM's outcomes of a light and a large model on MMLU subjects (Apache-2.0), and
+prompts of this project, graded by hand (prompts/graded.txt). It draws no random numbers, so one set of versions gives
+the same weights.
+
+`--tables` also prints the value of the scores on subjects that were held out (leave-domains-out), and on seen ones
+(in-domain). The first has five groups of subjects, each judged by weights without them. The second has five random
+folds.
 """
 
 from __future__ import annotations

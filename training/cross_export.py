@@ -1,4 +1,4 @@
-"""Writes the cross-encoder as int8 ONNX, and beside it where it came from and what it measures on held-out groups."""
+"""Writes the cross-encoder as int8 ONNX, with a file of its origin and its results on held-out groups."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Measures the cross-encoder beside the others: `python -m training.cross_measure --eval DIR --model DIR`.
+"""Compares the cross-encoder with the other verifiers: `python -m training.cross_measure --eval DIR --model DIR`.
 
-The development pairs are a measuring stick only. A blend that ships is fitted on held-out wordings, or has one plain
-weight; the same blend fitted on the calibration split says what better data would give.
+The development pairs only measure. A blend that ships is fitted on held-out wordings, or has one fixed weight. The same
+blend fitted on the calibration split shows the effect of better data.
 """
 
 # ruff: noqa: S311, T201 (a seed makes it reproducible; a command prints)

@@ -1,4 +1,4 @@
-"""The cross-encoder as a torch module: some layers of the embedder over both questions at once, and one logit."""
+"""The cross-encoder as a torch module: some layers of the embedder over both questions together, and one logit."""
 
 from __future__ import annotations
 

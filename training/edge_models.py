@@ -1,11 +1,11 @@
-"""Makes the small model that the tests of `adapter: onnx` run: trained here, exported by Hugging Face Optimum.
+"""Makes the small model for the tests of `adapter: onnx`: trains it here, and exports it by Hugging Face Optimum.
 
     python -m venv .venv-edge && .venv-edge/bin/pip install -r training/requirements-edge.txt
     .venv-edge/bin/python -m training.edge_models --out tests/fixtures/onnx
 
-A classifier of one layer for training/edge_kinds.jsonl. Texts and weights are our own. A minute on two cores. Weights
-are stored as half floats and computed with as floats: half the size, and the same answers on every machine, which int8
-kernels do not promise.
+The model is a classifier of one layer for training/edge_kinds.jsonl. Texts and weights belong to this project. It takes
+a minute on two cores. Weights are stored as half floats, and computed with as floats. That halves the size, and gives
+the same answers on every machine, which int8 kernels do not guarantee.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Vectors of many texts, from the same graph that the gateway encodes with."""
+"""Computes the vectors of many texts with the graph of the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a score of complexity is worth on recorded outcomes: how much of the gap between two models it recovers."""
+"""Measures a complexity score on recorded outcomes: the share of the gap between two models that it recovers."""
 
 from __future__ import annotations
 

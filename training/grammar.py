@@ -1,8 +1,8 @@
-"""Pairs from a grammar: families of question frames, slots with fillers, several wordings of each frame.
+"""Generates pairs from a grammar: families of question frames, slots with fillers, several wordings of each frame.
 
-A positive is the same frame with the same fillers in another wording. A negative changes one thing: a filler (entity,
-number, unit, date), the aspect (another frame of the family), the direction (two slots of one type swapped), or adds a
-condition to one side.
+A positive pair has the same frame and fillers in another wording. A negative pair changes one thing: a filler (entity,
+number, unit, date), the aspect (another frame of the family), the direction (two slots of one type swapped), or an
+added condition.
 """
 
 from __future__ import annotations

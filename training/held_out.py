@@ -1,10 +1,10 @@
-"""Scores of complexity for recorded outcomes, for `make bench-routing`.
+"""Computes complexity scores of recorded outcomes, for `make bench-routing`.
 
-`python -m training.held_out --outcomes JSONL.GZ --model DIR --out JSON`. Needs scikit-learn, as all training does;
+`python -m training.held_out --outcomes JSONL.GZ --model DIR --out JSON` needs scikit-learn, as all training does, and
 three minutes.
 
-`held_out`: by weights that saw no prompt of the same group of subjects. `shipped`: by the gateway's own weights, which
-were fitted on RouteLLM's outcomes.
+`held_out` scores come from weights without any prompt of the same group of subjects. `shipped` scores come from the
+gateway's weights, which were fitted on RouteLLM's outcomes.
 """
 
 from __future__ import annotations

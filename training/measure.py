@@ -1,6 +1,6 @@
 """Measures verifiers on the development data: `python -m training.measure --eval DIR --model DIR [--traps FILE ...]`.
 
-The pairs are a measuring stick only: nothing is fitted to them, and no threshold chosen on them.
+The pairs only measure: nothing is fitted to them, and no threshold is chosen on them.
 """
 
 # ruff: noqa: T201 (a command prints)

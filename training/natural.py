@@ -1,4 +1,4 @@
-"""Pairs of real questions: banking77 (CC BY 4.0, PolyAI) and clinc150 (CC BY 3.0, Clinc), and perturbations of them."""
+"""Loads pairs of real questions, and makes perturbations: banking77 (CC BY 4.0, PolyAI), clinc150 (CC BY 3.0, Clinc)."""
 
 # ruff: noqa: E501, SIM905 (lists of names)
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small changes to a real question: some leave its meaning alone, some turn it into another question."""
+"""Makes small changes to a real question: some keep its meaning, others make it another question."""
 
 # ruff: noqa: ARG001, E501 (every change has one signature; lists of phrases)
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Where a route starts: `python -m training.prior --banking CSV --clinc JSON --model DIR`, after `training.verifier`.
+"""Measures the starting point of a route: `python -m training.prior --banking CSV --clinc JSON --model DIR`.
 
-Replays streams of data that may ship through each verifier, and writes into verifier.json what its scores were worth:
-by band of scores the share of best neighbours that were wrong, and how many a request met. Nothing is served, so that
-every request brings its label, as a miss does; scores are moved by what the labels so far say, as on a route. A request
-counts the same whichever stream it is of.
+Run it after `training.verifier`. It replays streams of data that may ship through each verifier. For each band of
+scores, it writes to verifier.json the share of best neighbours that were wrong, and the number of scores per request.
+
+The replay serves nothing, so every request brings its label, as a miss does. The labels so far shift the scores, as on
+a route. Each request has the same weight, in any stream.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Pairs from hand-written wordings: a line is one question asked in four ways, and four near-misses of it.
+"""Loads pairs from hand-written wordings: a line has one question asked in four ways, and four near-misses of it.
 
     {"topic": ..., "same": [four texts that ask for exactly the same answer], "other": [{"text": ..., "why": ...}, ...]}
 
-The only natural paraphrases that may ship. A line is a group: no pair of it is on both sides of a split.
+No other natural paraphrases may ship. A line is a group: all its pairs are on one side of a split.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The gateway beside others of its kind, and what each takes of a request, as a ratio to one bare server.
+"""Compares the gateway with other gateways: the cost of a request, as a ratio to one bare server.
 
-`make bench-peers` installs each peer in an environment of its own and runs this: each with one worker and what its
-documentation has for speed, before one scripted endpoint on loopback, by turns within each round. CPU is that of its
-process, all threads, and of its children. What is not installed is left out, and said.
+`make bench-peers` installs each peer in a separate environment and runs this. Each peer has one worker and the fast
+settings from its documentation. All use one scripted endpoint on loopback, and take turns within each round. CPU is
+that of all threads of the process and of its children. Peers that are not installed are left out, with a message.
 """
 
 from __future__ import annotations

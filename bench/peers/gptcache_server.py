@@ -1,7 +1,7 @@
-"""GPTCache behind the plainest aiohttp server: `gptcache_server.py PORT UPSTREAM`. Runs in GPTCache's environment,
-which has nothing of the gateway.
+"""Serves GPTCache through the plainest aiohttp server: `gptcache_server.py PORT UPSTREAM`.
 
-The cache is initialised as its documentation has it for exact matches: a map in memory, the request's text as key.
+It runs in GPTCache's environment, which has nothing of the gateway. The cache is initialised for exact matches as its
+documentation shows: a map in memory, with the text of the request as key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The peers that are compared: how each is started, asked, and what of it is measured."""
+"""The peers in the comparison: how each is started, called and measured."""
 
 from __future__ import annotations
 

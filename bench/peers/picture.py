@@ -1,4 +1,4 @@
-"""Draws what `bench.peers` measured, as bars: `python -m bench.peers.picture peers.json peers.svg`."""
+"""Draws the results of `bench.peers` as bars: `python -m bench.peers.picture peers.json peers.svg`."""
 
 from __future__ import annotations
 

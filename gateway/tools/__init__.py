@@ -1,1 +1,1 @@
-"""What does not run in a gateway: model build, distillation, demo, capacity plan, simulation."""
+"""Tools outside the serving path: model build, distillation, demo, capacity plan and simulation."""

@@ -176,7 +176,7 @@ def test_a_model_of_an_older_graph_is_built_again(model: Path) -> None:
     lines: list[str] = []
     with pytest.raises(FetchFailed):
         fetch(model.parent, lines.append)
-    assert lines[0] == f"building the model again: the graph in {model} is of an older version, and slower"
+    assert lines[0] == f"building the model again: the graph in {model} has an older version and is slower"
     assert load_manifest(model).model == MODEL
 
 

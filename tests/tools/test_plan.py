@@ -128,7 +128,7 @@ def test_text_and_object_say_the_same_sum() -> None:
         ({"stored_share": 0}, "nothing would ever store them"),
         ({"peak_to_mean": 0.5}, "--peak-to-mean is 0.5, expected 1 to 1000"),
         ({"utilisation": 1}, "--utilisation is 1, expected 0.05 to 0.95"),
-        ({"index": "faiss"}, "--index faiss holds 1e+06 entries in each gateway as far as it was measured"),
+        ({"index": "faiss"}, "--index faiss is measured up to 1e+06 entries in each gateway"),
         ({"index": "faiss", "entries": 1e5}, "--index faiss cannot follow 60,000 new entries a second"),
     ],
 )

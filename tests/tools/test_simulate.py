@@ -168,7 +168,7 @@ async def test_it_is_told_as_a_table_and_as_json(light: Upstream, large: Upstrea
     assert said["changed"]["examples"][0]["prompt"] is None
     assert (said["present"]["unknown_latency"], said["present"]["unknown_cost"]) == (0, 0)
     text = as_text(said)
-    for word in ("hit rate", "p95", "cost", "would be answered otherwise, such as", "Not known, or not replayed"):
+    for word in ("hit rate", "p95", "cost", "would get another outcome, such as", "Not known, or not replayed"):
         assert word in text
 
 

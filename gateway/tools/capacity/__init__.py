@@ -1,1 +1,1 @@
-"""What fleet some traffic takes, from measured unit costs. docs/scaling.md has the formulas."""
+"""Plans the fleet that some traffic needs, from measured unit costs. docs/scaling.md has the formulas."""

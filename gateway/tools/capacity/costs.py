@@ -1,4 +1,4 @@
-"""Unit costs and prices, from the files of this package and from the user's own, which go before these."""
+"""Loads unit costs and prices. Values in a file of the user replace those of this package."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NotNegative = Annotated[float, Field(ge=0, le=1e15)]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Each field is a name of costs.yaml, where its unit, meaning and source are. `_us`: microseconds of a core.
+    """The unit costs of a fleet. costs.yaml gives the unit, meaning and source of each field.
 
-    `assumed`: the names whose value nobody has measured.
+    `_us` means microseconds of one core. `assumed` has the names whose value is not measured.
     """
 
     exact_loop_us: float
@@ -60,9 +60,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of a month, in whatever currency: a core, a GB of memory, a GPU; and of a GB that goes out to clients.
+    """Prices a month of a core, a GB of memory and a GPU, and the price of a GB that is sent to clients.
 
-    `assumed`: the names that are still those of this package.
+    The currency is that of the prices file. `assumed` has the names whose price still comes from this package.
     """
 
     core: float
@@ -73,7 +73,7 @@ class Prices:
 
 
 class UnitCost(Section):
-    """`source`: the command that measured it, or where the assumption comes from."""
+    """A unit cost in costs.yaml. `source` is the command that measured it, or the source of the assumption."""
 
     value: Annotated[Positive, Field(examples=[120])]
     unit: str | None = None
@@ -106,7 +106,10 @@ def shipped_costs() -> CostsFile:
 
 
 def load_costs(path: Path | None) -> Costs:
-    """The shipped ones, under those of the file. Raises `ConfigInvalid` with every fault of it."""
+    """Return the unit costs of this package, with those of the file at `path` in their place.
+
+    Raises `ConfigInvalid` with every fault of the file.
+    """
     found = dict(shipped_costs().costs)
     if path is not None:
         given = read_file(path, "a file of unit costs such as costs: {miss_loop_us: {value: 900}}")
@@ -116,7 +119,10 @@ def load_costs(path: Path | None) -> Costs:
 
 
 def load_prices(path: Path | None) -> tuple[Prices, str]:
-    """-> (prices, currency). Likewise."""
+    """Return the prices and their currency, with those of the file at `path` in place of the shipped ones.
+
+    Raises `ConfigInvalid` with every fault of the file.
+    """
     shipped = _read(_shipped("prices.yaml"), "prices.yaml", PricesFile, "prices", PRICE_NAMES)
     found, own, currency = dict(shipped.prices), set[str](), shipped.currency
     if path is not None:

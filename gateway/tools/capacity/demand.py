@@ -1,4 +1,4 @@
-"""What is asked of a fleet, and what makes no sense of it."""
+"""The demand on a fleet, with the checks of its ranges."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ Index = Literal["auto", "faiss", "milvus"]
 
 
 class Impossible(Exception):
-    """There is no such fleet; one sentence says why and what would do."""
+    """No fleet can meet the demand. The message is one sentence: the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Rates are a second and of all gateways together; shares are in [0, 1]; sizes are bytes. Raises `Impossible`."""
+    """The load on all gateways together. Rates are per second, shares are in [0, 1], sizes are in bytes.
 
-    rps: float  # on the mean of a month
-    hit_rate: float  # of all requests
+    Raises `Impossible` if a value is out of range.
+    """
+
+    rps: float  # requests per second, mean over a month
+    hit_rate: float  # share of all requests
     entries: float  # stored at once
-    semantic_share: float = 0.5  # of the hits
-    stored_share: float = 1.0  # of the misses
-    stream_share: float = 0.5  # of the misses
-    stream_events: float = 100.0  # of one stream
-    large_share: float = 0.3  # of the misses
+    semantic_share: float = 0.5  # share of the hits
+    stored_share: float = 1.0  # share of the misses
+    stream_share: float = 0.5  # share of the misses
+    stream_events: float = 100.0  # events in one stream
+    large_share: float = 0.3  # share of the misses
     peak_to_mean: float = 2.0
-    utilisation: float = 0.6  # of any core, GPU or node, at the peak
-    spare: int = 1  # of everything that can fail
-    store_replicas: int = 1  # of each shard, beside its master
+    utilisation: float = 0.6  # target for each core, GPU and node, at the peak
+    spare: int = 1  # extra units of each part that can fail
+    store_replicas: int = 1  # replicas of each shard, besides its master
     request_bytes: float = 1000.0
     answer_bytes: float = 2000.0
     embedder: Embedder = "onnx"
     index: Index = "auto"
-    own_models: bool = True  # their GPUs are counted; else somebody else runs them
+    own_models: bool = True  # the plan counts their GPUs; False: a provider runs the models
 
     def __post_init__(self) -> None:
         for sentence in self._range_errors():
@@ -64,11 +67,11 @@ class Demand:
             if not 0 <= value <= 1:
                 yield f"{name} is {value:g}, expected a share of 0 to 1 or 0% to 100%"
         if not 0.05 <= self.utilisation <= 0.95:
-            yield f"--utilisation is {self.utilisation:g}, expected 0.05 to 0.95: a full server's queue has no end"
+            yield f"--utilisation is {self.utilisation:g}, expected 0.05 to 0.95: the queue of a full server only grows"
         if self.hit_rate > 0 and self.entries < 1:
-            yield f"--hit-rate {self.hit_rate:g} of --entries {self.entries:g} cannot be: hits come from stored entries"
+            yield (f"--hit-rate {self.hit_rate:g} of --entries {self.entries:g} fails: hits come from stored entries")
         if self.entries >= 1 and self.inserts == 0 and self.hit_rate < 1:
-            yield f"--entries {self.entries:g} with --stored-share 0 cannot be: nothing would ever store them"
+            yield f"--entries {self.entries:g} with --stored-share 0 fails: nothing would ever store them"
 
     @property
     def peak(self) -> float:
@@ -76,7 +79,7 @@ class Demand:
 
     @property
     def exact(self) -> float:
-        """Share of all requests."""
+        """The share of exact hits among all requests."""
         return self.hit_rate * (1 - self.semantic_share)
 
     @property
@@ -89,10 +92,10 @@ class Demand:
 
     @property
     def inserts(self) -> float:
-        """Entries that each request stores, on the mean."""
+        """The mean number of entries that a request stores."""
         return self.miss * self.stored_share
 
     @property
     def embeddings(self) -> float:
-        """Texts that each request has embedded, on the mean: whatever is no exact hit."""
+        """The mean number of texts that a request embeds: one for each request that is not an exact hit."""
         return self.semantic + self.miss

@@ -1,4 +1,4 @@
-"""From a demand and unit costs to a fleet. Pure; each part says its formula with the figures in it."""
+"""Computes a fleet from a demand and unit costs. Pure. Each part shows its formula with the figures in it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from gateway.tools.capacity.costs import Costs
 from gateway.tools.capacity.demand import Demand, Impossible
 
 
-# Waiting for one server with one queue: a gateway's event loop, or the thread of its embedding model.
+# The queueing model has one server with one queue: a gateway's event loop, or the thread of its embedding model.
 @dataclass(frozen=True, slots=True)
 class ServiceTime:
-    """What requests take of a server, on the mean of all: `mean_s`, and `square`, the mean of its square in s^2."""
+    """The service time of requests at one server: its mean in s, and `square`, the mean of its square in s^2."""
 
     mean_s: float
     square: float
 
     @classmethod
     def of(cls, kinds: Iterable[tuple[float, float]]) -> ServiceTime:
-        """Kinds of request as (share, seconds); each kind takes the same always. What is left of 1 takes nothing."""
+        """Return the service time of a mix of request kinds, each given as (share, seconds).
+
+        Each kind has a constant service time. If the shares sum to less than 1, the rest takes no time.
+        """
         known = list(kinds)
         return cls(sum(p * s for p, s in known), sum(p * s * s for p, s in known))
 
 
 def mean_wait_s(rate: float, service: ServiceTime, reserved_share: float = 0.0) -> float:
-    """Until the server begins, for Poisson arrivals: Pollaczek and Khinchine, rate E[S^2] / (2 (1 - utilisation)).
+    """Return the mean wait until service begins, for Poisson arrivals at `rate` per second.
 
-    `rate`: a second. `reserved_share`: the part of the server that other work has, in [0, 1). inf where it cannot keep
-    up.
+    The formula is that of Pollaczek and Khinchine: rate E[S^2] / (2 (1 - utilisation)). `reserved_share`, in [0, 1),
+    is the part of the server that other work takes. The wait is inf if the server cannot keep up.
     """
     left = 1.0 - reserved_share
     used = rate * service.mean_s / left if left > 0 else math.inf
@@ -39,8 +42,11 @@ def mean_wait_s(rate: float, service: ServiceTime, reserved_share: float = 0.0) 
 
 
 def wait_quantile_s(rate: float, service: ServiceTime, quantile: float, reserved_share: float = 0.0) -> float:
-    """What `quantile` of the requests wait at most, with an exponential tail: P(W > t) = u exp(-t u / E[W]), which is
-    exact for exponential service and errs by some per cent of a wait for others (held by bench/capacity_model.py)."""
+    """Return the `quantile` of the wait, for a tail that is exponential: P(W > t) = u exp(-t u / E[W]).
+
+    The tail is exact for exponential service. For other service times the error is a few per cent of the wait, as
+    bench/capacity_model.py checks.
+    """
     wait = mean_wait_s(rate, service, reserved_share)
     used = rate * service.mean_s / (1 - reserved_share) if reserved_share < 1 else math.inf
     if used <= 1 - quantile or wait == 0:
@@ -49,27 +55,25 @@ def wait_quantile_s(rate: float, service: ServiceTime, quantile: float, reserved
 
 
 def servers(work: float, utilisation: float) -> float:
-    """How many servers, not rounded, have `work` seconds a second to do at `utilisation` of each, in (0, 1)."""
+    """Return the number of servers, not rounded, for `work` seconds per second at `utilisation`, in (0, 1)."""
     return work / utilisation
 
 
 def whole(count: float) -> int:
-    """Rounded up, at least 1; a sum's last bit does not make one more."""
+    """Return `count` rounded up, at least 1. A rounding error of a sum does not add one."""
     return max(1, math.ceil(count - 1e-9))
 
 
 US, MB, GB = 1e-6, 1e6, 1e9
 
-FOLLOWER_SHARE = (
-    0.5  # of a core's utilisation: where following alone would take more, the index goes out of the process
-)
+FOLLOWER_SHARE = 0.5  # of the target utilisation of a core: if replication alone takes more, the plan uses Milvus
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPart:
-    """`count` machines or processes, spares included; cores and GB are of all of them together.
+    """`count` machines or processes, spares included. `cores` and `memory_gb` are totals.
 
-    `used`: names of costs that it rests on.
+    `used` has the names of the costs in its formula.
     """
 
     name: str
@@ -83,7 +87,7 @@ class PlanPart:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What it takes. Rates are a second, at the peak; waits are seconds, with the spare gateways away."""
+    """A fleet for a demand. Rates are per second at the peak. Waits are in seconds, without the spare gateways."""
 
     demand: Demand
     index: str  # faiss | milvus
@@ -99,7 +103,7 @@ class FleetPlan:
     notes: tuple[str, ...]
 
     def part(self, name: str) -> PlanPart:
-        """Raises `KeyError`."""
+        """Return the part with that name. Raises `KeyError`."""
         return {part.name: part for part in self.parts}[name]
 
     @property
@@ -117,8 +121,10 @@ class FleetPlan:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of gateways: what each request asks of an event loop and of the threads beside it, and the part of a core of each
-    that following the others takes, in every gateway alike."""
+    """The work of a gateway: the service times of its event loop and of its worker threads.
+
+    The two `_replication` fields are the share of a core that each gateway needs to follow the changes of the others.
+    """
 
     loop: ServiceTime
     threads: ServiceTime
@@ -130,7 +136,10 @@ SECONDS_A_MONTH = 730 * 3600
 
 
 def work_per_request(demand: Demand, costs: Costs, index: str) -> Work:
-    """Events of a stream are services of their own, between which others get the loop."""
+    """Return the work of a gateway for `demand`.
+
+    Each event of a stream is a service of the loop by itself, because other requests run between two events.
+    """
     d, c = demand, costs
     loop = [
         (d.exact, c.exact_loop_us * US),
@@ -153,7 +162,7 @@ def work_per_request(demand: Demand, costs: Costs, index: str) -> Work:
 
 
 def plan_fleet(demand: Demand, costs: Costs) -> FleetPlan:
-    """Raises `Impossible`."""
+    """Return the fleet for `demand`. Raises `Impossible`."""
     index, index_reason = _index(demand, costs)
     work = work_per_request(demand, costs, index)
     gateways = _gateways(demand, costs, index, work)
@@ -191,20 +200,20 @@ def _index(d: Demand, c: Costs) -> tuple[str, str]:
     if d.index == "faiss":
         if large:
             raise Impossible(
-                f"--index faiss holds {c.faiss_entries:g} entries in each gateway as far as it was measured, and "
-                f"--entries is {d.entries:g}: fewer entries, --index milvus, or a faiss_entries of your own in --costs"
+                f"--index faiss is measured up to {c.faiss_entries:g} entries in each gateway, and --entries is "
+                f"{d.entries:g}: use fewer entries or --index milvus, or set faiss_entries in --costs"
             )
         if share >= d.utilisation:
             raise Impossible(
                 f"--index faiss cannot follow {changes:,.0f} new entries a second at the peak: that takes {share:.0%} "
-                f"of a core in each gateway, and --utilisation leaves {d.utilisation:.0%}: --index milvus, or a "
+                f"of a core in each gateway, and --utilisation allows {d.utilisation:.0%}: use --index milvus or a "
                 "smaller --stored-share"
             )
-        return "faiss", "as asked"
+        return "faiss", "as requested"
     if d.index == "milvus":
-        return "milvus", "as asked"
+        return "milvus", "as requested"
     if large:
-        return "milvus", f"{d.entries:g} entries are more than the {c.faiss_entries:g} that FAISS was measured with"
+        return "milvus", f"{d.entries:g} entries, and FAISS is measured up to {c.faiss_entries:g}"
     if share > FOLLOWER_SHARE * d.utilisation:
         return (
             "milvus",
@@ -238,7 +247,7 @@ def _gateways(d: Demand, c: Costs, index: str, work: Work) -> PlanPart:
 
 
 def _with_spares(count: int, d: Demand) -> float:
-    """Spares have cores, too, though they need none."""
+    """Return the factor that adds the cores of the spares: they have cores although the load needs none of them."""
     return count / (count - d.spare)
 
 
@@ -269,7 +278,7 @@ def _store(d: Demand, c: Costs, follows: int) -> PlanPart:
 
 
 def answer_bytes(d: Demand, c: Costs) -> float:
-    """Of an answer on the mean, whole or streamed: stored, and on its way."""
+    """Return the mean size of an answer, complete or streamed, in the store and on the network."""
     return (1 - d.stream_share) * d.answer_bytes + d.stream_share * d.stream_events * c.event_store_bytes
 
 
@@ -310,21 +319,21 @@ def _notes(d: Demand, c: Costs, index: str, changes: float, follows: int) -> Ite
     if inserts > 0 and d.entries >= 1:
         stays = duration(d.entries / inserts)
         yield (
-            f"{d.entries:g} entries and {inserts:,.0f} new ones a second: an entry stays {stays} on the mean; a hit "
-            "rate that needs longer takes more entries or a smaller --stored-share"
+            f"{d.entries:g} entries and {inserts:,.0f} new ones a second: an entry stays {stays} on average; if "
+            "the hit rate needs a longer time, plan more entries or a smaller --stored-share"
         )
     if changes > 0 and index == "faiss":
         yield (
-            f"the log of changes is one key, on one shard: {changes:,.0f} lines a second, read by {follows} gateways; "
-            f"store.max_changes {max(1000, 180 * changes):,.0f} lets one be away for three minutes"
+            f"the log of changes is one key on one shard: {changes:,.0f} lines a second, read by {follows} gateways; "
+            f"with store.max_changes {max(1000, 180 * changes):,.0f} a gateway may be down for three minutes"
         )
     if index == "milvus":
-        yield "what Milvus' client costs a gateway is not in it: nobody has measured that"
+        yield "the cost of the Milvus client in a gateway is not included, because it is not measured"
     if d.embedder == "triton" and d.embeddings > 0:
-        yield "what asking Triton for a vector costs an event loop is not in it: nobody has measured that"
+        yield "the cost of a call to Triton for the event loop is not included, because it is not measured"
     if d.own_models and d.hit_rate > 0:
         each = (1 - d.large_share) / c.light_per_gpu + d.large_share / c.large_per_gpu
-        yield f"hits spare {servers(d.peak * d.hit_rate * each, d.utilisation):,.0f} GPUs of models"
+        yield f"hits save {servers(d.peak * d.hit_rate * each, d.utilisation):,.0f} GPUs of models"
 
 
 def duration(seconds: float) -> str:

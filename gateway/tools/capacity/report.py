@@ -1,4 +1,4 @@
-"""A fleet and its cost as a table, and as one object."""
+"""Formats a fleet and its cost as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 110
 
 
 def as_json(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> dict[str, Any]:
-    """Counts, formulas, and what rests on assumptions; waits in milliseconds, rates a second."""
+    """Return the counts, the formulas and the assumed values. Waits are in milliseconds, rates per second."""
     return {
         "demand": {**asdict(fleet.demand), "peak_rps": fleet.demand.peak},
         "index": {"adapter": fleet.index, "because": fleet.index_reason},
@@ -55,7 +55,7 @@ def as_json(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> di
 
 
 def cost_lines(fleet: FleetPlan, prices: Prices) -> Iterator[tuple[str, str, float]]:
-    """(price, formula, a month)"""
+    """Yield (name of the price, formula, cost per month)."""
     for name, count, price in (
         ("core", fleet.cores, prices.core),
         ("memory_gb", fleet.memory_gb, prices.memory_gb),
@@ -76,7 +76,7 @@ def as_text(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> st
 def _format_lines(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str) -> Iterator[str]:
     d = fleet.demand
     yield (
-        f"{d.rps:,.0f} requests a second on the mean, {d.peak:,.0f} at the peak: {d.exact:.0%} exact hits, "
+        f"{d.rps:,.0f} requests a second on average, {d.peak:,.0f} at the peak: {d.exact:.0%} exact hits, "
         f"{d.semantic:.0%} semantic hits, {d.miss:.0%} misses; {d.entries:g} entries"
     )
     yield f"index: {fleet.index} ({fleet.index_reason})"
@@ -87,15 +87,15 @@ def _format_lines(fleet: FleetPlan, costs: Costs, prices: Prices, currency: str)
         cores = f"{part.cores:,.1f}" if part.cores else ""
         memory = f"{part.memory_gb:,.1f}" if part.memory_gb else ""
         yield f"{part.name:<18}{part.count:>9,}{cores:>10}{memory:>12}{star}"
-    yield f"{'together':<18}{'':>9}{fleet.cores:>10,.1f}{fleet.memory_gb:>12,.1f}"
+    yield f"{'total':<18}{'':>9}{fleet.cores:>10,.1f}{fleet.memory_gb:>12,.1f}"
     yield ""
-    yield "how"
+    yield "formulas"
     for part in fleet.parts:
         yield from wrap(part.formula, WIDTH, initial_indent=f"  {part.name}: ", subsequent_indent="    ")
     yield ""
     yield (
-        f"95 % wait at most {1e3 * fleet.loop_wait_p95_s:.1f} ms for an event loop and "
-        f"{1e3 * fleet.threads_wait_p95_s:.1f} ms for its threads, at the peak, with {d.spare} gateway(s) away"
+        f"95 % of the requests wait at most {1e3 * fleet.loop_wait_p95_s:.1f} ms for an event loop and "
+        f"{1e3 * fleet.threads_wait_p95_s:.1f} ms for its threads, at the peak, with {d.spare} gateway(s) down"
     )
     yield (
         f"network at the peak: clients {_bits(fleet.client_bits)}, upstream {_bits(fleet.upstream_bits)}, "
@@ -118,9 +118,9 @@ def _assumptions(fleet: FleetPlan, costs: Costs, prices: Prices) -> Iterator[str
     if used:
         told = ", ".join(f"{name} {getattr(costs, name):g}" for name in used)
         yield ""
-        yield from wrap(f"* rests on what nobody measured: {told}. --costs FILE puts yours in place.", WIDTH)
+        yield from wrap(f"* uses assumed costs: {told}. --costs FILE replaces them.", WIDTH)
     if prices.assumed:
-        yield "Prices are assumptions, nobody's offer. --prices FILE puts yours in place."
+        yield "Prices are assumptions, not offers. --prices FILE replaces them."
 
 
 def _bits(rate: float) -> str:

@@ -1,1 +1,1 @@
-"""The demo: a real Triton with two models, and the gateway before it."""
+"""The demo: a real Triton server with two answering models, behind the gateway."""

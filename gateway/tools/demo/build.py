@@ -22,14 +22,14 @@ from gateway.tools.demo.triton_server import TritonPorts, TritonServer, require_
 
 MODELS = ("light", "large", "embedder")
 
-SHARED = ("encoders.py", "answering.py", "streaming.py")  # copied beside each model.py
+SHARED = ("encoders.py", "answering.py", "streaming.py")  # copied next to each model.py
 
 
 def build_repository(models: Path, doc_root: Path, target: Path, progress: Callable[[str], None]) -> Path:
-    """Makes the model repository at `target` unless it is there and up to date; returns `target`.
+    """Make the model repository at `target` unless it exists and is up to date. Return `target`.
 
-    `models` is the directory that holds the encoder, `doc_root` the one with README.md and docs/. Raises
-    `ModelsUnavailable` when there is no documentation, `ModelMissing` or `ModelCorrupt` for the encoder.
+    `models` is the directory with the encoder, `doc_root` the one with README.md and docs/. Raises `ModelsUnavailable`
+    if there is no documentation, and `ModelMissing` or `ModelCorrupt` for the encoder.
     """
     encoder = models / MODEL
     load_manifest(encoder)
@@ -63,7 +63,7 @@ def make_corpus(passages: Sequence[Passage], encoder: Encoder) -> Corpus:
 
 
 def _add(repository: Path, name: str, weights: dict[str, Path], corpus: Corpus | None) -> None:
-    """One model: its configuration, its code, links to its weights, and what it answers from."""
+    """Write one model: its configuration, its code, links to its weights, and its corpus."""
     version = repository / name / "1"
     version.mkdir(parents=True)
     source = resources.files("gateway.tools.demo.repository")
@@ -78,7 +78,10 @@ def _add(repository: Path, name: str, weights: dict[str, Path], corpus: Corpus |
 
 
 def _digest(passages: Sequence[Passage], static: Path, model: Path) -> str:
-    """Of all that decides what the repository holds: texts, code and (by the static vectors' name) weights."""
+    """Return the digest of all inputs of the repository.
+
+    The inputs are the texts, the code and the weights; the name of the static vectors stands for the weights.
+    """
     digest = hashlib.sha256(f"{static} {model} {passages}".encode())
     for entry in sorted(resources.files("gateway.tools.demo.repository").iterdir(), key=lambda entry: entry.name):
         if entry.is_file():
@@ -86,7 +89,6 @@ def _digest(passages: Sequence[Passage], static: Path, model: Path) -> str:
     return digest.hexdigest()
 
 
-# The demo's backends in one call: what is missing is built, and a real Triton serves it.
 async def start_demo_models(
     *,
     env: Path,
@@ -98,13 +100,14 @@ async def start_demo_models(
     metrics_port: int,
     progress: Callable[[str], None],
 ) -> TritonServer:
-    """Returns a running server with the models `light`, `large` and `embedder`; the caller stops it.
+    """Build the missing parts and start Triton with the models `light`, `large` and `embedder`.
 
-    `env` is where the Triton environment is or will be, `models` the directory that holds the embedding model.
-    Raises `DemoUnavailable`, `ModelMissing` or `ModelCorrupt`, one sentence each, and leaves nothing running.
+    The caller stops the server. `env` is the path of the Triton environment, which is made if it is missing. `models`
+    is the directory with the embedding model. Raises `DemoUnavailable`, `ModelMissing` or `ModelCorrupt`, each with
+    one sentence, and leaves nothing running.
     """
     ports = TritonPorts(grpc=grpc_port, http=http_port, metrics=metrics_port)
-    require_free(ports)  # before minutes of building
+    require_free(ports)  # checked first: building takes minutes
     environment = await asyncio.to_thread(ensure_triton, env, progress)
     repository = await asyncio.to_thread(build_repository, models, doc_root, run_dir / "models", progress)
     progress("starting Triton with the models light, large and embedder")

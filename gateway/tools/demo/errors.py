@@ -1,4 +1,4 @@
-"""Why the demo cannot run: each error is one sentence for the person at the terminal, cause and remedy."""
+"""Errors of the demo. Each message is one sentence for the person at the terminal: cause and remedy."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class TritonUnavailable(DemoUnavailable):
 
 
 class ModelsUnavailable(DemoUnavailable):
-    """What the models are built from is not there."""
+    """The documentation that the models are built from is missing."""

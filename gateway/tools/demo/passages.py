@@ -1,4 +1,4 @@
-"""Cuts Markdown documentation into titled passages, and passages into the units that answers are made of."""
+"""Splits Markdown documentation into titled passages, and passages into the units of an answer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Some 70 tokens; the encoder reads 256. Of the 30 questions in tests/tools/demo/questions.yaml the light model answered
-# 27 with 300, 23 with 450 and 24 with 600, the large one all 30: the longer a passage, the less its vector says.
+# About 70 tokens; the encoder reads 256. The vector of a longer passage is less specific. The light model answered 27
+# of the 30 questions in tests/tools/demo/questions.yaml with 300 characters, 23 with 450 and 24 with 600. The large
+# model answered all 30 each time.
 MAX_CHARACTERS = 300
 MIN_UNIT_CHARACTERS = 12  # shorter ones ("See also:") answer nothing
-EXCLUDED = frozenset({"CHANGELOG.md"})  # says what was, not what is
+EXCLUDED = frozenset({"CHANGELOG.md"})  # describes the past, not the present
 
 HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*$")
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -33,7 +34,7 @@ class Passage:
 
     @property
     def text(self) -> str:
-        """What is embedded: the headings say what the paragraph takes for granted."""
+        """The text to embed. It begins with the headings, because they give the context of the paragraph."""
         return f"{self.title}: {' '.join(self.units)}"
 
 
@@ -45,7 +46,7 @@ class _Block:
 
 
 def read_passages(doc_root: Path) -> list[Passage]:
-    """The passages of README.md, ARCHITECTURE.md and docs/**/*.md under `doc_root`, in a stable order."""
+    """Return the passages of README.md, ARCHITECTURE.md and docs/**/*.md under `doc_root`, in a stable order."""
     found = []
     for file in documentation_files(doc_root):
         found += split_passages(file.read_text(encoding="utf-8"), file.relative_to(doc_root).as_posix())
@@ -59,7 +60,7 @@ def documentation_files(doc_root: Path) -> list[Path]:
 
 
 def split_passages(markdown: str, source: str) -> list[Passage]:
-    """The passages of one document; neighbours of one section are joined up to `MAX_CHARACTERS`."""
+    """Return the passages of one document. Adjacent passages of one section are joined up to `MAX_CHARACTERS`."""
     passages: list[Passage] = []
     for block in _blocks(markdown.splitlines()):
         for units in _merge_units(_units(block)):
@@ -72,7 +73,7 @@ def split_passages(markdown: str, source: str) -> list[Passage]:
 
 
 def _blocks(lines: list[str]) -> Iterator[_Block]:
-    """Splits at headings, blank lines and fences; a list stays one block however its items are spaced."""
+    """Yield the blocks between headings, blank lines and fences. Blank lines between its items do not split a list."""
     path: list[tuple[int, str]] = []
     block = _Block("", "paragraph")
     fence: str | None = None
@@ -125,7 +126,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _merge_units(units: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Groups of at most `MAX_CHARACTERS`; a unit that is longer by itself is cut."""
+    """Yield groups of at most `MAX_CHARACTERS`. A unit that is longer than that is cut."""
     group: tuple[str, ...] = ()
     for unit in (unit[:MAX_CHARACTERS] for unit in units):
         if group and _length(group) + len(unit) > MAX_CHARACTERS:
@@ -141,5 +142,5 @@ def _length(units: tuple[str, ...]) -> int:
 
 
 def plain_text(text: str) -> str:
-    """Without links, bold marks and surplus blanks; backquotes stay, they say what is literal."""
+    """Return the text without links, bold marks and surplus blanks. Backquotes stay, because they mark literal text."""
     return " ".join(EMPHASIS.sub(r"\2", LINK.sub(r"\1", text)).split())

@@ -1,9 +1,9 @@
-"""Static token vectors distilled from the sentence encoder: the light model's whole knowledge of language.
+"""Distils static token vectors from the sentence encoder. The light model understands language by them alone.
 
-Every token of the vocabulary goes through the encoder once, alone. The vectors are reduced by PCA and weighted by
-smooth inverse frequency, so that the weighted sum of a text's tokens stands for the text. The weighting is that of
-Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (ICLR 2017); distilling from a
-sentence encoder's vocabulary, without any text, is the idea of model2vec (Tulkens and van Dongen, 2024).
+The encoder embeds every token of the vocabulary once, alone. PCA reduces the vectors, and smooth inverse
+frequency weights them: the weighted sum of the tokens of a text represents the text. The weighting comes from
+Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (ICLR 2017). The distillation from
+the vocabulary of an encoder, without any text, comes from model2vec (Tulkens and van Dongen, 2024).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tokenizers import Tokenizer
 from gateway.tools.demo.repository.encoders import MiniLm
 
 DIMENSION = 256
-# a of a / (a + p). Arora et al. advise 1e-3 to 1e-4: of the 30 questions in tests/tools/demo/questions.yaml the light
-# model answered 25 with 1e-2, 27 with 1e-3, 26 with 3e-4 and 25 with 1e-4.
+# The a in a / (a + p). Arora et al. advise 1e-3 to 1e-4. The light model answered 25 of the 30 questions in
+# tests/tools/demo/questions.yaml with 1e-2, 27 with 1e-3, 26 with 3e-4 and 25 with 1e-4.
 SMOOTHING = 1e-3
-FIRST_WORD = "the"  # BERT's vocabulary lists whole words from here on, the most frequent first
-BATCH = 256  # three tokens each: some 2 MB of activations a layer
+FIRST_WORD = "the"  # from here on, BERT's vocabulary lists whole words, the most frequent first
+BATCH = 256  # texts of three tokens each: about 2 MB of activations per layer
 
 
 def ensure_static_vectors(
     model: Path, tokenizer: Path, directory: Path, progress: Callable[[str], None], threads: int = 2
 ) -> Path:
-    """The file with the vectors distilled from `model`, made in `directory` unless it is there.
+    """Return the file with the vectors distilled from `model`. Make it in `directory` if it is missing.
 
-    The file holds `vectors`, float16 of shape (vocabulary, 256), weights included. Its name carries the digest of
-    all that it is made from.
+    The file contains `vectors`, float16 of shape (vocabulary, 256), already weighted. Its name contains the digest of
+    all its inputs.
     """
     made_from = hashlib.sha256(f"{DIMENSION} {SMOOTHING}".encode())
     for part in (model, tokenizer, Path(__file__)):
@@ -45,10 +45,10 @@ def ensure_static_vectors(
         progress("distilling the light model's token vectors from the encoder (some 10 s, once)")
         vectors = distil_vectors(MiniLm(model, tokenizer, threads))
         directory.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=directory) as own:  # others may be making it, too
+        with TemporaryDirectory(dir=directory) as own:  # another process may make the file at the same time
             partial = Path(own) / target.name
             np.savez(partial, vectors=vectors)
-            partial.replace(target)  # at once: whoever finds the file finds all of it
+            partial.replace(target)  # atomic: a reader never sees a partial file
         for outdated in set(directory.glob("static-*.npz")) - {target}:
             outdated.unlink(missing_ok=True)
         progress(f"distilled {len(vectors)} token vectors in {time.monotonic() - started:.0f} s")
@@ -56,7 +56,7 @@ def ensure_static_vectors(
 
 
 def distil_vectors(encoder: MiniLm) -> NDArray[np.float16]:
-    """The vectors of the encoder's vocabulary, shape (vocabulary, 256); tokens that no text holds are zero."""
+    """Return the vectors of the encoder's vocabulary, shape (vocabulary, 256). Tokens with "[" first get zeros."""
     vocabulary = encoder.tokenizer.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     used = np.array([vocabulary[token] for token in tokens if not token.startswith("[")])
@@ -67,26 +67,26 @@ def distil_vectors(encoder: MiniLm) -> NDArray[np.float16]:
 
 
 def _token_vectors(encoder: MiniLm, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Each token as a text of its own, between the special tokens; shape (tokens, 384)."""
+    """Embed each token as a text by itself, between the special tokens. Return shape (tokens, 384)."""
     before, after = encoder.tokenizer.encode("").ids
     batches = (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
     return np.concatenate([encoder.encode_ids([(before, int(i), after) for i in batch]) for batch in batches])
 
 
 def reduce_dimensions(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The first `DIMENSION` principal components. Centring also removes what all tokens have in common."""
+    """Return the first `DIMENSION` principal components. Centring also removes the part common to all tokens."""
     centred = vectors - vectors.mean(axis=0)
-    _, axes = np.linalg.eigh(np.cov(centred, rowvar=False))  # ascending
+    _, axes = np.linalg.eigh(np.cov(centred, rowvar=False))  # in ascending order
     components: NDArray[np.float32] = centred @ axes[:, : -DIMENSION - 1 : -1]
     return components
 
 
 def weights(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Smooth inverse frequency a / (a + p) of each token, shape (tokens,).
+    """Return the smooth inverse frequency a / (a + p) of each token, shape (tokens,).
 
-    p comes from the rank in the vocabulary by Zipf's law, not from counts in the documentation: that is too small
-    to say how rare the words of a question are. What stands before the first word is punctuation, letters and
-    digits; it counts as one of the most frequent words.
+    Zipf's law gives p from the rank in the vocabulary. The documentation is too small for counts: they would not show
+    how rare the words of a question are. Tokens before the first word are punctuation, letters and digits. They
+    count as one of the most frequent words.
     """
     rank = np.maximum(ids - (tokenizer.token_to_id(FIRST_WORD) or 0), 0) + 1.0
     harmonic = np.log(rank.max()) + np.euler_gamma

@@ -1,6 +1,6 @@
-"""Where the demo's Triton server lives: a virtual environment of its own, made once, reused at once.
+"""Makes the virtual environment of the demo's Triton server once, and reuses it afterwards.
 
-Its own because the server's python backend needs numpy 1 where the gateway needs numpy 2.
+The server has a separate environment because its python backend needs numpy 1, and the gateway needs numpy 2.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gateway.tools.demo.errors import TritonUnavailable
 Progress = Callable[[str], None]
 
 MIN_GLIBC = (2, 35)  # the wheel's platform tag: manylinux_2_35
-PYTHONS = ((3, 11), (3, 12))  # those that both numpy 1.26 and the server's python backend exist for
-INSTALL_TIMEOUT_S = 900  # 100 MB of wheels over a slow line
+PYTHONS = ((3, 11), (3, 12))  # versions for which both numpy 1.26 and the server's python backend exist
+INSTALL_TIMEOUT_S = 900  # 100 MB of wheels over a slow connection
 APT_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
 class TritonEnvironment:
-    """A usable installation: `root` is the environment, `libpython` the library that the backend stub loads."""
+    """A working installation. `root` is the environment, `libpython` the library that the backend stub loads."""
 
     root: Path
     libpython: Path
@@ -43,7 +43,7 @@ class TritonEnvironment:
 
     @property
     def libraries(self) -> Path:
-        """The shared libraries that the wheel brings for the server."""
+        """The directory with the shared libraries of the wheel."""
         return _site_packages(self.root) / "nvidia_pytriton.libs"
 
     @property
@@ -57,9 +57,9 @@ def default_environment() -> Path:
 
 
 def ensure_triton(root: Path, progress: Progress) -> TritonEnvironment:
-    """Makes the environment at `root` unless it is there, and says what it does through `progress`.
+    """Make the environment at `root` unless it exists, and report each step to `progress`.
 
-    Blocks: about 10 s plus the download of 100 MB the first time, a millisecond after that. Raises
+    The call blocks for about 10 s plus the download of 100 MB the first time, and for a millisecond after that. Raises
     `TritonUnavailable`.
     """
     check_platform()
@@ -77,7 +77,7 @@ def ensure_triton(root: Path, progress: Progress) -> TritonEnvironment:
 
 
 def check_platform() -> None:
-    """Raises `TritonUnavailable` where no wheel of the server exists for this machine."""
+    """Raise `TritonUnavailable` if no wheel of the server exists for this machine."""
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         raise TritonUnavailable(f"the demo's Triton server exists for Linux x86_64 only, not {system} {machine}")
@@ -91,10 +91,10 @@ def check_platform() -> None:
 
 
 def ensure_libpython(root: Path, progress: Progress) -> Path:
-    """The path of libpython3.x.so.1.0, which the backend stub is linked with. Without it the server hangs.
+    """Return the path of libpython3.x.so.1.0. The backend stub links to it; without it the server hangs.
 
-    Looked for where the interpreter and Debian put it, else taken out of Debian's package into `root`, without
-    touching the system. Raises `TritonUnavailable`.
+    The search covers the directories of the interpreter and of Debian. If the library is not there, it is extracted
+    from Debian's package into `root`; the system stays unchanged. Raises `TritonUnavailable`.
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     name = f"libpython{version}.so.1.0"
@@ -112,7 +112,7 @@ def ensure_libpython(root: Path, progress: Progress) -> Path:
 
 
 def _find_library(name: str, root: Path) -> Path | None:
-    """The interpreter's own comes first: it fits the standard library that the stub will load."""
+    """Find the library. The one of the interpreter comes first: it matches the standard library that the stub loads."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
     directories = [
         Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib"),
@@ -125,13 +125,13 @@ def _find_library(name: str, root: Path) -> Path | None:
 
 
 def _extract_debian_package(package: str, target: Path) -> None:
-    """Downloads and unpacks a package; leaves `target` without its files when that is not possible here."""
+    """Download a package and unpack it into `target`. On failure, `target` stays without its files."""
     apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg-deb")
     if apt is None or dpkg is None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            subprocess.run(  # noqa: S603 - fixed words
+            subprocess.run(  # noqa: S603 - fixed arguments
                 [apt, "download", package], cwd=scratch, check=True, capture_output=True, timeout=APT_TIMEOUT_S
             )
             for archive in Path(scratch).glob("*.deb"):
@@ -139,11 +139,11 @@ def _extract_debian_package(package: str, target: Path) -> None:
                     [dpkg, "-x", str(archive), str(target)], check=True, capture_output=True, timeout=APT_TIMEOUT_S
                 )
         except (subprocess.SubprocessError, OSError):
-            return  # no network, no package lists: the caller sees that the file is not there
+            return  # no network or no package lists; the caller notices that the file is missing
 
 
 def _install(root: Path, lock: bytes) -> None:
-    """Our own pip fills an environment that has none: Debian's python3 comes without ensurepip."""
+    """Fill the environment with the pip of this interpreter, because Debian's python3 has no ensurepip."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(root)])
     with tempfile.NamedTemporaryFile(suffix=".txt") as requirements:
         requirements.write(lock)
@@ -155,7 +155,7 @@ def _install(root: Path, lock: bytes) -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(  # noqa: S603 - our own words and paths
+        done = subprocess.run(  # noqa: S603 - the command is built here
             command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
         )
     except (subprocess.TimeoutExpired, OSError) as error:
@@ -172,11 +172,11 @@ def _site_packages(root: Path) -> Path:
 
 @contextmanager
 def _exclusive_lock(root: Path) -> Iterator[None]:
-    """One process at a time: a demo and a test run may both find the environment missing."""
+    """Let one process at a time build: a demo and a test run may both find the environment missing."""
     root.parent.mkdir(parents=True, exist_ok=True)
     directory = os.open(root.parent, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(directory)  # which also unlocks it
+        os.close(directory)  # closing also unlocks

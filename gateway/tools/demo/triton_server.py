@@ -1,4 +1,4 @@
-"""A real Triton server as a child process: ports checked, backend directory laid out, nothing left behind."""
+"""Runs a real Triton server as a child process: checks ports, lays out the backend directory, and cleans up."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gateway.tools.demo.errors import TritonUnavailable
 from gateway.tools.demo.triton_environment import TritonEnvironment
 
 HOST = "127.0.0.1"
-READY_TIMEOUT_S = 60.0  # 2.5 s with three models on an idle machine; loaded machines were 10 times slower
-STOP_GRACE_S = 8.0  # Triton lets running requests end for EXIT_TIMEOUT_S first
+READY_TIMEOUT_S = 60.0  # measured: 2.5 s with three models on an idle machine, ten times as long on a busy one
+STOP_GRACE_S = 8.0  # longer than EXIT_TIMEOUT_S, in which Triton finishes running requests
 EXIT_TIMEOUT_S = 3
 STUB_TIMEOUT_S = 60
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the python backend puts its regions
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the python backend puts its regions there
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class TritonPorts:
 
 
 class TritonServer:
-    """A running server. Build one with `TritonServer.start`, end it with `stop`.
+    """A running server. `TritonServer.start` starts one, `stop` ends it.
 
-    A `run_dir` belongs to one server at a time: it holds the log and the backend directory, and names the
+    A `run_dir` belongs to one server at a time. It contains the log and the backend directory. Its path also names the
     shared memory regions that `stop` removes.
     """
 
@@ -51,13 +51,14 @@ class TritonServer:
         *,
         control: bool = False,
     ) -> TritonServer:
-        """Returns once every model is ready. `control`: models may be unloaded and loaded over its API.
+        """Start a server and return it when every model is ready.
 
-        Raises `TritonUnavailable` when a port is taken or the server does not come up; nothing is left running.
+        With `control`, its API can load and unload models. Raises `TritonUnavailable` if a port is taken or the server
+        does not start; then nothing is left running.
         """
         require_free(ports)
         prefix = region_prefix(run_dir)
-        _remove_regions(prefix)  # of a server that was killed here before
+        _remove_regions(prefix)  # left by a server with this `run_dir` that was killed
         command = _command(env, model_repository, _prepare_run_dir(env, run_dir), prefix, ports)
         if control:
             command += ["--model-control-mode=explicit", "--load-model=*"]
@@ -79,7 +80,7 @@ class TritonServer:
 
     @property
     def url(self) -> str:
-        """What a backend's `url` in config.yaml says for this server."""
+        """The value of `url` for a backend in config.yaml that uses this server."""
         return f"grpc://{HOST}:{self.ports.grpc}"
 
     @property
@@ -91,7 +92,7 @@ class TritonServer:
         return self._child.pid
 
     async def ready(self) -> bool:
-        """Whether it answers its health probe. Raises `OSError` while nobody listens."""
+        """Return whether the server answers its health probe. Raises `OSError` while nothing listens."""
         reader, writer = await asyncio.open_connection(HOST, self.ports.http)
         try:
             writer.write(b"GET /v2/health/ready HTTP/1.1\r\nhost: triton\r\nconnection: close\r\n\r\n")
@@ -101,7 +102,7 @@ class TritonServer:
             await writer.wait_closed()
 
     async def stop(self) -> None:
-        """Ends the server and removes its shared memory. Stopping twice is stopping once."""
+        """End the server and remove its shared memory. A second call does nothing more."""
         try:
             await self._child.stop(STOP_GRACE_S)
         finally:
@@ -109,7 +110,7 @@ class TritonServer:
 
 
 def require_free(ports: TritonPorts) -> None:
-    """Raises `TritonUnavailable` naming the first port that somebody else has.
+    """Raise `TritonUnavailable` for the first port that is taken.
 
     Triton itself reports a taken port only in its log, after it has loaded every model.
     """
@@ -121,18 +122,24 @@ def require_free(ports: TritonPorts) -> None:
             except OSError as error:
                 raise TritonUnavailable(
                     f"port {port} (Triton {use}) is taken ({error.strerror}): "
-                    "stop what listens there or choose another port"
+                    "stop the process that listens there or choose another port"
                 ) from error
 
 
 def region_prefix(run_dir: Path) -> str:
-    """What the names of a server's shared memory regions begin with: its own, so that only they are removed."""
+    """Return the prefix of the names of a server's shared memory regions.
+
+    The prefix is unique for the `run_dir`, so that `stop` removes no regions of another server.
+    """
     return f"nearhit_{hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:12]}_"
 
 
 def _prepare_run_dir(env: TritonEnvironment, run_dir: Path) -> Path:
-    """The backend directory: the wheel keeps the python backend and its stubs apart, the server wants them
-    in one place. And a directory with nothing but libpython, so that no other library of its home is preferred."""
+    """Lay out `run_dir` and return its backend directory.
+
+    The wheel keeps the python backend and its stubs apart, but the server expects them in one directory. A second
+    directory contains only libpython, so that the server loads no other library from libpython's own directory.
+    """
     backends = run_dir.absolute() / "backends"
     shutil.rmtree(backends, ignore_errors=True)
     python = backends / "python"
@@ -149,7 +156,10 @@ def _prepare_run_dir(env: TritonEnvironment, run_dir: Path) -> Path:
 
 
 def _environment(env: TritonEnvironment, run_dir: Path) -> dict[str, str]:
-    """The stub takes the site-packages of the first `python3` on PATH; our own PYTHON* would mislead it."""
+    """Return the environment variables of the server.
+
+    The stub uses the site-packages of the first `python3` on PATH. PYTHON* variables of this process would override it.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
     return inherited | {
         "PATH": f"{env.bin}:{os.environ.get('PATH', os.defpath)}",
@@ -169,10 +179,10 @@ def _command(
         f"--grpc-port={ports.grpc}",
         f"--http-port={ports.http}",
         f"--metrics-port={ports.metrics}",
-        "--http-thread-count=2",  # of 8 by default: health probes and the occasional curl
-        "--disable-auto-complete-config",  # configurations are complete; one stub start less a model
+        "--http-thread-count=2",  # the default is 8; only health probes and a manual curl use HTTP
+        "--disable-auto-complete-config",  # the configurations are complete; this saves one stub start per model
         "--allow-gpu-metrics=false",
-        "--pinned-memory-pool-byte-size=0",  # for copies to a GPU
+        "--pinned-memory-pool-byte-size=0",  # pinned memory is for copies to a GPU
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         f"--backend-config=python,shm-region-prefix-name={prefix}",
         f"--backend-config=python,stub-timeout-seconds={STUB_TIMEOUT_S}",

@@ -1,6 +1,5 @@
-"""`nearhit distill`: a small model made from what a large one answered, a classifier as an entry of a Triton
-repository.
+"""Makes a small classifier from the answers of a large model, as an entry of a Triton repository (`nearhit distill`).
 
-Torch is needed for training alone: `trainer/` runs in the build environment and imports nothing else of ours, `served/`
-in Triton's python backend, the rest in the gateway's environment.
+Only the training needs torch, so the package has three parts. `trainer/` runs in the build environment and imports
+nothing else of `gateway`. `served/` runs in Triton's python backend. The rest runs in the gateway's environment.
 """

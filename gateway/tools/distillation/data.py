@@ -1,4 +1,4 @@
-"""What a student is trained on: texts and the labels that the large model gave them, from CSV, JSONL or an export."""
+"""Reads the training data of a student: texts with the labels of a large model, from CSV, JSONL or a cache export."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import orjson
 
 TEXT_KEYS = ("text", "question", "prompt")
 LABEL_KEYS = ("label", "answer", "category", "intent")
-MAX_FAULTS = 5  # that are said; a file of the wrong kind has one a line
+MAX_FAULTS = 5  # reported at most; a file of the wrong kind has one fault per line
 MAX_LABELS = 1000
-MAX_LABEL = 200  # characters: more than that is an answer that was written, not a class
-GENERATIVE_SHARE = 0.5  # of the rows that have a label of their own, from `GENERATIVE_ROWS` rows on
+MAX_LABEL = 200  # characters; a longer label is a written answer, not a class
+GENERATIVE_SHARE = 0.5  # most labels per row that classes have, checked from `GENERATIVE_ROWS` rows on
 GENERATIVE_ROWS = 20
 
 
 class DataInvalid(Exception):
-    """The message has a line for each fault, `FILE:LINE: what is wrong, what was expected`."""
+    """The data is invalid. The message has one line per fault: `FILE:LINE: fault, expected value`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """`odds`: the teacher's probability of each label, where it told; they need not sum to 1."""
+    """One text with its label. `odds` are the teacher's probabilities of labels, if known; their sum need not be 1."""
 
     text: str
     label: str
@@ -38,7 +38,7 @@ class TrainingRow:
 @dataclass(frozen=True, slots=True)
 class Data:
     rows: tuple[TrainingRow, ...]
-    skipped: int  # entries of an export that are no question with an answer of text
+    skipped: int  # entries of an export without a text question and a text answer
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class Data:
 
 
 def read_data(path: Path) -> Data:
-    """By the file's ending, `.csv` or `.jsonl`. Raises `DataInvalid`."""
+    """Read a file by its suffix, `.csv` or `.jsonl`. Raises `DataInvalid`."""
     if path.suffix not in (".csv", ".jsonl"):
         raise DataInvalid(f"{path}: expected a file that ends with .csv or .jsonl")
     rows: list[TrainingRow] = []
@@ -71,7 +71,7 @@ def read_data(path: Path) -> Data:
 
 
 def check_classes(data: Data, path: Path) -> None:
-    """Raises `DataInvalid` where the labels are no classes."""
+    """Raise `DataInvalid` if the labels are not classes."""
     counts = Counter(row.label for row in data.rows)
     if len(counts) < 2:
         raise DataInvalid(f"{path}: {len(data.rows)} rows with {len(counts)} labels, expected two labels or more")
@@ -84,7 +84,7 @@ def check_classes(data: Data, path: Path) -> None:
 
 
 def parse_row(value: Mapping[str, Any]) -> TrainingRow | str | None:
-    """A row, what is wrong with it, or None for an entry of an export that has no text to learn from."""
+    """Return the row, or its fault as text. None means an entry of an export without text to learn from."""
     if isinstance(turns := value.get("messages"), list):
         value = _from_turns(turns)
     exported = "fingerprint" in value
@@ -107,7 +107,10 @@ def parse_row(value: Mapping[str, Any]) -> TrainingRow | str | None:
 def split_data(
     data: Data, path: Path, held_out: Path | None, hold_out: float, seed: int
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """(to learn from, held out): of `held_out`, or of the data itself. Raises `DataInvalid`."""
+    """Return the rows to train on and the rows held out. The latter come from `held_out`, or from the data itself.
+
+    Raises `DataInvalid`.
+    """
     if held_out is None:
         learnt, held = split(data.rows, hold_out, seed)
     else:
@@ -117,14 +120,14 @@ def split_data(
     if strange := sorted({row.label for row in held} - known):
         if held_out is not None:
             raise DataInvalid(f"{of}: the label {strange[0]!r} is in no row of {path}")
-        held = [row for row in held if row.label in known]  # all its few rows happen to be held out
+        held = [row for row in held if row.label in known]  # labels whose rows are all held out by chance
     if len(held) < 2 or len(known) < 2:
         raise DataInvalid(f"{of}: {len(held)} rows are held out of {len(data.rows)}, expected more rows")
     return learnt, held
 
 
 def split(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """(to learn from, held out). By the text's digest: the same texts lie on one side, in every run."""
+    """Return the rows to train on and the rows held out. The digest of a text decides, so each run splits alike."""
     sides: tuple[list[TrainingRow], list[TrainingRow]] = ([], [])
     for row in rows:
         sides[hash_fraction(row.text, seed) < share].append(row)
@@ -132,7 +135,7 @@ def split(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[Tr
 
 
 def hash_fraction(text: str, seed: int) -> float:
-    """A number in [0, 1) that is the text's own."""
+    """Return a number in [0, 1) that depends on the text and the seed alone."""
     digest = hashlib.sha256(f"{seed} {' '.join(text.casefold().split())}".encode()).digest()
     return int.from_bytes(digest[:7], "big") / (1 << 56)
 
@@ -166,7 +169,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
 
 
 def _from_turns(turns: list[Any]) -> Mapping[str, Any]:
-    """The last turn of the user and of the assistant: what `nearhit cache export --format chat` writes."""
+    """Return the last user turn and the last assistant turn, as `nearhit cache export --format chat` writes them."""
     said = {turn.get("role"): turn.get("content") for turn in turns if isinstance(turn, dict)}
     return {"text": said.get("user"), "label": said.get("assistant")}
 
@@ -177,8 +180,8 @@ def _first(value: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 def _odds_fault(odds: Any, label: str) -> str | None:
     if not isinstance(odds, dict) or not odds:
-        return "probabilities are expected as an object of labels with numbers"
+        return "probabilities is no object, expected labels with numbers"
     for each in odds.values():
         if isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each) or each < 0:
-            return "a probability is no number of 0 or more"
-    return None if label in odds else f"probabilities without one of the label {label[:50]!r}"
+            return "a probability is invalid, expected a number of 0 or more"
+    return None if label in odds else f"probabilities lack the label {label[:50]!r}"

@@ -1,4 +1,4 @@
-"""What `nearhit distill` is asked for, and what came of it."""
+"""The options and the result of `nearhit distill`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """What the trainer is told of a classifier; docs/distill.md says what each means."""
+    """The training options of a classifier. docs/distill.md explains each."""
 
     alpha: float = 0.3
     temperature: float = 2.0
@@ -30,7 +30,10 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
-    """Of the teacher of `--large`. `epochs` 0: its head alone is trained; `frozen`: layers from below that stay."""
+    """The tuning options of the teacher of `--large`.
+
+    With `epochs` 0, only its head is trained. `frozen` is the number of lowest layers that stay unchanged.
+    """
 
     epochs: int = 4
     rate: float = 1e-4
@@ -41,10 +44,10 @@ class TuningOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputDir:
-    """Where everything is."""
+    """The paths of a run: inputs, outputs and environments."""
 
     data: Path
-    held_out: Path | None  # None: `hold_out` of the data
+    held_out: Path | None  # None: the share `hold_out` of the data
     hold_out: float
     name: str
     repository: Path
@@ -56,11 +59,11 @@ class OutputDir:
 
 @dataclass(frozen=True, slots=True)
 class DistillOptions:
-    """A classifier."""
+    """All options for one classifier."""
 
     output: OutputDir
     large: bool  # train a teacher first, and publish it as NAME-large
-    agreement: float  # that the student is to have with its teacher where it is sure; 0: it always answers
+    agreement: float  # target share of agreement with the teacher among sure answers; 0: it always answers
     width: int
     hidden: int
     precision: Precision

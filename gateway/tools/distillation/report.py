@@ -1,4 +1,4 @@
-"""What is said of a student: how often it agrees, how often it is right, what it weighs, how long it takes."""
+"""Reports on a student: agreement with the teacher, accuracy, size and latency."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from gateway.cache.threshold.wrong_hits import wilson_interval
 from gateway.tools.distillation.served.classifier import Classifier
 
-TIMED_REQUESTS = 200  # texts
+TIMED_REQUESTS = 200  # texts at most
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`low`, `high`: Wilson's 95 % interval."""
+    """A share of rows. `low` and `high` are the bounds of Wilson's 95 % interval."""
 
     count: int
     of: int
@@ -40,7 +40,10 @@ def share_with_interval(found: Sequence[bool] | NDArray[np.bool_]) -> Share:
 
 
 def threshold(confidence: NDArray[np.float32], agrees: NDArray[np.bool_], target: float) -> float:
-    """The lowest confidence above which at least `target` of the answers agree; just below 1 where none do; 0: all."""
+    """Return the lowest confidence above which at least the share `target` of the answers agrees.
+
+    The result is 0 if all answers together reach the target, and just below 1 if no set of answers does.
+    """
     if not len(agrees) or agrees.mean() >= target:
         return 0.0
     order = np.argsort(-confidence, kind="stable")
@@ -48,13 +51,16 @@ def threshold(confidence: NDArray[np.float32], agrees: NDArray[np.bool_], target
     kept = np.flatnonzero(shares >= target)
     if not len(kept):
         return math.nextafter(1.0, 0.0)
-    last = int(kept[-1])  # below the last that stays, so that it is answered itself
+    last = int(kept[-1])  # the threshold lies below this answer, so that it is included
     following = float(confidence[order[last + 1]]) if last + 1 < len(order) else 0.0
     return min((float(confidence[order[last]]) + following) / 2, math.nextafter(float(confidence[order[last]]), 0.0))
 
 
 def latency_ms(classifier: Classifier, texts: Sequence[str]) -> float:
-    """Of the CPU, on one thread: the median of one text after the other. A busy machine's clock says nothing of it."""
+    """Return the median CPU time per text, one text at a time, on one thread.
+
+    CPU time does not depend on the load of the machine, unlike wall-clock time.
+    """
     took = []
     for text in texts[:TIMED_REQUESTS]:
         started = time.thread_time()
@@ -65,12 +71,12 @@ def latency_ms(classifier: Classifier, texts: Sequence[str]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Over the held-out rows that no threshold was chosen on."""
+    """The figures on those held-out rows on which no threshold was chosen."""
 
     over: int  # rows
     agreement: Share  # with the teacher, all rows
     accuracy: Share  # against the labels of the file, all rows
-    answered: Share  # of the rows: those the student is sure of
+    answered: Share  # rows of which the student is sure
     agreement_answered: Share
     accuracy_answered: Share
     teacher_accuracy: Share
@@ -83,7 +89,10 @@ def compare(
     labels: NDArray[np.int64],
     accept_above: float,
 ) -> Compared:
-    """`predictions`, `teacher_labels`, `labels`: numbers of labels, of the student, of the teacher, of the file."""
+    """Compare a student with its teacher and the labels of the file.
+
+    The three arrays have the numbers of the labels: by the student, by the teacher, and in the file.
+    """
     sure = confidence > accept_above
     return Compared(
         over=len(labels),
@@ -104,25 +113,26 @@ def as_markdown(report: dict[str, Any], figures: Compared, policy: str) -> str:
     )
     return f"""# {report["name"]}, version {report["version"]}
 
-{report["rows"]} rows to learn from with {report["labels"]} labels, {report["held_out"]} held out: on
-{report["held_out"] - figures.over} of them the threshold was chosen, the figures are of the other {figures.over}.
+The student was trained on {report["rows"]} rows with {report["labels"]} labels.
+{report["held_out"]} rows were held out. The threshold was chosen on {report["held_out"] - figures.over} of them.
+The figures below use the other {figures.over}.
 {report["taught_by"]}
 
 | | share, 95 % interval |
 |---|---|
 | agrees with the teacher | {figures.agreement} |
-| right by the labels of the file | {figures.accuracy} |
+| matches the labels of the file | {figures.accuracy} |
 | is sure (confidence above {report["accept_above"]:.3f}) | {figures.answered} |
 | agrees where it is sure | {figures.agreement_answered} |
-| right where it is sure | {figures.accuracy_answered} |
-| the teacher is right | {figures.teacher_accuracy} |
+| matches the labels where it is sure | {figures.accuracy_answered} |
+| the teacher matches the labels | {figures.teacher_accuracy} |
 
 | model | {report["precision"]} | as fp32 | CPU time of one text, p50 |
 |---|---|---|---|
 {rows}
 
-Of the weights in training {report["zeros"]:.1%} are zero. Zeros make neither the file smaller nor the graph faster
-here: onnxruntime multiplies dense matrices.
+Zeros are {report["zeros"]:.1%} of the trained weights. They make neither the file smaller nor the graph faster, because
+onnxruntime multiplies dense matrices.
 
 ```yaml
 {policy.rstrip()}

@@ -1,4 +1,4 @@
-"""A model as an entry of a Triton repository, `NAME/VERSION/`, and the policy that tries it on part of the traffic."""
+"""Writes a model as an entry of a Triton repository, `NAME/VERSION/`, and the policy that tries it on some traffic."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from gateway.tools.embedding_model.triton_repository import configure, put_version
 
-CANARY = 5  # percent, of the snippet
-CALLERS = 4  # processes that wait for a graph on a GPU: a batch there has at most so many texts
+CANARY = 5  # percent of the traffic in the policy snippet
+CALLERS = 4  # processes that call a graph on a GPU, and so the largest batch there
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 SERVED = ("model.py", "classifier.py")
 ABOUT = "config.json"
 
 
 def assemble(folder: Path, graph: Path, tokenizer: Path) -> None:
-    """What one version holds, in the empty `folder`, but for what `write_about` writes."""
+    """Write the files of one version to the empty `folder`, except for the file of `write_about`."""
     shutil.copy(graph, folder / "model.onnx")
     shutil.copy(tokenizer, folder / "tokenizer.json")
     source = resources.files("gateway.tools.distillation.served")
@@ -32,8 +32,11 @@ def assemble(folder: Path, graph: Path, tokenizer: Path) -> None:
 def write_about(
     folder: Path, labels: tuple[str, ...], max_tokens: int, accept_above: float, graph: str | None = None
 ) -> None:
-    """The names that `transformers` has for them, so that `adapter: onnx` serves the folder as well. `graph`: the model
-    of the repository that Triton has the logits from; None: the folder's own, on the CPU."""
+    """Write `config.json` with the names of `transformers`, so that `adapter: onnx` can serve the folder too.
+
+    `graph` is the model of the repository from which Triton gets the logits. None means the graph of the folder, on
+    the CPU.
+    """
     about = {
         "id2label": dict(enumerate(labels)),
         "max_position_embeddings": max_tokens,
@@ -51,13 +54,13 @@ def write_report(folder: Path, report: dict[str, Any], text: str) -> None:
 
 
 def publish(built: Path, repository: Path, name: str, instances: int = 1) -> Path:
-    """Copies the folder `built` in as the next version of `name`, which is there whole or not at all; returns it."""
+    """Publish the folder `built` atomically as the next version of `name`, and return the version's folder."""
     _configure(repository / name, "config.pbtxt", NAME=name, INSTANCES=str(instances))
     return put_version(built, repository, name)
 
 
 def publish_graph(graph: Path, repository: Path, name: str, labels: int, precision: str) -> Path:
-    """A model of `graph` alone, for Triton's onnxruntime backend with TensorRT; returns the version."""
+    """Publish `graph` alone, for Triton's onnxruntime backend with TensorRT, and return the version's folder."""
     _configure(repository / name, "graph.pbtxt", NAME=name, LABELS=str(labels), PRECISION=precision.upper())
     with tempfile.TemporaryDirectory(prefix="nearhit-distill-") as scratch:
         shutil.copy(graph, Path(scratch) / "model.onnx")
@@ -70,22 +73,22 @@ def _configure(entry: Path, source: str, **words: str) -> None:
 
 
 def snippet(name: str, share: int, *, unsure: bool) -> str:
-    """What goes into config.yaml and into a policy. `unsure`: the model says so where it does not know."""
+    """Return the snippets for config.yaml and a policy. `unsure`: the model may answer that it does not know."""
     backend = f"adapter: triton, url: grpc://127.0.0.1:8001, model: {name}"
     if not unsure:
         return _snippet(name, backend, share, "escalate_above: 0.5")
-    cascade = "cascade: {check: verifier, accept_above: 0}  # it says where it does not know: then `large` answers"
+    cascade = "cascade: {check: verifier, accept_above: 0}  # if it does not know, `large` answers"
     return _snippet(name, backend, share, "escalate_above: 0", cascade)
 
 
 def _snippet(name: str, backend: str, share: int, *choice: str) -> str:
-    """`choice`: the lines of the route that say when the large model is asked."""
+    """Fill in the snippet. `choice` has the lines of the route that decide when the large model is called."""
     chosen = "\n      ".join(choice)
     return f"""# config.yaml
 backends:
   {name}: {{{backend}}}
 
-# policies: `current` is the light model so far, `large` the one that taught
+# policies: `current` is the present light model, `large` the teacher
 routes:
   - name: default
     match: {{}}

@@ -1,4 +1,4 @@
-"""A classifier from its rows to its entry: training in the build environment, the check on what was held out."""
+"""Distils a classifier: trains it in the build environment, checks it on held-out rows, and publishes it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ from gateway.tools.distillation.served.classifier import Classifier
 from gateway.tools.embedding_model.fetch import WHEEL_SHA256, build_environment, published_weights
 from gateway.tools.embedding_model.triton_repository import next_version
 
-MAX_TOKENS = 256  # of a text; the rest is not read
+MAX_TOKENS = 256  # tokens read of a text; the rest is cut
 
 
 def distil(options: DistillOptions, progress: Progress) -> Distilled:
-    """Raises `DataInvalid`, `FetchFailed`, `ModelMissing` or `ModelCorrupt`; the repository is then as it was."""
+    """Distil a classifier and return its entries and its report.
+
+    Raises `DataInvalid`, `FetchFailed`, `ModelMissing` or `ModelCorrupt`; then the repository is unchanged.
+    """
     output = options.output
     data = read_data(output.data)
     check_classes(data, output.data)
@@ -133,7 +136,10 @@ def _publish(
 def _evaluate(
     options: DistillOptions, built: dict[str, Path], held: Sequence[TrainingRow], labels: tuple[str, ...]
 ) -> tuple[float, Compared]:
-    """The threshold, of one half of what is held out, and the figures, of the other half: through what serves."""
+    """Return the threshold, from half of the rows held out, and the figures, from the other half.
+
+    Both use the classifier that is served, not the model in training.
+    """
     number = {label: at for at, label in enumerate(labels)}
     halves = np.array([hash_fraction(row.text, options.training.seed + 1) < 0.5 for row in held])
     if halves.all() or not halves.any():
@@ -161,8 +167,8 @@ def _teacher_text(options: DistillOptions, learnt: Sequence[TrainingRow]) -> str
             f"{options.precision}."
         )
     if options.large:
-        return f"The teacher is all-MiniLM with a linear head, which alone was trained, {options.precision}."
+        return f"The teacher is all-MiniLM with a linear head; only the head was trained, {options.precision}."
     told = sum(row.odds is not None for row in learnt)
     if told:
         return f"The teacher's probabilities came with {told} of the rows."
-    return "The labels are the teacher's answers, without probabilities: to agree and to be right are one thing here."
+    return "The labels are the teacher's answers, without probabilities, so agreement and accuracy are the same."

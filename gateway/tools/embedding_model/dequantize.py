@@ -1,13 +1,15 @@
-"""Makes float32 of an int8 graph. A script, not a module of the gateway.
+"""Converts an int8 graph to float32. This is a script, not a module of the gateway.
 
-`nearhit model triton` runs it inside the build environment, where onnx is; nothing of `gateway` is imported here.
+`nearhit model triton` runs it inside the build environment, which has onnx. It imports nothing of `gateway`.
 
-    python unquantise.py SOURCE.onnx TARGET.onnx [--words EMBEDDER.onnx]
+    python dequantize.py SOURCE.onnx TARGET.onnx [--words EMBEDDER.onnx]
 
-int8 graphs take the scale of their activations over a whole pass, so that what a row gives depends on its batch-mates.
-A server that batches what several gateways ask cannot have that: the weights stay those of the int8 graph, and the
-activations become float32. With `--words` the source is the cross-encoder, and the result takes `input_ids`,
-`attention_mask` and `token_type_ids`, int64 of shape (batch, length), and gives `logit`, float32 (batch, 1).
+An int8 graph scales its activations over a whole pass, so the result of a row depends on the rest of its batch. That
+is wrong for a server that batches requests of several gateways. The converted graph keeps the values of the int8
+weights, and its activations are float32.
+
+With `--words` the source is the cross-encoder. The result takes `input_ids`, `attention_mask` and `token_type_ids`,
+int64 of shape (batch, length). It returns `logit`, float32 of shape (batch, 1).
 """
 
 from __future__ import annotations
@@ -21,19 +23,22 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-TABLE = "transformer.embeddings.word_embeddings.weight_"  # of the embedder's graph
+TABLE = "transformer.embeddings.word_embeddings.weight_"  # prefix of three tensors in the embedder's graph
 INT8 = {"MatMulInteger", "DynamicQuantizeLinear", "QuantizeLinear", "MatMulIntegerToFloat", "QAttention"}
 Array = NDArray[np.generic]
 
 
 def floats(quantised: Array, scale: Array, zero: Array) -> NDArray[np.float32]:
-    """Scale and zero point: one, or one a column."""
+    """Return the float32 values. Scale and zero point are single values, or one per column."""
     return (quantised.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
 
 
 def unquantised(graph: onnx.GraphProto) -> None:
-    """Traced graphs have DynamicQuantizeLinear > MatMulInteger > Cast > Mul, the one that export.py writes has
-    QuantizeLinear before MatMulIntegerToFloat and QAttention: each becomes the same of floats."""
+    """Replace the int8 operators by float32 operators, in place.
+
+    A traced graph has DynamicQuantizeLinear > MatMulInteger > Cast > Mul. The graph of export.py has QuantizeLinear
+    before MatMulIntegerToFloat and QAttention.
+    """
     tensors: dict[str, Array] = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     made = {name: node for node in graph.node for name in node.output}
     readers = {name: node for node in graph.node for name in node.input if node.op_type in ("Cast", "Mul")}
@@ -76,7 +81,7 @@ def unquantised(graph: onnx.GraphProto) -> None:
 
 
 def with_words(graph: onnx.GraphProto, embedder: onnx.GraphProto) -> None:
-    """`input_ids` instead of `word_embeddings`."""
+    """Replace the input `word_embeddings` by `input_ids` and a lookup in the table of the embedder."""
     tensors = {each.name: numpy_helper.to_array(each) for each in embedder.initializer if each.name.startswith(TABLE)}
     rows, scale, zero = (tensors[TABLE + part] for part in ("quantized", "scale", "zero_point"))
     graph.initializer.append(numpy_helper.from_array(floats(rows, scale, zero), "words"))
@@ -87,7 +92,7 @@ def with_words(graph: onnx.GraphProto, embedder: onnx.GraphProto) -> None:
 
 
 def as_rows(graph: onnx.GraphProto) -> None:
-    """`logit` of shape (batch, 1): a server that batches wants a row for each."""
+    """Give `logit` the shape (batch, 1), because a server that batches needs one row per request."""
     graph.initializer.append(numpy_helper.from_array(np.array([-1, 1], np.int64), "row_shape"))
     last = next(node for node in graph.node if "logit" in node.output)
     last.output[list(last.output).index("logit")] = "logit_flat"
@@ -97,7 +102,7 @@ def as_rows(graph: onnx.GraphProto) -> None:
 
 
 def swept(graph: onnx.GraphProto) -> None:
-    """Without nodes and tensors that nothing reads any more."""
+    """Remove the nodes and tensors that nothing reads any more."""
     wanted = {each.name for each in graph.output}
     kept = []
     for node in reversed(graph.node):
@@ -111,7 +116,10 @@ def swept(graph: onnx.GraphProto) -> None:
 
 
 def write(source: Path, target: Path, words: Path | None = None) -> None:
-    """`words`: the embedder's graph, for a cross-encoder. Raises ValueError where something of int8 is left."""
+    """Write the float32 graph. `words` is the graph of the embedder, for a cross-encoder.
+
+    Raises ValueError if an int8 operator is left.
+    """
     model = onnx.load(source)
     unquantised(model.graph)
     if words is not None:
@@ -129,12 +137,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="an int8 graph")
     parser.add_argument("target", type=Path, help="the file to write")
-    parser.add_argument("--words", type=Path, help="the embedder's graph: what a cross-encoder has its words from")
+    parser.add_argument("--words", type=Path, help="the embedder's graph, which has the word table of a cross-encoder")
     given = parser.parse_args()
     try:
         write(given.source, given.target, given.words)
     except ValueError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - a script: its caller reads this line
+        print(error, file=sys.stderr)  # noqa: T201 - the caller of this script reads this line
         return 1
     return 0
 

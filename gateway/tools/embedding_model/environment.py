@@ -1,4 +1,4 @@
-"""Python environments for what the gateway itself must not contain, and the steps that fill them."""
+"""Makes Python environments for packages that the gateway itself must not contain, and runs commands in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
 class FetchFailed(Exception):
-    """A step failed; the message is one sentence that says which and why. Nothing half-made is left."""
+    """A step failed. The message is one sentence: the step and the cause. No partial result is left."""
 
 
 def python_of(environment: Path) -> Path:
@@ -24,10 +24,10 @@ def python_of(environment: Path) -> Path:
 
 
 def make_environment(path: Path) -> Path:
-    """A new virtual environment with pip at `path`, in place of whatever was there; returns its interpreter.
+    """Make a new virtual environment with pip at `path`, replace any former one, and return its interpreter.
 
-    Debian keeps ensurepip in a package of its own (python3-venv), and without it `venv` fails: then virtualenv, which
-    brings pip along, makes the environment. Raises `FetchFailed`.
+    Debian ships ensurepip in a separate package (python3-venv), and `venv` fails without it. In that case virtualenv
+    makes the environment, because it includes pip. Raises `FetchFailed`.
     """
     try:
         _create_environment(path, [sys.executable, "-m", "venv", path])
@@ -60,21 +60,21 @@ def run_step(
     timeout_s: float = ENVIRONMENT_TIMEOUT_S,
     environ: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs a command to its end, `timeout_s` seconds at most, with `environ` over this process's own environment.
+    """Run a command for at most `timeout_s` seconds, with `environ` added to the environment of this process.
 
-    Raises `FetchFailed`: the words of `failure`, then the command's last error line. The command and its children are
-    killed when it takes too long and when this process is interrupted.
+    Raises `FetchFailed` with the text of `failure` and the command's last error line. The command and its children
+    are killed if it takes too long or this process is interrupted.
     """
-    # A file, not a pipe: nothing has to be read for the command to go on.
+    # A file, not a pipe: a full pipe would block the command.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
-            process = subprocess.Popen(  # noqa: S603 - our own words and paths
+            process = subprocess.Popen(  # noqa: S603 - the command is built here
                 [str(word) for word in command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONNOUSERSITE": "1", "PYTHONPATH": "", **(environ or {})},
-                start_new_session=True,  # one signal then reaches the command's children too
+                start_new_session=True,  # so that one signal reaches the command's children too
             )
         except OSError as error:
             raise FetchFailed(f"{failure}: {error}") from None
@@ -92,7 +92,7 @@ def run_step(
 
 
 def _last_error(output: str) -> str:
-    """The line that names the cause: pip's last ERROR, else the last line of all."""
+    """Return the line with the cause: pip's last ERROR line, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     return (errors or lines or [""])[-1][:300]

@@ -1,19 +1,21 @@
-"""Turns the published all-MiniLM-L6-v2 weights into one small int8 ONNX graph. A script, not a module of the gateway.
+"""Writes the published all-MiniLM-L6-v2 weights as one small int8 ONNX graph. A script, not a module of the gateway.
 
-`nearhit model fetch` runs it inside the build environment, where sentence-transformers is, whose vectors are the
-reference; the gateway itself does without, so nothing of `gateway` is imported here.
+`nearhit model fetch` runs it inside the build environment, which has sentence-transformers; its vectors are the
+reference. The script imports nothing of `gateway`.
 
     python export.py SOURCE_DIR TARGET_DIR
 
-Writes `model.onnx`, `tokenizer.json` and `export.json` (what the manifest says about the build). Exit code 1, with one
-sentence on stderr, when the graph strays from the reference.
+The script writes `model.onnx`, `tokenizer.json` and `export.json` (the build facts for the manifest). If the graph
+deviates from the reference, it exits with 1 and prints one sentence on stderr.
 
-The graph takes `input_ids` and `attention_mask`, int64 of shape (batch, length), and gives `sentence_embedding`,
-float32 (batch, 384), mean-pooled and unit length, and `token_embeddings`, float32 (batch, length, 384), each token
-unit length: what a late-interaction verifier compares, without a second forward pass.
+The graph takes `input_ids` and `attention_mask`, int64 of shape (batch, length). It returns two outputs:
 
-It is written node by node, not traced: 103 nodes, where a trace has 532 and what onnxruntime fuses of it 160
-(docs/decisions/0033, 0040).
+- `sentence_embedding`, float32 (batch, 384): mean-pooled, of unit length.
+- `token_embeddings`, float32 (batch, length, 384): one vector of unit length per token. A late-interaction verifier
+  compares them without a second forward pass.
+
+The graph is written node by node and has 103 nodes. A traced graph has 532, and 160 after onnxruntime has fused them
+(docs/decisions/0033).
 """
 
 from __future__ import annotations
@@ -38,15 +40,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
-MAX_TOKENS = 256  # sentence_bert_config.json: what the model was trained to read
+MAX_TOKENS = 256  # the training limit, from sentence_bert_config.json
 OPSET = 17
-FUSED = "com.microsoft"  # onnxruntime's own operators
+FUSED = "com.microsoft"  # operators of onnxruntime outside the ONNX standard
 LAYERS, HEADS, WIDTH, INNER = 6, 12, 384, 1536
-EPSILON = 1e-12  # of the layer norms, config.json
-# The least and largest value that the products of each layer read, over `sentences()`. Constants: every machine exports
-# the same file, and no text has a say in another one's vector. A few channels reach ten times as far as all others (99:
-# to 30): what they hold is divided by a power of two first, and their rows of the product multiplied by it, or a step
-# of the scale would be as wide as most values are (agreement 0.9925 instead of 0.9972, docs/decisions/0033).
+EPSILON = 1e-12  # for the layer norms, from config.json
+# RANGES has the least and the largest input of the products of each layer, measured over `sentences()`. They are
+# constants, so every machine exports the same file, and no text affects the vector of another one.
+# FAR has the channels whose values are up to ten times as large as all others (channel 99 reaches 30). Their values are
+# divided by the power of two given here, and their rows of the product are multiplied by it. Otherwise one step of the
+# scale would be as wide as most values (agreement 0.9925 instead of 0.9972, docs/decisions/0033).
 PRODUCTS = ("attention.self", "attention.output.dense", "intermediate.dense", "output.dense")
 FAR: tuple[tuple[dict[int, int], ...], ...] = (
     ({}, {}, {63: 4, 99: 8, 157: 2, 267: 2, 303: 2}, {856: 4}),
@@ -56,7 +59,7 @@ FAR: tuple[tuple[dict[int, int], ...], ...] = (
     ({63: 2, 99: 4, 157: 2, 223: 2, 338: 2}, {}, {63: 2, 99: 8, 127: 4, 157: 2, 223: 4}, {}),
     ({99: 4, 157: 2, 223: 2, 338: 2}, {}, {99: 4, 127: 2, 223: 4, 319: 2}, {}),
 )
-RANGES = (  # so divided
+RANGES = (  # after that division
     ((-2.65, 6.34), (-3.10, 1.98), (-3.90, 4.30), (-0.17, 6.15)),
     ((-4.14, 8.14), (-2.45, 3.01), (-4.74, 4.63), (-0.17, 6.59)),
     ((-5.39, 8.00), (-2.34, 2.43), (-4.23, 4.53), (-0.17, 8.78)),
@@ -64,7 +67,7 @@ RANGES = (  # so divided
     ((-4.12, 4.49), (-2.52, 2.73), (-4.71, 3.82), (-0.17, 6.67)),
     ((-4.39, 4.21), (-3.12, 3.24), (-3.74, 4.25), (-0.17, 6.64)),
 )
-MIN_MEAN_COSINE = 0.995  # measured 0.9972; scales that were found in each pass gave 0.9932, one a weight tensor 0.972
+MIN_MEAN_COSINE = 0.995  # measured: 0.9972; with scales of each pass 0.9932, with one per weight tensor 0.972
 
 TOPICS = (
     "a parental leave policy", "the 2024 tax return for a small company", "Kubernetes pod eviction",
@@ -95,13 +98,13 @@ OTHERS = (
 
 
 def sentences() -> list[str]:
-    """About 200 varied texts: questions, commands, code, four languages, an empty one and two past the limit."""
+    """Return about 200 varied texts: questions, commands, code, four languages, an empty text, two past the limit."""
     framed = [frame.format(topic) for frame in FRAMES for topic in TOPICS]
     return [*framed, *OTHERS, " ".join(framed[:20]), " ".join(framed)]
 
 
 class Graph:
-    """Nodes and constants of a graph that is being written; values go by their names."""
+    """Collects the nodes and constants of the graph. Values are identified by their names."""
 
     def __init__(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
         self.weights = weights
@@ -116,13 +119,16 @@ class Graph:
         return self.constant(name, self.weights[name])
 
     def add(self, operator: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
-        """-> the name of the only output."""
+        """Add a node and return the name of its only output."""
         output = output or f"{operator}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [output], domain=domain, **attributes))
         return output
 
     def quantised(self, value: str, name: str, rows: int) -> tuple[tuple[str, str, str], NDArray[np.float32]]:
-        """What the product `name` reads, as uint8 with scale and zero point; and by what to multiply its `rows`."""
+        """Quantise the input of the product `name`.
+
+        Return its uint8 value, scale and zero point, and the factors of the `rows` of the product.
+        """
         number, product = name.removeprefix("encoder.layer.").split(".", 1)
         layer, place = int(number), PRODUCTS.index(product)
         (low, high), far = RANGES[layer][place], FAR[layer][place]
@@ -147,7 +153,7 @@ class Graph:
         return self.add("MatMulIntegerToFloat", *inputs, domain=FUSED)
 
     def attention(self, value: str, mask: str, name: str) -> str:
-        """All heads of query, key and value at once."""
+        """Add one node for all heads of query, key and value."""
         parts = [f"{name}.{part}" for part in ("query", "key", "value")]
         rows = np.concatenate([self.weights[f"{part}.weight"].T for part in parts], axis=1)
         (read, its_scale, its_zero), factors = self.quantised(value, name, len(rows))
@@ -160,7 +166,7 @@ class Graph:
 
     def layer(self, value: str, mask: str, name: str) -> str:
         attended = self.dense(self.attention(value, mask, f"{name}.attention.self"), f"{name}.attention.output.dense")
-        # Sum and norm apart: onnxruntime's SkipLayerNormalization takes four times as long as both.
+        # Two nodes for sum and norm: onnxruntime's SkipLayerNormalization takes four times as long as both.
         value = self.normed(self.add("Add", attended, value), f"{name}.attention.output.LayerNorm")
         inner = self.add("Gelu", self.dense(value, f"{name}.intermediate.dense"), domain=FUSED)
         outer = self.dense(inner, f"{name}.output.dense")
@@ -168,13 +174,13 @@ class Graph:
 
 
 def per_column(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """(in, out) -> int8 of that shape, and the scale of each column; zero stays zero."""
+    """Return weights of shape (in, out) as int8, with the scale of each column. Zero stays zero."""
     scale = (2 * np.abs(weights).max(0) / np.float32(254)).astype(np.float32)
     return np.clip(np.rint(weights / scale), -127, 127).astype(np.int8), scale
 
 
 def as_bytes(table: NDArray[np.float32]) -> tuple[NDArray[np.uint8], np.float32, np.uint8]:
-    """uint8, scale and zero point of a whole table."""
+    """Return a table as uint8, with one scale and one zero point."""
     low, high = min(table.min(), np.float32(0)), max(table.max(), np.float32(0))
     scale = np.float32((high - low) / np.float32(255))
     zero = np.uint8(np.rint(-low / scale))
@@ -182,15 +188,18 @@ def as_bytes(table: NDArray[np.float32]) -> tuple[NDArray[np.uint8], np.float32,
 
 
 def embedded(graph: Graph) -> str:
-    """Words by their table of bytes, which a cross-encoder reads too (word_table.py); places are added as floats, the
-    type of token that all texts have included."""
+    """Add the embedding layer and return its output.
+
+    Words come from a uint8 table, which the cross-encoder reads too (word_table.py). Positions are added as floats,
+    together with the token type that all texts have.
+    """
     table = graph.weights["embeddings.word_embeddings.weight"]
     name = "transformer.embeddings.word_embeddings.weight"
     rows, scale, zero = as_bytes(table)
     found = graph.add("Gather", graph.constant(f"{name}_quantized", rows), "input_ids")
     numbers = f"{name}_scale", f"{name}_zero_point"
     for number, kind, value in zip(numbers, (TensorProto.FLOAT, TensorProto.UINT8), (scale, zero), strict=True):
-        graph.constants.append(helper.make_tensor(number, kind, [], [value]))  # typed fields: no raw bytes
+        graph.constants.append(helper.make_tensor(number, kind, [], [value]))  # typed fields, not raw bytes
     words = graph.add("DequantizeLinear", found, *numbers)
     places = sum(_rounded(graph.weights[f"embeddings.{name}.weight"])[:rows]
                  for name, rows in (("position_embeddings", None), ("token_type_embeddings", 1)))  # fmt: skip
@@ -201,7 +210,7 @@ def embedded(graph: Graph) -> str:
 
 
 def _rounded(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    """To what bytes can say: what the thresholds were measured with."""
+    """Round a table to uint8 precision, because the thresholds were measured with it."""
     rows, scale, zero = as_bytes(table)
     return (rows.astype(np.float32) - np.float32(zero)) * scale
 
@@ -212,7 +221,7 @@ def write_graph(source: Path, target: Path) -> None:
     value = embedded(graph)
     for number in range(LAYERS):
         value = graph.layer(value, mask, f"encoder.layer.{number}")
-    # The mean of what is no padding, made unit length: the sum will do.
+    # Mean pooling without padding. The result is normalised, so the sum is enough.
     second = graph.constant("second", np.ones(1, np.int64))
     weights = graph.add("Unsqueeze", graph.add("Cast", "attention_mask", to=TensorProto.FLOAT), second)
     pooled = graph.add("Squeeze", graph.add("MatMul", weights, value), second)
@@ -232,7 +241,7 @@ def write_graph(source: Path, target: Path) -> None:
 
 
 def encode(model: Path, tokenizer_file: Path, texts: list[str]) -> NDArray[np.float32]:
-    """Sentence embeddings (n, 384), one text a forward pass, as a lone request would get them."""
+    """Return sentence embeddings (n, 384), with one forward pass per text, as for a single request."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
     session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -248,18 +257,18 @@ def encode(model: Path, tokenizer_file: Path, texts: list[str]) -> NDArray[np.fl
 
 
 def reference(source: Path, texts: list[str]) -> NDArray[np.float32]:
-    """What sentence-transformers makes of the published weights in fp32, (n, 384)."""
+    """Return the fp32 vectors of sentence-transformers with the published weights, (n, 384)."""
     model = sentence_transformers.SentenceTransformer(str(source), device="cpu")
     return np.asarray(model.encode(texts, batch_size=16, normalize_embeddings=True), np.float32)
 
 
 def verify(source: Path, model: Path) -> dict[str, float | int]:
-    """Cosine agreement of the graph with the reference. Raises ValueError below `MIN_MEAN_COSINE`."""
+    """Return the cosine agreement of the graph with the reference. Raises ValueError below `MIN_MEAN_COSINE`."""
     texts = sentences()
     found = (encode(model, source / "tokenizer.json", texts) * reference(source, texts)).sum(1)
     if found.mean() < MIN_MEAN_COSINE:
         said = f"mean cosine {found.mean():.4f}, expected at least {MIN_MEAN_COSINE}"
-        raise ValueError(f"the int8 graph strays from the reference ({said})")
+        raise ValueError(f"the int8 graph deviates from the reference ({said})")
     return {
         "texts": len(texts),
         "mean": round(float(found.mean()), 5),
@@ -279,7 +288,7 @@ def main() -> int:
     try:
         agreement = verify(arguments.source, arguments.target / "model.onnx")
     except ValueError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - a script: its caller reads this line
+        print(error, file=sys.stderr)  # noqa: T201 - the caller of this script reads this line
         return 1
     shutil.copyfile(arguments.source / "tokenizer.json", arguments.target / "tokenizer.json")
     facts = {

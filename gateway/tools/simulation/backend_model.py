@@ -1,5 +1,7 @@
-"""Who answers a replayed miss, what that takes and costs, and whether it is stored: by the decisions of the gateway.
-Pure."""
+"""Models the call of a replayed miss: the backend, the time, the cost, and the admission of the answer.
+
+The decisions are those of the gateway's code. Pure.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,21 @@ OUT_OF_TIME = "out-of-time"
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a miss came to; None: not known."""
+    """The outcome of a miss. None means unknown."""
 
     backend: str | None
     tier: str | None
     reason: str
     seconds: float | None
     dollars: float | None
-    asked: bool = True  # a backend was
+    asked: bool = True  # a backend was called
 
 
 class BackendModel:
-    """Of one policy. `escalations`: of its routes with tiers. What could not be known is counted in `unknown`."""
+    """The backends under one policy. `escalations` has the controller of each route with several tiers.
+
+    `unknown` counts the values that the recorded traffic does not show.
+    """
 
     def __init__(
         self,
@@ -59,7 +64,7 @@ class BackendModel:
         largest: int,
         adapters: Mapping[str, str],
     ) -> None:
-        """`adapters`: of each backend; one that is not there is taken to speak OpenAI's protocol."""
+        """Prepare the model. `adapters` maps a backend to its adapter; a missing backend counts as `openai`."""
         members = {name for route in policy.routes for name in route.target.members}
         self._traits = {name: AdapterTraits(adapters.get(name, "openai")) for name in members}
         self._day = day
@@ -73,11 +78,13 @@ class BackendModel:
         budgets = any(row.given.budget_s is not None for row in day.requests)
         self.predicts = budgets or any(route.latency_budget_s is not None for route in policy.routes)
         self._split_routes = {r.name for r in policy.routes if any(tier.parts for tier in r.target.tiers)}
-        self._unbounded: dict[tuple[tuple[str, ...], int], Decision] = {}  # those that hang on the tier alone
+        self._unbounded: dict[
+            tuple[tuple[str, ...], int], Decision
+        ] = {}  # decisions without a budget: they depend on the tier alone
         self.unknown: dict[str, int] = {}
 
     def answer(self, at: int, row: RecordedRequest, route: Route) -> CallResult:
-        """`at`: the request's number."""
+        """Return the outcome of the request with the number `at`."""
         target = route.target
         if route.name in self._split_routes:
             target = resolve_splits(target, row.given.canonical, _midpoint_rng)
@@ -97,7 +104,7 @@ class BackendModel:
         return CallResult(backend, tier, str(decision.reason), seconds, self._dollars(row, backend, answered))
 
     def is_admitted(self, row: RecordedRequest, route: Route, key: Key) -> bool:
-        """Whether its answer is stored."""
+        """Return whether the answer to the request is stored."""
         given, rules = row.given, route.admission
         if row.status != 200 or refuse_request(rules, given.temperature, given.roles) is not None:
             return False
@@ -105,7 +112,7 @@ class BackendModel:
             return False
         answer = self._answer(row)
         if answer is None:
-            if row.hit is not None or row.verdict != "miss":  # it was stored once, or never asked whether
+            if row.hit is not None or row.verdict != "miss":  # it was stored before, or admission was never decided
                 return True
             self._count_unknown("admission", "")
             return False
@@ -114,11 +121,9 @@ class BackendModel:
         return admit_response(rules, inspection, answer.dollars, answer.size, largest) is Admission.STORED
 
     def _ask_count(self, key: Key) -> int:
-        """The sketch reads 64 hex digits."""
+        """Count a use of the key and return the count. The sketch needs 64 hex digits."""
         owner, route, canonical = key
         return self._frequency.add(hashlib.sha256(f"{owner}\0{route}\0".encode() + canonical).hexdigest())
-
-    # Who
 
     def _decision(self, row: RecordedRequest, route: Route, target: Target, remaining: Remaining) -> Decision:
         if row.given.operation == EMBEDDINGS:
@@ -131,7 +136,7 @@ class BackendModel:
         escalation = self._escalations[route.name]
         wish = escalation.wish(target, score, row.at)
         decision = self._decide(row, route, target, remaining, wish, score)
-        if target.large_share is not None or target.quality is not None:  # no other rule asks what came of it
+        if target.large_share is not None or target.quality is not None:  # no other rule needs the outcome
             escalation.count(wish, score, row.at, large=decision.tier != target.tiers[0].name)
         return decision
 
@@ -144,7 +149,7 @@ class BackendModel:
         wish: TierDecision | None,
         score: float,
     ) -> Decision:
-        """Where nothing is due, all requests for one tier are decided alike: once is enough."""
+        """Return the decision of the gateway. Without a budget it depends on the tier alone, and is cached."""
         late, signals = route.slo.late, Signals(row.given.operation, False, score, wish, remaining)
         if remaining.has_budget:
             signals = replace(signals, predictions=self._predictions(row, route, target))
@@ -156,7 +161,7 @@ class BackendModel:
         return known
 
     def _recorded_decision(self, row: RecordedRequest, target: Target) -> Decision:
-        """How hard it is was never judged: whoever answered it answers it again."""
+        """Return the recorded backend, because the complexity of the request is not known."""
         self._count_unknown("complexity", "")
         backend = row.backend if row.backend in target.backends else target.tiers[-1].backend
         return Decision((backend,), target.tier_with_backend(backend), Choice.COMPLEX)
@@ -177,7 +182,7 @@ class BackendModel:
         }
 
     def _observe(self, row: RecordedRequest) -> None:
-        """What was really asked of a backend is what predictions are made of."""
+        """Record a real call for later predictions, which use real calls only."""
         if not self.predicts or row.verdict not in CALL_VERDICTS or row.backend is None or row.status != 200:
             return
         book = self._books.setdefault(row.backend, LatencyBook())
@@ -186,8 +191,6 @@ class BackendModel:
         tokens = 0 if answer is None else answer.output_tokens
         asked = _call_features(row)
         book.observe(asked, load=0, ttft_s=seconds, total_s=seconds, output_tokens=tokens, now=row.at)
-
-    # What it costs
 
     def _dollars(self, row: RecordedRequest, backend: str, answered: RecordedRequest | None) -> float | None:
         if row.answer is not None and row.backend == backend:
@@ -204,7 +207,7 @@ class BackendModel:
         return None
 
     def _answer(self, row: RecordedRequest) -> RecordedAnswer | None:
-        """Its own, or an earlier one to the same request."""
+        """Return the recorded answer of the request, or an earlier answer to the same request."""
         if row.answer is not None:
             return row.answer
         earlier = self._day.answered.get(row.given.canonical)
@@ -220,10 +223,10 @@ def _call_features(row: RecordedRequest) -> CallFeatures:
 
 
 def _midpoint_rng() -> float:
-    return 0.5  # never drawn: every request has a key
+    return 0.5  # never used: every request has a key
 
 
 def _tier_of(target: Target, backend: str) -> str | None:
-    """As `Target.tier_of`, which gathers all members, for the one that is meant most often."""
+    """Return the tier of a backend. The most frequent case is checked first, because the full lookup is slower."""
     first = target.tiers[0]
     return first.name if backend == first.backend else target.tier_with_backend(backend)

@@ -1,4 +1,4 @@
-"""What is stored while traffic is replayed: who would find what, as far as it can be known. Pure."""
+"""Models the contents of both caches during a replay, as far as the traffic shows them. Pure."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.tools.simulation.dataset import Node
 
 Key = tuple[str, str, bytes]
-"""Owner, route and digest: of the request it is what a fingerprint is of, of the context what a scope is."""
+"""Owner, route and a digest: that of the request (as in a fingerprint), or that of the context (as in a scope)."""
 
 
 @dataclass(slots=True)
 class StoredAnswer:
-    """An answer, from `ready` on: before that it is on its way. Times are of the wall clock."""
+    """An answer that is stored from `ready` on. Until then its call is in flight. Times are wall-clock times."""
 
-    fingerprint: str  # hex; stands for the real one
+    fingerprint: str  # hex; takes the place of the real fingerprint
     created: float
     ready: float
     expires: float
-    digest: bytes  # of the real one, where it was recorded
+    digest: bytes  # digest of the real fingerprint, if it was recorded
     dollars: float
-    seconds: float  # that it took to come
+    seconds: float  # duration of its call
     backend: str
 
 
 class CacheModel:
-    """Both caches of one replay. `began`: when the first request came, wall clock."""
+    """The exact and the semantic cache of one replay. `began` is the wall-clock time of the first request."""
 
     def __init__(self, began: float) -> None:
         self._started_at = began
         self.exact: dict[Key, StoredAnswer] = {}
         self.scopes: dict[Key, dict[Node, StoredAnswer]] = {}
-        self.flights: dict[Key, float] = {}  # until when an identical request finds one in flight
+        self.flights: dict[Key, float] = {}  # time at which the call in flight for a key ends
 
     def put(self, key: Key, scope: Key, node: Node | None, stored: StoredAnswer) -> None:
-        """`node` None: it is not to be found in other words."""
+        """Store an answer. If `node` is None, the semantic cache does not find it."""
         self.exact[key] = stored
         if node is not None:
             self.scopes.setdefault(scope, {})[node] = stored
 
     def add_prior_hit(self, key: Key, scope: Key, node: Node | None, row: RecordedRequest, longest_s: float) -> None:
-        """Of a request that was a hit on what was stored before the traffic began."""
+        """Store the entry of a recorded hit, if the entry is older than the traffic."""
         hit = row.hit
         if hit is None or key in self.exact or row.verdict == "semantic":
             return
         created = row.at - hit.age_s
-        if created >= self._started_at:  # it was stored in the traffic, and here it was not
+        if created >= self._started_at:  # stored during the traffic: this replay did not store it
             return
         self.put(key, scope, node, _prior_answer(row.given.canonical, created, hit.entry, longest_s, row))
 
     def add_prior_neighbours(
         self, scope: Key, row: RecordedRequest, nodes: dict[bytes, Node], longest_s: float
     ) -> None:
-        """The same of stored answers that were judged for it."""
+        """Store the recorded candidates of a request that are older than the traffic."""
         for each in row.considered:
             node = nodes[each.entry]
             if node < 0:
@@ -66,7 +66,7 @@ class CacheModel:
 
 
 def cache_keys(route: Route, given: RequestFacts) -> tuple[Key, Key]:
-    """Of the request, and of its scope."""
+    """Return the key of the request and the key of its scope."""
     owner = owner_of(route.share, given.tenant.hex(), given.user.hex() or None)
     return (owner, route.name, given.canonical), (owner, route.name, given.context)
 

@@ -1,5 +1,7 @@
-"""Recorded traffic made ready to be replayed: what does not depend on the policy, worked out once for both. Pure but
-for what FAISS does."""
+"""Prepares recorded traffic for the replays: computes all parts that do not depend on the policy, once for both.
+
+Pure, except for FAISS.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,23 @@ from gateway.steps.traffic_log.format import RecordedCandidate, RecordedLabel, R
 from gateway.steps.traffic_log.reader import TrafficLog
 from gateway.steps.traffic_log.recorded_request import vector_of
 
-# The nearest questions of each question within its context, all at once.
 Floats = NDArray[np.float32]
 
 Nearest = list[tuple[int, float]]  # (question, similarity), best first
 
-MAX_NEIGHBOURS = 32  # of one question: lookups take the best four of those whose answers are there
+MAX_NEIGHBOURS = 32  # per question; a lookup takes the best four of those that are stored
 
-BLOCK = 1024  # questions compared at once
+BLOCK = 1024  # questions per search
 
-# Beyond so many questions of one context lists are searched rather than all, as the gateway's own index does later.
+# With more questions in one context, FAISS searches an inverted file instead of all vectors, as the gateway does.
 EXACT_UP_TO, PROBES = 6_000, 12
 
 
 def nearest_neighbours(vectors: Floats, contexts: Sequence[int], floor: float) -> list[Nearest]:
-    """Of each row those of its context that are as similar as `floor`, but for itself. `vectors`: of unit length."""
+    """Return the neighbours of each row in its context, without itself, with a similarity of at least `floor`.
+
+    `vectors` have unit length.
+    """
     found: list[Nearest] = [[] for _ in contexts]
     by_context: dict[int, list[int]] = {}
     for row, context in enumerate(contexts):
@@ -69,33 +73,38 @@ def _index(vectors: Floats) -> faiss.Index:
 
 
 Node = int
-"""A question: at least 0 where it was asked in the traffic, below for stored answers whose question was not."""
+"""A question: 0 or more if it is in the traffic, negative for a stored answer whose question is not."""
 
 
 @dataclass(slots=True)
 class TrafficDay:
-    """`candidates`: of each question the stored questions that a lookup may find, itself among them, best first."""
+    """Recorded traffic with its questions. `candidates` maps a question to those that a lookup may find, best first.
+
+    A question is its own first candidate.
+    """
 
     requests: Sequence[RecordedRequest]
     labels: Sequence[RecordedLabel]
     heading: SegmentHeading
-    questions: list[Node | None]  # of each request; None: nothing is matched by similarity
+    questions: list[Node | None]  # one per request; None: no semantic lookup
     candidates: dict[Node, Nearest]
     opinions: dict[tuple[Node, Node], Opinion]
     texts: dict[Node, str]
-    nodes: dict[bytes, Node]  # of stored answers, by the digest of their fingerprint
+    nodes: dict[bytes, Node]  # questions of stored answers, by the digest of their fingerprint
     complexities: dict[bytes, float]  # by the digest of the request
-    answered: dict[bytes, RecordedRequest] = field(default_factory=dict)  # likewise: a request that a backend answered
+    answered: dict[bytes, RecordedRequest] = field(
+        default_factory=dict
+    )  # requests that a backend answered, by the same digest
 
 
 def build_day(traffic: TrafficLog, floor: float) -> TrafficDay:
-    """`floor`: the similarity from which any of the policies would read a neighbour."""
+    """Return the prepared traffic. `floor` is the least similarity at which any policy reads a neighbour."""
     places: dict[bytes, Node] = {}
     contexts: list[int] = []
     vectors: list[np.ndarray] = []
     context_of: dict[bytes, int] = {}
     day = TrafficDay(traffic.requests, traffic.labels, traffic.heading, [], {}, {}, {}, {}, {})
-    size = 2 * traffic.heading.dimension  # of another size are those of the model before, at a change of models
+    size = 2 * traffic.heading.dimension  # bytes; vectors of another size come from a previous model
     embedded = {
         r.given.question: r.vector for r in traffic.requests if r.readable and r.vector and len(r.vector) == size
     }
@@ -130,8 +139,7 @@ def _learn(day: TrafficDay, row: RecordedRequest, node: Node | None) -> None:
 
 
 def _add_prior_questions(day: TrafficDay) -> None:
-    """Opinions, and answers that were stored before anything was recorded: met again, they are known by what was made
-    of them then."""
+    """Add the recorded opinions, and the candidates that were stored before the recording began."""
     extra: dict[Node, dict[Node, float]] = defaultdict(dict)
     for row, node in zip(day.requests, day.questions, strict=True):
         if node is None:

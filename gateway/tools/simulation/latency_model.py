@@ -1,4 +1,7 @@
-"""What a replayed request takes: what it took, where the same became of it, and otherwise what such ones took. Pure."""
+"""Models the latency of a replayed request. Pure.
+
+If the outcome is the recorded one, the latency is the recorded one. Otherwise it is a sample of similar requests.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ import numpy as np
 
 from gateway.steps.traffic_log.format import RecordedRequest
 
-# Spreads the requests over what is known, the same way each time (Knuth, The Art of Computer Programming, section 6.4).
+# Spreads the requests over the samples, the same way in each run (Knuth, The Art of Computer Programming, 6.4).
 _MULTIPLIER, _SPAN = 2654435761, 2**32
 CALL_VERDICTS = ("miss", "bypass")
-SAMPLE = 20_000  # requests whose steps are looked at: their median is all that is asked for
+SAMPLE = 20_000  # requests whose steps are read: enough for their median
 STEPS = ("exact", "embed", "search", "verify")
 
 
 class LatencyModel:
-    """Of the recorded traffic, in seconds."""
+    """The latencies of the recorded traffic, in seconds."""
 
     def __init__(self, requests: Sequence[RecordedRequest]) -> None:
         pools: dict[str, list[float]] = defaultdict(list)
@@ -39,14 +42,17 @@ class LatencyModel:
                 pools[row.verdict].append(row.seconds)
         self._pools = {name: np.sort(np.array(pool)).tolist() for name, pool in pools.items()}
         self._steps = {step: float(np.median(steps[step])) for step in STEPS if step in steps}
-        self.overhead_s = float(np.median(own)) if own else 0.0  # of a miss, before its backend is asked
+        self.overhead_s = float(np.median(own)) if own else 0.0  # overhead of a miss before its backend is called
 
     def backends(self) -> frozenset[str]:
-        """Those of which any answer is known."""
+        """Return the backends with at least one recorded answer."""
         return frozenset(name.removeprefix("backend ") for name in self._pools if name.startswith("backend "))
 
     def hit_seconds(self, at: int, row: RecordedRequest, verdict: str) -> float | None:
-        """`at`: the request's number; None: no hit of this kind was recorded, and not its steps either."""
+        """Return the latency of a hit of the request with the number `at`.
+
+        None means that neither such a hit nor its steps were recorded.
+        """
         if row.verdict == verdict:
             return row.seconds
         drawn = self._sample_pool(verdict, at)
@@ -59,7 +65,7 @@ class LatencyModel:
     def call_seconds(
         self, at: int, row: RecordedRequest, backend: str, answered: RecordedRequest | None
     ) -> float | None:
-        """`answered`: an earlier answer to the same request."""
+        """Return the latency of a call to `backend`. `answered` is an earlier answer to the same request."""
         if row.verdict in CALL_VERDICTS and row.backend == backend:
             return row.seconds
         if answered is not None and answered.backend == backend and answered.answer is not None:

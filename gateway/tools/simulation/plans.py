@@ -1,4 +1,4 @@
-"""The routes of a policy, ready to be replayed, with what was learnt of them when the traffic began. Pure."""
+"""Prepares the routes of a policy for a replay, with the learnt state from the beginning of the traffic. Pure."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from gateway.ports import PriorBands
 from gateway.routing.tier_controller import TierController
 from gateway.steps.traffic_log.format import SegmentHeading
 
-# So many lookups of a route have their threshold looked at as often as in the gateway, every 10 lookups; then it has
-# settled, and would be most of a replay.
+# For the first lookups of a route, the threshold is refreshed as often as in the gateway, every 10 lookups. Then it has
+# settled, and refreshing it so often would be most of the work of a replay.
 SETTLING_LOOKUPS, REFRESH_EVERY = 500, 100
-STEP = 20  # requests
+STEP = 20  # requests between two advances of the control
 
 
 @dataclass(slots=True)
 class RoutePlan:
-    """One route, ready."""
+    """One route of a policy, ready for a replay."""
 
     route: Route
     exact: Lifetime | None
     semantic: Semantic | None
-    within: Lifetime  # of the semantic cache
+    within: Lifetime  # lifetime in the semantic cache
     longest_s: float
     control: RouteControl
     requests: int = 0
     lookups: int = 0
-    advanced_to: int = 0  # requests that the control knows of
+    advanced_to: int = 0  # requests counted by the control so far
 
     def looked(self) -> None:
-        """One more. Time goes by in steps: what is remembered fades over a thousand requests and more."""
+        """Count one lookup. The control advances in steps: its memory fades slowly, over 1,000 requests and more."""
         if self.requests - self.advanced_to >= STEP:
             self.advanced_to = self.requests
             self.control.advance(self.requests)
@@ -55,7 +55,7 @@ def build_plan(route: Route, heading: SegmentHeading, prior: PriorBands) -> Rout
     if kept is not None:
         try:
             control.restore(kept)
-        except SnapshotInvalid:  # of another version: it starts at the calibration, as the gateway would
+        except SnapshotInvalid:  # state of another version: start at the calibration, as the gateway does
             control.reset()
     control.learning = rule is not None and rule.learns
     within = Lifetime(0.0 if rule is None else rule.ttl_s, route.jitter)
@@ -75,7 +75,7 @@ def build_escalation(route: Route, heading: SegmentHeading) -> TierController:
 
 
 def semantic_floor(policies: Sequence[Policy], floor: float) -> float:
-    """The similarity from which any route of these would read a neighbour; `floor`: the verifier's."""
+    """Return the least similarity at which any route reads a neighbour. `floor` is that of the verifier."""
     plain = (
         route.semantic.acceptance.min_similarity
         for policy in policies

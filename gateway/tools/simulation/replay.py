@@ -1,6 +1,6 @@
-"""Puts recorded traffic through one policy: the decisions are the gateway's own, the answers are those that came.
+"""Replays recorded traffic under one policy, with the decisions of the gateway's code and the recorded answers.
 
-One request after the other, in the order in which they came: what one leaves in the caches is what the next one finds.
+Requests are replayed one after the other, in the recorded order: each one sees the caches as the former left them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from gateway.tools.simulation.semantic_model import NO_VECTOR, Ask, LookupResult
 
 @dataclass(frozen=True, slots=True)
 class ReplaySetting:
-    """What is not in the traffic. `tenants`: names by digest, as far as they are known."""
+    """The inputs of a replay besides the traffic. `tenants` maps digests to names, as far as they are known."""
 
     prices: Mapping[str, Price]
     tenants: Mapping[bytes, str]
-    prior: PriorBands  # of the verifier
-    largest: int  # bytes of an answer that may be stored
-    ask: Ask | None = None  # asks the verifier of two questions; None: their text is not there
-    adapters: Mapping[str, str] = field(default_factory=dict)  # of each backend
+    prior: PriorBands  # calibration of the verifier
+    largest: int  # largest answer that may be stored, bytes
+    ask: Ask | None = None  # asks the verifier about two questions; None: texts were not recorded
+    adapters: Mapping[str, str] = field(default_factory=dict)  # adapter of each backend
 
 
 class ReplayOutcome(NamedTuple):
-    """What became of one request; None: not known, or not a matter of it."""
+    """The outcome of one request. None means unknown, or not applicable."""
 
     route: str
     verdict: str
@@ -49,9 +49,9 @@ class ReplayOutcome(NamedTuple):
     dollars: float | None
     saved: float
     similarity: float | None
-    score: float | None  # of a semantic hit that may be wrong
-    unjudged: bool  # a neighbour was there that nobody ever judged
-    replayed: bool  # False: taken over as it was
+    score: float | None  # score of a semantic hit that may be wrong
+    unjudged: bool  # a neighbour was found that was never verified
+    replayed: bool  # False: the recorded outcome was taken
 
 
 class TrafficReplay:
@@ -113,7 +113,7 @@ class TrafficReplay:
         found = self._exact_hit(at, row, plan, key, directives)
         if isinstance(found, ReplayOutcome):
             return found
-        if found is not None and found[1]:  # stale, and served while a new answer comes
+        if found is not None and found[1]:  # stale, and served during its revalidation
             self._miss_outcome(at, row, node, plan, key, scope)
             return self._hit(at, row, plan, "stale", found[0])
         if can_share_flight(directives) and (ready := self._cache.flights.get(key, 0.0)) > row.at:
@@ -124,7 +124,7 @@ class TrafficReplay:
         looked = self._semantic_lookup(row, node, plan, scope, directives)
         if looked is not None and looked.stored is not None:
             return self._hit(at, row, plan, "semantic", looked.stored, looked)
-        if found is not None and row.status in STALE_IF_ERROR_STATUSES:  # stale, and better than an error
+        if found is not None and row.status in STALE_IF_ERROR_STATUSES:  # stale-if-error
             return self._hit(at, row, plan, "stale", found[0])
         if directives.only_if_cached:
             seconds = self._latencies.overhead_s
@@ -135,7 +135,7 @@ class TrafficReplay:
     def _exact_hit(
         self, at: int, row: RecordedRequest, plan: RoutePlan, key: Key, directives: CacheDirectives
     ) -> ReplayOutcome | tuple[StoredAnswer, bool] | None:
-        """A hit; or what is no longer fresh, and whether it is served all the same."""
+        """Return a hit, or a stale answer with whether stale-while-revalidate serves it. None is a miss."""
         stored = self._cache.exact.get(key)
         if plan.exact is None or stored is None or stored.ready > row.at:
             return None
@@ -217,7 +217,7 @@ class TrafficReplay:
         self, row: RecordedRequest, node: Node | None, plan: RoutePlan, key: Key, scope: Key, called: CallResult, *,
         stores: bool, shared: bool,
     ) -> None:  # fmt: skip
-        """Its answer, on its way to those who ask the same and to the caches."""
+        """Record the call in flight for identical requests, and store its answer if it is admitted."""
         ready = row.at + (called.seconds or 0.0)
         if shared and plan.is_caching:
             self._cache.flights[key] = ready
@@ -242,7 +242,7 @@ class TrafficReplay:
 
 
 def _recorded_outcome(row: RecordedRequest, plan: RoutePlan) -> ReplayOutcome:
-    """What cannot be replayed."""
+    """Return the recorded outcome of a request that cannot be replayed."""
     answer, hit = row.answer, row.hit
     return ReplayOutcome(
         plan.route.name,

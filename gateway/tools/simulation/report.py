@@ -1,4 +1,4 @@
-"""A simulation as an operator reads it. Pure."""
+"""Formats a simulation as text for an operator. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shown = Callable[[float | None], str]
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """`report`: as `Simulation.as_json` has it."""
+    """Return the text of a report of `Simulation.as_json`."""
     traffic = report["traffic"]
     begun, ended = (time.strftime("%Y-%m-%d %H:%M", time.localtime(traffic[key])) for key in ("from", "to"))
     lines = [
@@ -77,9 +77,9 @@ def _routes(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _changes(changed: Mapping[str, Any], requests: int) -> Iterator[str]:
     if not changed["requests"]:
-        yield "No request would be answered otherwise."
+        yield "No request would get another outcome."
         return
-    yield f"{changed['requests']} requests ({changed['requests'] / requests:.1%}) would be answered otherwise, such as"
+    yield f"{changed['requests']} requests ({changed['requests'] / requests:.1%}) would get another outcome, such as"
     for each in changed["examples"]:
         asked = each["prompt"] if each["prompt"] is not None else f"question {each['question']}"
         at = time.strftime("%H:%M:%S", time.localtime(each["at"]))
@@ -96,7 +96,7 @@ def _outcome_text(what: Mapping[str, Any]) -> str:
 
 
 def _is_comparable(present: Mapping[str, Any], new: Mapping[str, Any], unknown: str) -> bool:
-    """Whether a figure is of the same requests on both sides, so that a difference says something."""
+    """Return whether a figure covers the same requests on both sides. Only then a difference has a meaning."""
     return not present[unknown] and not new[unknown]
 
 

@@ -1,4 +1,4 @@
-"""The semantic lookup of a replayed request: the same candidates, the same judgement. Pure."""
+"""Models the semantic lookup of a replayed request, with the candidates and the judgement of the gateway. Pure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gateway.steps.traffic_log.format import RecordedRequest
 from gateway.tools.simulation.cache_model import CacheModel, Key, StoredAnswer
 from gateway.tools.simulation.dataset import Node, TrafficDay
 
-NO_VECTOR = np.zeros(1, np.float32)  # what is known near a question is recorded as how far it moved the score
+NO_VECTOR = np.zeros(1, np.float32)  # the traffic has the shift of the score instead of the vector
 Ask = Callable[[str, str, float], Opinion | None]
-"""Asks the verifier of a question, a stored one and their similarity; None: it would have to look closer."""
+"""Asks the verifier about a question, a stored question and their similarity. None means that it cannot decide."""
 
 
 class LookupResult(NamedTuple):
-    """`stored` None: nothing may be served."""
+    """The result of a lookup. If `stored` is None, nothing may be served."""
 
     stored: StoredAnswer | None
     similarity: float | None
-    score: float | None  # None: no doubt about it, or none that can be put in figures
+    score: float | None  # None: the hit is certain, or its route has a fixed similarity threshold
     refusal: str | None
     unjudged: bool
 
@@ -36,7 +36,7 @@ NOTHING = LookupResult(None, None, None, None, False)
 
 
 class SemanticModel:
-    """`ask` None: who was never judged is not judged now."""
+    """The semantic lookups of one replay. If `ask` is None, candidates without a recorded opinion stay unjudged."""
 
     def __init__(self, day: TrafficDay, cache: CacheModel, ask: Ask | None) -> None:
         self._day = day
@@ -64,7 +64,7 @@ class SemanticModel:
             stored = within.get(other)
             if stored is None or stored.ready > row.at:
                 continue
-            if stored.expires <= row.at:  # the store has forgotten it
+            if stored.expires <= row.at:  # the store has expired it
                 del within[other]
                 continue
             met += 1

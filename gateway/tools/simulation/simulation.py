@@ -1,4 +1,4 @@
-"""One traffic, two policies: what would change."""
+"""Compares two policies on the same recorded traffic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from gateway.tools.simulation.latency_model import LatencyModel
 from gateway.tools.simulation.plans import RoutePlan, semantic_floor
 from gateway.tools.simulation.replay import ReplayOutcome, ReplaySetting, TrafficReplay
 
-# What a replay comes to, in figures. Pure.
 HITS = frozenset({Verdict.EXACT, Verdict.SEMANTIC, Verdict.STALE, Verdict.COALESCED})
 
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
@@ -31,12 +30,12 @@ Z = 1.96  # 95 %
 
 @dataclass(frozen=True, slots=True)
 class WrongHitForecast:
-    """Of the semantic hits: how many are expected to be wrong, and the 95 % interval of what is not known."""
+    """The expected number of wrong semantic hits, with its 95 % interval."""
 
     expected: float
     low: float
     high: float
-    requests: int  # of the routes with a promise
+    requests: int  # requests on routes with a promise
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -49,11 +48,11 @@ class WrongHitForecast:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one policy comes to; None: not known."""
+    """The figures of one policy. None means unknown."""
 
     requests: int
     verdicts: Mapping[str, int]
-    unjudged: int  # misses with a neighbour that nobody ever judged
+    unjudged: int  # misses with a neighbour that was never verified
     wrong: WrongHitForecast | None
     cost_dollars: float
     saved_dollars: float
@@ -72,7 +71,7 @@ class Side:
 
     @property
     def large_share(self) -> float | None:
-        """Of the calls that could go to either; of more tiers than two, all but the lightest are large."""
+        """The share of large models among the calls that had a choice. Every tier except `light` counts as large."""
         total = sum(self.tiers.values())
         return 1.0 - self.tiers.get("light", 0) / total if total else None
 
@@ -98,7 +97,7 @@ class Side:
 
 
 def summarise(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> Side:
-    """`plans`: of the routes that these came by."""
+    """Return the figures of `outcomes`. `plans` are those of their routes."""
     seconds = [each.seconds for each in outcomes if each.seconds is not None]
     return Side(
         len(outcomes),
@@ -115,7 +114,7 @@ def summarise(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> 
 
 
 def summarise_routes(outcomes: Sequence[ReplayOutcome], plans: Mapping[str, RoutePlan]) -> dict[str, Side]:
-    """Of the routes that any request came by."""
+    """Return the figures of each route with at least one request."""
     apart: dict[str, list[ReplayOutcome]] = {}
     for each in outcomes:
         apart.setdefault(each.route, []).append(each)
@@ -130,14 +129,14 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def recorded_side(requests: Sequence[RecordedRequest]) -> dict[str, float | None]:
-    """What really came of the requests: what the replay under the policy in force is to be held against."""
+    """Return the recorded figures. They show how well the replay under the present policy matches reality."""
     hits = sum(row.verdict in HITS for row in requests)
     p95 = quantiles([row.seconds for row in requests])["p95_ms"]
     return {"hit_rate": hits / len(requests), "p95_ms": None if p95 is None else 1e3 * p95}
 
 
 def _wrong_hits(outcomes: Sequence[ReplayOutcome], plans: Iterable[RoutePlan]) -> WrongHitForecast | None:
-    """By what each route has learnt by the end. None: no route promises anything, so that nothing is known."""
+    """Return the forecast from the learnt state of each route at the end. None means that no route has a promise."""
     promising = {plan.route.name: plan for plan in plans if _has_error_target(plan)}
     if not promising:
         return None
@@ -158,30 +157,30 @@ def _has_error_target(plan: RoutePlan) -> bool:
     return plan.semantic is not None and plan.semantic.acceptance.max_wrong_hits is not None
 
 
-# What a replay cannot know, said rather than guessed: a sentence each. Pure.
+# One sentence for each part that a replay does not cover.
 NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
-    ("limits are not replayed: what they would refuse is counted as answered", lambda r: bool(r.limits)),
-    ("cascades are not replayed: the tier that the complexity asks for is counted", lambda r: bool(r.target.cascade)),
+    ("limits are not replayed: requests that they would refuse count as answered", lambda r: bool(r.limits)),
+    ("cascades are not replayed: the tier that the complexity selects is counted", lambda r: bool(r.target.cascade)),
     (
-        "parts of a tier's calls are drawn by the question here, by the conversation in the gateway",
+        "the split of a tier is drawn by question here, and by conversation in the gateway",
         lambda r: any(tier.parts for tier in r.target.tiers),
     ),
     (
-        "questions that would wait for one in flight in other words (coalesce: on) are counted as misses",
+        "questions that would share a similar call in flight (coalesce: on) count as misses",
         lambda r: r.semantic is not None and r.semantic.coalesce,
     ),
 )
 
 ALWAYS = (
-    "load at backends, retries, hedges, removals and evictions are not replayed; what was stored before the traffic "
-    "began is known as far as it was met"
+    "load at backends, retries, hedges, removals and evictions are not replayed; entries from before the traffic are "
+    "known only if a request met them"
 )
 
 
 def build_notes(
     day: TrafficDay, present: Policy, new: Policy, replays: Sequence[TrafficReplay], setting: ReplaySetting
 ) -> Iterator[str]:
-    """`replays`: of both, done."""
+    """Yield the notes of a simulation. `replays` are the two finished replays."""
     routes = [*present.routes, *new.routes]
     yield from (said for said, applies in NOT_REPLAYED if any(map(applies, routes)))
     yield from _policy_notes(day, present)
@@ -189,7 +188,7 @@ def build_notes(
     yield from _unknown_notes(replays)
     parts = sum(row.given.inputs for row in day.requests)
     if parts:
-        yield f"{parts} calls of several inputs are taken over as they were"
+        yield f"{parts} calls of several inputs keep their recorded outcome"
     yield ALWAYS
 
 
@@ -197,7 +196,7 @@ def _policy_notes(day: TrafficDay, present: Policy) -> Iterator[str]:
     others = Counter(row.policy for row in day.requests if row.policy != present.hash)
     if others:
         names = ", ".join(sorted(others))
-        yield f"{others.total()} requests came under other policies ({names}): what really happened mixes them"
+        yield f"{others.total()} requests came under other policies ({names}): the recorded figures mix them"
 
 
 def _name_notes(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting) -> Iterator[str]:
@@ -205,7 +204,7 @@ def _name_notes(day: TrafficDay, routes: Sequence[Route], setting: ReplaySetting
         unknown = sum(row.given.tenant not in setting.tenants for row in day.requests)
         if unknown:
             yield (
-                f"{unknown} requests are of tenants whose names are not known (auth.keys has them): "
+                f"{unknown} requests come from tenants without a known name in auth.keys: "
                 "no rule for a tenant matches them"
             )
     missing = {name for route in routes for name, _ in route.match.headers} - set(day.heading.headers)
@@ -221,23 +220,23 @@ def _unknown_notes(replays: Sequence[TrafficReplay]) -> Iterator[str]:
     for what, count in sorted(unknown.items()):
         kind, _, of = what.partition(" ")
         if kind == "latency":
-            yield f"no answer of {of} was recorded: {count} to it are left out of the latencies"
+            yield f"no answer of {of} was recorded: {count} calls to it are left out of the latencies"
         elif kind == "tokens":
-            yield f"the tokens of {count} answers are not known: {of} is counted without their cost"
+            yield f"the tokens of {count} answers of {of} are not known: their cost is not counted"
         elif kind == "complexity":
-            yield f"the complexity of {count} requests is not known: the backend that answered them is taken again"
+            yield f"the complexity of {count} requests is not known: they keep their recorded backend"
         else:
-            yield f"{count} answers were not inspected for the cache: they are counted as not stored"
+            yield f"{count} answers were not inspected for the cache: they count as not stored"
 
 
 EXAMPLES = 10
 
-ID_BYTES = 8  # of a digest that stands for a question
+ID_BYTES = 8  # bytes of a digest that identifies a question
 
 
 @dataclass(frozen=True, slots=True)
 class HalfForecast:
-    """What became of the traffic under one policy."""
+    """The outcomes of the traffic under one policy."""
 
     policy: str  # hash
     side: Side
@@ -251,7 +250,7 @@ class HalfForecast:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """`seconds`: what the replays took, reading not counted."""
+    """The result of a simulation. `seconds` is the duration of the replays, without reading the traffic."""
 
     requests: Sequence[RecordedRequest]
     present: HalfForecast
@@ -260,7 +259,7 @@ class Simulation:
     seconds: float
 
     def changed(self) -> Iterator[int]:
-        """The numbers of the requests that something else would become of."""
+        """Yield the numbers of the requests whose verdict or backend differs."""
         for at, (old, new) in enumerate(zip(self.present.outcomes, self.new.outcomes, strict=True)):
             if (old.verdict, old.backend) != (new.verdict, new.backend):
                 yield at
@@ -296,7 +295,7 @@ class Simulation:
 
 
 def simulate(traffic: TrafficLog, present: Policy, new: Policy, setting: ReplaySetting) -> Simulation:
-    """Puts the traffic through both."""
+    """Replay the traffic under both policies and return the comparison."""
     started = time.perf_counter()
     day = build_day(traffic, semantic_floor([present, new], traffic.heading.floor))
     latencies = LatencyModel(day.requests)
@@ -322,6 +321,6 @@ def _outcome_json(outcome: ReplayOutcome) -> dict[str, Any]:
 
 
 def _sample_evenly(changed: Sequence[int]) -> Sequence[int]:
-    """Some of them, from the beginning to the end."""
+    """Return at most `EXAMPLES` numbers, spread evenly from beginning to end."""
     step = max(1, len(changed) // EXAMPLES)
     return changed[::step][:EXAMPLES]

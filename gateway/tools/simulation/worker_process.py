@@ -1,4 +1,4 @@
-"""A simulation as one value: what a process of its own is given, and what it does with it."""
+"""Runs a simulation in a separate process, from one serialised job."""
 
 from __future__ import annotations
 
@@ -28,23 +28,26 @@ from gateway.steps.traffic_log.segments import FOLDER, KEY_FILE
 from gateway.tools.simulation.replay import ReplaySetting
 from gateway.tools.simulation.simulation import Simulation, simulate
 
-NICE = 10  # of a process that runs beside a gateway: requests go first
+NICE = 10  # niceness: the requests of a gateway on this machine have priority
 Texts = Sequence[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationJob:
-    """Plain values, so that it can be sent. Policies are the names and contents of their files, in order."""
+    """The inputs of a simulation as plain values, for serialisation.
+
+    A policy is the names and contents of its files, in order.
+    """
 
     wanted: str  # `last-24h`, or a path
-    now: float  # wall clock
-    folder: str  # of the gateway's own log
-    embedder: str | None  # fingerprint of the model in use; None: not compared
+    now: float  # wall-clock time
+    folder: str  # folder of the gateway's traffic log
+    embedder: str | None  # fingerprint of the model in use; None: no comparison
     verifier: str  # learned | checks
-    largest: int  # bytes of an answer that may be stored
-    prices: dict[str, tuple[float, float]]  # of every backend: input and output, dollars a million tokens
-    adapters: dict[str, str]  # of every backend
-    tenants: tuple[str, ...]  # names that are known
+    largest: int  # largest answer that may be stored, bytes
+    prices: dict[str, tuple[float, float]]  # per backend: input and output, dollars per million tokens
+    adapters: dict[str, str]  # per backend
+    tenants: tuple[str, ...]  # known names
     present: tuple[tuple[str, bytes], ...]
     new: tuple[tuple[str, bytes], ...]
 
@@ -76,8 +79,11 @@ def unpack_job(content: bytes) -> SimulationJob:
 
 
 def run_job(job: SimulationJob) -> Simulation:
-    """For a process of its own: meanwhile nothing is collected, which of millions of small values, none of them in a
-    cycle, would take as long as all else. Raises `TrafficUnreadable` or `ConfigInvalid`."""
+    """Run a simulation with the garbage collector off, so call it in a separate process.
+
+    The job creates millions of small values without cycles. Collection would double its duration. Raises
+    `TrafficUnreadable` or `ConfigInvalid`.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -94,7 +100,7 @@ def _simulate(job: SimulationJob) -> Simulation:
     verifier: Verifier = ThresholdVerifier() if job.verifier == "checks" else LearnedVerifier(load_weights())
 
     def ask(asked: str, stored: str, similarity: float) -> Opinion | None:
-        if is_framed(asked, stored, [stored]):  # what varies would have to be embedded
+        if is_framed(asked, stored, [stored]):  # the varying parts would need embeddings
             return None
         return verifier.opinions(asked, [StoredCandidate(stored, similarity)])[0]
 
@@ -121,12 +127,12 @@ def _require_same_embedder(job: SimulationJob, traffic: TrafficLog) -> None:
     if job.embedder is not None and job.embedder != recorded:
         raise TrafficUnreadable(
             f"the traffic of {job.wanted} was embedded by {recorded}, and the configuration has {job.embedder}: "
-            "what would be near with that nobody knows, expected traffic of the model in use"
+            "similarities of another model are not comparable, expected traffic of the model in use"
         )
 
 
 def _names(job: SimulationJob) -> dict[bytes, str]:
-    """Of tenants, by digest, where the key of the log is at hand."""
+    """Return the names of tenants by digest. Without the key of the log, the result is empty."""
     where = Path(job.folder if job.wanted.startswith("last-") else job.wanted)
     try:
         key = ((where if where.is_dir() else where.parent) / KEY_FILE).read_bytes()
@@ -137,13 +143,13 @@ def _names(job: SimulationJob) -> dict[bytes, str]:
 
 
 def main() -> int:
-    """Reads a job, writes what came of it as JSON: `gateway.admin.simulation_runner` runs it so."""
+    """Read a job from stdin and write its result as JSON to stdout, for `gateway.admin.simulation_runner`."""
     sys.stdout.buffer.write(job_response(unpack_job(sys.stdin.buffer.read())))
     return 0
 
 
 def job_response(job: SimulationJob) -> bytes:
-    """JSON, a refusal with `error`."""
+    """Return the result of a job as JSON. A job that cannot run gives `error`."""
     try:
         return orjson.dumps(run_job(job).as_json())
     except TrafficUnreadable as error:

@@ -46,7 +46,7 @@ def test_every_fault_is_said_with_its_line(tmp_path: Path) -> None:
     assert first.startswith(f"{lines}:1: not JSON (")
     assert second == f"{lines}:2: no label, expected a text under one of label, answer, category, intent"
     assert third == f"{lines}:3: expected a JSON object"
-    assert fourth == f"{lines}:4: a probability is no number of 0 or more"
+    assert fourth == f"{lines}:4: a probability is invalid, expected a number of 0 or more"
 
 
 def test_a_table_without_a_label_is_a_fault_of_its_first_line(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""An extractive answer from documentation: rank passages, choose their best sentences, name their sections.
+"""Composes an answer from documentation: ranks passages, chooses their best sentences, and names their sections.
 
-Pure but for `Corpus.load`; both models use it and differ in the encoder and in how much they look at.
+Pure except for `Corpus.load` and `Corpus.save`. Both models use it; they differ in the encoder and in the `Style`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ UNKNOWN = "The documentation does not say."
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Passages and the units (sentences, list items, code) they consist of, with a vector each."""
+    """Passages and their units (sentences, list items, code), each with a vector."""
 
-    titles: list[str]  # of the passages
+    titles: list[str]  # one per passage
     units: list[str]
-    passage_of: NDArray[np.int32]  # (units,): the passage a unit belongs to
+    passage_of: NDArray[np.int32]  # (units,): the passage of each unit
     passage_vectors: Vectors  # (passages, dimension)
     unit_vectors: Vectors  # (units, dimension)
 
     @classmethod
     def load(cls, directory: Path) -> Corpus:
-        """Reads `corpus.json` and `vectors.npz`. Raises `OSError` or `ValueError`."""
+        """Read `corpus.json` and `vectors.npz`. Raises `OSError` or `ValueError`."""
         texts = json.loads((directory / "corpus.json").read_bytes())
         with np.load(directory / "vectors.npz", allow_pickle=False) as file:
             return cls(
@@ -49,19 +49,19 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How much of the documentation goes into an answer."""
+    """The limits and weights by which an answer is composed."""
 
-    passages: int  # passages looked at
-    units: int  # units in the answer, at most
-    floor: float  # similarity of the best passage below which the documentation does not say
-    redundancy: float = 0.4  # weight of similarity to what is already in the answer (MMR, Carbonell & Goldstein 1998)
-    context: float = 0.5  # weight of the passage's similarity beside the unit's own: headings say what it is about
-    spread: float = 0.7  # a further passage counts while it is this close to the best one's similarity
-    relevance: float = 0.45  # a further unit counts while its score is this share of the best one's
+    passages: int  # most passages that are considered
+    units: int  # most units in an answer
+    floor: float  # below this similarity of the best passage the answer is `UNKNOWN`
+    redundancy: float = 0.4  # weight of similarity to units already chosen (MMR, Carbonell & Goldstein 1998)
+    context: float = 0.5  # weight of the passage's similarity next to the unit's: headings name the topic
+    spread: float = 0.7  # least similarity of a further passage, as a share of the best one's
+    relevance: float = 0.45  # least score of a further unit, as a share of the best one's
 
 
 def answer(question: Vectors, corpus: Corpus, style: Style) -> str:
-    """The answer to the question whose vector, shape (dimension,), is given; `UNKNOWN` below the floor."""
+    """Return the answer to a question by its vector, shape (dimension,). Below `style.floor` it is `UNKNOWN`."""
     by_unit = corpus.unit_vectors @ question
     similarity = nearness(question, corpus, by_unit)
     best = float(similarity.max(initial=-1.0))
@@ -78,8 +78,11 @@ def answer(question: Vectors, corpus: Corpus, style: Style) -> str:
 
 
 def nearness(question: Vectors, corpus: Corpus, by_unit: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How near each passage is, shape (passages,): half as a whole, half by its nearest unit, which a long passage
-    would drown out."""
+    """Return the similarity of each passage to the question, shape (passages,).
+
+    It is the mean of the similarities of the whole passage and of its nearest unit. The vector of a long passage alone
+    would hide a single unit that matches.
+    """
     nearest = np.full(len(corpus.titles), -1.0, np.float32)
     np.maximum.at(nearest, corpus.passage_of, by_unit)
     similarity: NDArray[np.float32] = np.float32(0.5) * (corpus.passage_vectors @ question + nearest)
@@ -87,7 +90,7 @@ def nearness(question: Vectors, corpus: Corpus, by_unit: NDArray[np.float32]) ->
 
 
 def _choose(vectors: Vectors, score: NDArray[np.float32], style: Style) -> list[int]:
-    """Maximal marginal relevance: again and again what scores best and repeats least."""
+    """Choose units by maximal marginal relevance: a high score, and little similarity to the units chosen so far."""
     enough = style.relevance * float(score.max())
     open_, chosen = [i for i in range(len(score)) if score[i] >= enough], list[int]()
     while open_ and len(chosen) < style.units:
@@ -97,7 +100,7 @@ def _choose(vectors: Vectors, score: NDArray[np.float32], style: Style) -> list[
 
 
 def _join(units: list[str]) -> str:
-    """Sentences on one line, code on its own lines, and a full stop where a list item has none."""
+    """Join sentences on one line and code on separate lines. Add a full stop to a list item that has none."""
     text = ""
     for unit in units:
         if unit.startswith("```"):

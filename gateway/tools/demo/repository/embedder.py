@@ -1,4 +1,4 @@
-"""`embedder`: all-MiniLM sentence embeddings, for /v1/embeddings through Triton."""
+"""The model `embedder`: all-MiniLM sentence embeddings, for /v1/embeddings through Triton."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class TritonPythonModel:
         return [self._embed(request) for request in requests]
 
     def _embed(self, request: Any) -> Any:
-        """`embedding`, float32 of shape (texts, 384), one unit row a text."""
+        """Return `embedding`, float32 of shape (texts, 384), one unit-length row per text."""
         given = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)
         if not len(given):
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("text_input is empty"))
-        # One forward pass a text: int8 activations are scaled over a whole pass, so a text's neighbours would move it.
+        # One forward pass per text: int8 activations are scaled over a pass, so other texts would change the vector.
         vectors = np.concatenate([self._encoder.encode([text.decode(errors="replace")]) for text in given])
         return pb_utils.InferenceResponse([pb_utils.Tensor("embedding", vectors)])

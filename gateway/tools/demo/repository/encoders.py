@@ -1,4 +1,4 @@
-"""Text to unit vectors: all-MiniLM through onnxruntime, and static token vectors distilled from it."""
+"""Encodes text as unit vectors: all-MiniLM through onnxruntime, and static token vectors distilled from it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 Vectors = NDArray[np.float32]
 """Unit-length rows, float32 of shape (texts, dimension)."""
 
-MAX_TOKENS = 256  # what all-MiniLM was trained to read
-BATCH = 32  # memory follows the largest batch
+MAX_TOKENS = 256  # the training limit of all-MiniLM
+BATCH = 32  # the largest batch decides the memory
 
 
 class Encoder(Protocol):
@@ -23,7 +23,7 @@ class Encoder(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """One unit vector a text, in order; a text without known words may be all zeros."""
+        """Return one unit vector per text, in order. A text without known words may get all zeros."""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -34,13 +34,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 class MiniLm:
-    """The encoder itself: one forward pass a batch."""
+    """The encoder all-MiniLM, with one forward pass per batch."""
 
     def __init__(self, model: Path, tokenizer: Path, threads: int = 1) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # Idle threads that spin take the core that the gateway beside us needs.
+        # Spinning idle threads would take the core that the gateway on this machine needs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self.tokenizer = load_tokenizer(tokenizer)
         self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -48,7 +48,7 @@ class MiniLm:
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         ids = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
-        # Similar lengths together: a batch is padded to its longest text.
+        # Texts of similar length share a batch, because a batch is padded to its longest text.
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         rows: list[Vectors] = [np.empty(0, np.float32)] * len(ids)
         for start in range(0, len(order), BATCH):
@@ -58,7 +58,7 @@ class MiniLm:
         return np.stack(rows)
 
     def encode_ids(self, ids: Sequence[Sequence[int]]) -> Vectors:
-        """Vectors of token id sequences, special tokens included, as one batch."""
+        """Return the vectors of token id sequences, special tokens included, from one batch."""
         shape = (len(ids), max(map(len, ids)))
         feed = {name: np.zeros(shape, np.int64) for name in self._inputs}
         for i, row in enumerate(ids):
@@ -69,12 +69,12 @@ class MiniLm:
 
 
 class StaticVectors:
-    """The sum of a text's weighted token vectors, made unit length: a table look-up instead of a network."""
+    """Encodes a text as the normalised sum of its weighted token vectors: a table lookup instead of a network."""
 
     def __init__(self, table: Path, tokenizer: Path) -> None:
         self.tokenizer = load_tokenizer(tokenizer)
         with np.load(table, allow_pickle=False) as file:
-            self._table: NDArray[np.float16] = file["vectors"]  # (vocabulary, dimension), weights included
+            self._table: NDArray[np.float16] = file["vectors"]  # (vocabulary, dimension), already weighted
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""`large`: passages ranked by all-MiniLM, and an answer from the best sentences of several."""
+"""The model `large`: ranks passages by all-MiniLM and answers with the best sentences of several."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .streaming import AnswerModel
 
 
 class TritonPythonModel(AnswerModel):
-    # tests/tools/demo/questions.yaml: the questions that have an answer come to 0.40 and more, the others to 0.19 at
-    # most.
+    # In tests/tools/demo/questions.yaml, questions with an answer have a similarity of at least 0.40, the others at
+    # most 0.19.
     style = Style(passages=3, units=5, floor=0.28)
 
     def make_encoder(self, directory: Path) -> Encoder:

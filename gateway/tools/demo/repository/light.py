@@ -1,4 +1,4 @@
-"""`light`: the best passage by static token vectors, and its two best sentences."""
+"""The model `light`: finds the best passage by static token vectors and answers with its two best sentences."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .streaming import AnswerModel
 
 
 class TritonPythonModel(AnswerModel):
-    # tests/tools/demo/questions.yaml: the questions that have an answer come to 0.43 and more, the others to 0.35 at
-    # most.
+    # In tests/tools/demo/questions.yaml, questions with an answer have a similarity of at least 0.43, the others at
+    # most 0.35.
     style = Style(passages=1, units=2, floor=0.39)
 
     def make_encoder(self, directory: Path) -> Encoder:

@@ -1,4 +1,4 @@
-"""What `light` and `large` share: reading a request, streaming the answer, heeding a client that went away."""
+"""The common part of `light` and `large`: reads a request, streams the answer, and stops if the client is gone."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tokenizers import Tokenizer
 from .answering import Corpus, Style, answer
 from .encoders import Encoder
 
-WORDS_A_RESPONSE = 6  # some 30 responses for a long answer: enough to watch it grow, few enough to be cheap
+WORDS_A_RESPONSE = 6  # about 30 responses for a long answer: the stream is visible, and still cheap
 WORD = re.compile(r"\s*\S+\s*")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCELLED = "nearhit_demo_cancelled_total"
 
 
 class AnswerModel:
-    """A decoupled model that answers from the documentation. Subclasses say with which encoder and how much."""
+    """A decoupled model that answers from the documentation. Subclasses set the encoder and the style."""
 
     style: Style
 
     def make_encoder(self, directory: Path) -> Encoder:
-        """The encoder whose files lie in `directory`."""
+        """Return the encoder with the files in `directory`."""
         raise NotImplementedError
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -36,7 +36,7 @@ class AnswerModel:
         self.corpus = Corpus.load(directory)
         self.encoder = self.make_encoder(directory)
         self.encoder.encode(["warm up"])
-        # Held by the model: a family that is collected disappears from /metrics, and takes its metrics along.
+        # The model keeps a reference: a family that is garbage-collected disappears from /metrics with its metrics.
         self._family = pb_utils.MetricFamily(
             name=CANCELLED,
             description="Answers given up because the client went away",
@@ -51,13 +51,13 @@ class AnswerModel:
         sender = request.get_response_sender()
         try:
             await self._answer(request, sender)
-        except Exception as error:  # a model must end every response stream, whatever happened
+        except Exception as error:  # a model must end every response stream, also after an error
             sender.send(
                 pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{type(error).__name__}: {error}")), FINAL
             )
 
     async def _answer(self, request: Any, sender: Any) -> None:
-        """Sends the answer in groups of words; the last response also says how it ended and what it took."""
+        """Send the answer in groups of words. The last response adds the finish reason and the token counts."""
         prompt = _text(request, "text_input")
         interval_s = (_number(request, "chunk_interval_ms") or 0) / 1000
         text = answer(self.encoder.encode([last_turn(prompt)])[0], self.corpus, self.style)
@@ -82,12 +82,12 @@ class AnswerModel:
 
 
 def last_turn(prompt: str) -> str:
-    """The question in a transcript ("user: ...", turns separated by blank lines): what the user said last."""
+    """Return the last user turn of a transcript ("user: ...", with blank lines between turns): the question."""
     return re.split(r"(?:^|\n\n)user: ", prompt)[-1].strip()
 
 
 def cut(text: str, max_tokens: int | None, tokenizer: Tokenizer) -> tuple[str, int, str]:
-    """The text within `max_tokens` word pieces, how many it has, and "stop" or "length" as the reason of its end."""
+    """Return the text cut to `max_tokens` word pieces, their number, and the finish reason, "stop" or "length"."""
     ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
     if max_tokens is None or len(ends) <= max_tokens:
         return text, len(ends), "stop"
@@ -99,7 +99,7 @@ def count(text: str, tokenizer: Tokenizer) -> int:
 
 
 def groups(text: str) -> list[str]:
-    """The text in groups of words that join to it again; at least one, if only an empty one."""
+    """Return the text in groups of words that concatenate to it. An empty text gives one empty group."""
     words = WORD.findall(text)
     return ["".join(words[i : i + WORDS_A_RESPONSE]) for i in range(0, len(words), WORDS_A_RESPONSE)] or [""]
 

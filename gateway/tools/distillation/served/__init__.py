@@ -1,4 +1,4 @@
-"""What a distilled model is served by: copied beside its weights, run by Triton's python backend.
+"""The code that serves a distilled model. It is copied next to the weights and runs in Triton's python backend.
 
-Triton's environment has numpy, onnxruntime and tokenizers, and nothing of ours: relative imports alone.
+Triton's environment has numpy, onnxruntime and tokenizers, but not `gateway`, so all imports here are relative.
 """

@@ -1,4 +1,4 @@
-"""A text classifier of a folder: `model.onnx`, `tokenizer.json` and `config.json`, as Hugging Face writes it."""
+"""Classifies text with the model of a folder: `model.onnx`, `tokenizer.json` and a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 Logits = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
-"""Token ids and mask, (1, length) each, to (labels,)."""
+"""Maps token ids and mask, each of shape (1, length), to logits of shape (labels,)."""
 
-# A cascade's check `verifier` doubts an answer that begins like this, and asks the large model.
+# The check `verifier` of a cascade escalates an answer that begins with this text.
 UNSURE = "I don't know."
 
 
 @dataclass(frozen=True, slots=True)
 class Classified:
     text: str
-    confidence: float  # the probability of the likeliest label
+    confidence: float  # probability of the likeliest label
     tokens: int
 
 
 class Classifier:
-    """`logits`: another's than those of the folder's own graph."""
+    """A classifier with the files of `folder`. `logits` replaces the graph of the folder."""
 
     def __init__(self, folder: Path, logits: Logits | None = None) -> None:
         about = json.loads((folder / "config.json").read_text())
@@ -39,7 +39,7 @@ class Classifier:
         self._logits = logits or _load_graph(folder / "model.onnx")
 
     def classify_text(self, text: str) -> Classified:
-        """The likeliest label, or `UNSURE` where its probability is not above `accept_above`."""
+        """Return the likeliest label, or `UNSURE` if its probability is not above `accept_above`."""
         ids = self._tokenizer.encode(text).ids
         odds = self._probabilities(ids)
         best = int(odds.argmax())
@@ -47,7 +47,10 @@ class Classifier:
         return Classified(self.labels[best] if sure else UNSURE, float(odds[best]), len(ids))
 
     def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """(texts, labels), a pass each, as when it serves: int8 scales are taken over a pass."""
+        """Return the probabilities, shape (texts, labels).
+
+        Each text has its own pass, as in serving: int8 scales depend on all texts of a pass.
+        """
         return np.stack([self._probabilities(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts))])
 
     def _probabilities(self, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -59,7 +62,7 @@ class Classifier:
 
 
 def _load_graph(file: Path) -> Logits:
-    """On one thread: several models share a machine, and a text takes a fraction of a millisecond."""
+    """Load a graph for one thread, because several models share a machine. A text takes a fraction of a millisecond."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])

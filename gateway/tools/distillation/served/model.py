@@ -1,4 +1,4 @@
-"""A distilled classifier in Triton's python backend: `text_input` to `text_output`, the label."""
+"""Serves a distilled classifier in Triton's python backend: `text_input` to `text_output`, the label."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .classifier import Classifier
 
-STEP = 16  # tokens: lengths are rounded up to these, so that Triton finds requests of one shape for a batch
+STEP = 16  # tokens: lengths are rounded up to a multiple, so that Triton can batch requests of one shape
 
 
 class TritonPythonModel:
@@ -21,7 +21,7 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         graph = json.loads((folder / "config.json").read_text()).get("graph")
         self._classifier = Classifier(folder, None if graph is None else _remote_graph(graph))
-        if graph is None:  # the other model may not be there yet
+        if graph is None:  # otherwise the graph's model may not be loaded yet
             self._classifier.classify_text("warm up")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -43,8 +43,10 @@ class TritonPythonModel:
 
 
 def _remote_graph(graph: str) -> Any:
-    """Logits from another model of this server, which batches them on a GPU. What it fails with Triton tells whoever
-    asked."""
+    """Return a function that gets logits from another model of this server, which batches them on a GPU.
+
+    Triton reports an error of that model to the client.
+    """
 
     def logits(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
         space = ((0, 0), (0, -ids.shape[1] % STEP))

@@ -1,1 +1,1 @@
-"""Trains a student. Runs in the build environment, where torch is: relative imports alone, nothing else of ours."""
+"""Trains a student in the build environment, which has torch but not `gateway`: all imports here are relative."""

@@ -1,4 +1,4 @@
-"""Epochs, with a checkpoint after each: a run that was killed goes on, and ends with the weights it would have had."""
+"""Runs epochs with a checkpoint after each. A run that was killed resumes, and ends with the same weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 
 Told = Callable[[int, float], None]
-"""Told the number of epochs done and the mean loss of the last."""
+"""Called with the number of finished epochs and the mean loss of the last one."""
 
 
 class Kept(Protocol):
-    """A model, an optimiser, the masks of a pruning."""
+    """State that a checkpoint saves: a model, an optimiser, or pruning masks."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -24,9 +24,11 @@ class Kept(Protocol):
 def resumable(
     kept: Mapping[str, Kept], total: int, checkpoint: Path, digest: str, epoch: Callable[[int], float], told: Told
 ) -> int:
-    """Runs `epoch` with the numbers 0 to `total` - 1; returns how many an earlier run had done. `kept`: all that an
-    epoch changes. `digest`: of all that decides the outcome; a checkpoint of another one is not used. Whatever an epoch
-    draws it draws from the seed and its number."""
+    """Run `epoch` with the numbers 0 to `total` - 1, and return how many epochs an earlier run had finished.
+
+    `kept` has all state that an epoch changes. `digest` covers all inputs of the training; a checkpoint with another
+    digest is ignored. The random numbers of an epoch must depend on the seed and its number alone.
+    """
     begun = 0
     if (saved := _loaded(checkpoint, digest)) is not None:
         begun = saved["epoch"]
@@ -41,14 +43,14 @@ def resumable(
 
 
 def drawn(seed: int, epoch: int) -> torch.Generator:
-    """Of one epoch."""
+    """Return the random generator of one epoch."""
     return torch.Generator().manual_seed(seed * 100_003 + epoch)
 
 
 def _loaded(checkpoint: Path, digest: str) -> dict[str, Any] | None:
     try:
         saved: dict[str, Any] = torch.load(checkpoint, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError):  # none, or not whole: the run begins anew
+    except (OSError, RuntimeError, ValueError, EOFError):  # missing or incomplete: start from the beginning
         return None
     return saved if saved.get("digest") == digest else None
 
@@ -56,4 +58,4 @@ def _loaded(checkpoint: Path, digest: str) -> dict[str, Any] | None:
 def _save(checkpoint: Path, state: dict[str, Any]) -> None:
     beside = checkpoint.with_suffix(".part")
     torch.save(state, beside)
-    os.replace(beside, checkpoint)  # noqa: PTH105 - at once: whoever is killed leaves the last one
+    os.replace(beside, checkpoint)  # noqa: PTH105 - atomic: a killed run leaves the last checkpoint

@@ -1,4 +1,4 @@
-"""A trained model as an ONNX graph, in the precision that was asked for."""
+"""Exports a trained model as an ONNX graph in the requested precision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("input_ids", "attention_mask")
 
 
 def export(model: torch.nn.Module, target: Path, precision: str) -> int:
-    """Token ids and mask to logits. Writes `target`; returns the bytes of the graph as `fp32`."""
+    """Write the graph from token ids and mask to logits to `target`. Return the size of its fp32 form in bytes."""
     ids = torch.tensor([[1, 2, 3], [1, 2, 0]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     axes = {0: "batch", 1: "length"}
@@ -39,9 +39,9 @@ def trace(
     outputs: Sequence[str],
     axes: Mapping[str, Mapping[int, str]],
 ) -> None:
-    """The fp32 graph. `axes`: those that may be of any length, by input or output."""
+    """Write the fp32 graph. `axes` has the axes of any length, per input or output."""
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of the tracer, about shapes: the held-out part checks the result
+        warnings.simplefilter("ignore")  # the tracer warns about shapes; the held-out rows check the result
         torch.onnx.export(
             model.eval(),
             given,
@@ -55,9 +55,10 @@ def trace(
 
 
 def convert(whole: Path, target: Path, precision: str) -> None:
-    """`int8`: weights of 7 bits per channel, activations quantised at run time. `fp16`: all but inputs and outputs.
+    """Convert the fp32 graph to `precision`.
 
-    Processors without VNNI add two products of 8 bits in 16 bits and saturate; weights of 7 bits leave room
+    `int8` means weights of 7 bits per channel, and activations quantised at run time. `fp16` covers all except inputs
+    and outputs. Processors without VNNI add two 8-bit products in 16 bits and saturate; 7-bit weights avoid that
     (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html#when-and-why-do-i-need-to-try-u8u8).
     """
     if precision == "fp32":
@@ -65,6 +66,6 @@ def convert(whole: Path, target: Path, precision: str) -> None:
     elif precision == "fp16":
         onnx.save(convert_float_to_float16(onnx.load(whole), keep_io_types=True), target)
     else:
-        logging.disable(logging.WARNING)  # it advises a step that is for convolutions
+        logging.disable(logging.WARNING)  # it recommends a step that only helps convolutions
         quantize_dynamic(whole, target, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
         logging.disable(logging.NOTSET)

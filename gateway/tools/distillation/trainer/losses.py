@@ -1,4 +1,4 @@
-"""What a student is taught by."""
+"""The loss function of a student."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def distillation(
     alpha: float,
     temperature: float,
 ) -> torch.Tensor:
-    """The mean over rows of alpha * CE + (1 - alpha) * T^2 * KL(teacher || student), both softened by T.
+    """Return the mean over rows of alpha * CE + (1 - alpha) * T^2 * KL(teacher || student), both softened by T.
 
-    Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), section 2: T^2 keeps the two parts'
-    gradients alike. `logits`, `teacher`: (rows, labels); `told`: (rows,) bool, whether the teacher gave probabilities.
-    A row without has CE alone.
+    The source is Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), section 2. T^2 keeps
+    the gradients of the two parts at the same scale. `logits` and `teacher` have shape (rows, labels). `told`, bool of
+    shape (rows,), marks the rows with probabilities of the teacher. The other rows have CE alone.
     """
     hard = functional.cross_entropy(logits, labels, reduction="none")
     student = functional.log_softmax(logits / temperature, dim=1)

@@ -1,4 +1,4 @@
-"""What the build environment runs: reads `job.json` and `rows.jsonl`, writes graphs and `trained.json`."""
+"""The entry point in the build environment: reads `job.json` and `rows.jsonl`, writes graphs and `trained.json`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from .pruning import zeros_of
 from .student import Student
 from .training import Examples, Plan, train
 
-AFTERWARDS = ("precision", "tensorrt")  # of the job: what becomes of the weights, whatever they are
-NOBODY = -30.0  # the log of a probability that the teacher did not name
+AFTERWARDS = ("precision", "tensorrt")  # options of the export: they do not affect the weights
+NOBODY = -30.0  # log probability of a label that the teacher did not name
 
 
 def run(given: Sequence[str]) -> None:
-    """[FOLDER, "quiet" or "shown", the folder of a transformer or ""]. Raises OSError and whatever torch raises."""
+    """Run a job with the arguments FOLDER, "quiet" or "shown", and the folder of a transformer or "".
+
+    Raises OSError and errors of torch.
+    """
     folder, how, transformer = given
     started = time.monotonic()
     job = json.loads((Path(folder) / "job.json").read_text())
@@ -44,8 +47,9 @@ def classify(
     job: dict[str, Any], rows: Sequence[dict[str, Any]], digest: str, folder: Path, transformer: Path | None, *,
     quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """-> what is to be reported."""
-    with np.load(job["vectors"], allow_pickle=False) as file:  # first: a teacher takes so long that it may be replaced
+    """Train a classifier, export its graphs, and return its report."""
+    # Read the vectors first: the file may be replaced during the training of a teacher.
+    with np.load(job["vectors"], allow_pickle=False) as file:
         vectors = torch.from_numpy(file["vectors"].astype(np.float32))[:, : job["width"]]
     tokenizer = Tokenizer.from_file(job["tokenizer"])
     tokenizer.no_padding()
@@ -63,9 +67,9 @@ def classify(
     used = sorted({each for row in ids for each in row})
     place = {each: at for at, each in enumerate(used)}
     examples = Examples([[place[each] for each in row] for row in ids], labels, teacher, told)
-    # Its matrices are small: a second thread costs more than it does, the most on a busy machine.
+    # The matrices of the student are small: a second thread costs more than it saves, most of all on a busy machine.
     torch.set_num_threads(1)
-    # Tokens that no row has keep the vectors they came with: only the others are in training, a tenth or less.
+    # Only tokens that occur in a row are trained, a tenth or less. The others keep their vectors.
     student = Student(vectors[used], job["hidden"], len(job["labels"]))
     plan = Plan(**job["plan"])
     with shown("training", plan.total, "epochs", quiet=quiet) as tell:
@@ -75,13 +79,13 @@ def classify(
     whole[used] = student.table.detach()
     student.table = torch.nn.Parameter(whole)
     size = export(student, folder / "student.onnx", job["precision"])
-    if job["tensorrt"]:  # which rounds by itself, and knows none of onnxruntime's int8 operators
+    if job["tensorrt"]:  # TensorRT rounds by itself, and has none of onnxruntime's int8 operators
         export(student, folder / "student-gpu.onnx", "fp32")
     return about | {"fp32_bytes": size, "resumed_after": begun, "zeros": zeros}
 
 
 def _told(rows: Sequence[dict[str, Any]], labels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logits of the teacher, of which rows it told any)"""
+    """Return the logits of the teacher, and a mask of the rows with probabilities."""
     logits = torch.full((len(rows), labels), NOBODY)
     for at, row in enumerate(rows):
         for label, odds in row["odds"] or ():

@@ -1,4 +1,4 @@
-"""How far a training is: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a training: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Magnitude pruning with epochs after it."""
+"""Prunes weights by magnitude, and keeps them at zero in the epochs that follow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Pruning:
-    """Of `share` of a model's weights, 0 for none: from `begin` on they are zero after each `apply`."""
+    """Prunes the share `share` of a model's weights; 0 means none. From `begin` on, each `apply` sets them to zero."""
 
     def __init__(self, model: torch.nn.Module, share: float) -> None:
         self._model, self._share = model, share
@@ -30,12 +30,15 @@ class Pruning:
 
 
 def pruning_masks(model: torch.nn.Module, share: float) -> dict[str, torch.Tensor]:
-    """By parameter name, 1 for what stays: the smallest `share` of all weights (biases apart) goes, over all matrices
-    together. Han, Pool, Tran and Dally, "Learning both Weights and Connections" (NeurIPS 2015)."""
+    """Return masks by parameter name, with 1 for weights that stay.
+
+    The smallest `share` of all weights is pruned, over all matrices together, without the biases. The source is Han,
+    Pool, Tran and Dally, "Learning both Weights and Connections" (NeurIPS 2015).
+    """
     matrices = {name: weights.detach().abs() for name, weights in model.named_parameters() if weights.dim() > 1}
     flat = torch.cat([weights.flatten() for weights in matrices.values()])
     kept = torch.ones_like(flat)
-    kept[flat.argsort(stable=True)[: int(share * len(flat))]] = 0.0  # exactly so many, also where some are equal
+    kept[flat.argsort(stable=True)[: int(share * len(flat))]] = 0.0  # an exact count, also with equal weights
     parts = kept.split([weights.numel() for weights in matrices.values()])
     return {name: part.view_as(matrices[name]) for name, part in zip(matrices, parts, strict=True)}
 
@@ -48,6 +51,6 @@ def apply_masks(model: torch.nn.Module, masks: Mapping[str, torch.Tensor]) -> No
 
 
 def zeros_of(model: torch.nn.Module) -> float:
-    """The share of a model's weights, biases apart, that are zero."""
+    """Return the share of zeros among a model's weights, without the biases."""
     weights = torch.cat([each.detach().flatten() for each in model.parameters() if each.dim() > 1])
     return float((weights == 0).float().mean())

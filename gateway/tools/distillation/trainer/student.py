@@ -1,4 +1,4 @@
-"""The student: a table of token vectors, their mean, and two layers."""
+"""The student model: a table of token vectors, their normalised sum, and two layers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from torch.nn import functional
 
 
 class Student(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """(rows, length) token numbers and mask -> (rows, labels) logits. `vectors`: (tokens, width), to begin with."""
+    """A model from token numbers and mask, each (rows, length), to logits (rows, labels).
+
+    `vectors` initialise the table; their shape is (tokens, width).
+    """
 
     def __init__(self, vectors: torch.Tensor, hidden: int, labels: int) -> None:
         super().__init__()
         self.table = torch.nn.Parameter(vectors.clone())
         self.hidden = torch.nn.Linear(vectors.shape[1], hidden)
         self.out = torch.nn.Linear(hidden, labels)
-        self.scale = float(vectors.shape[1]) ** 0.5  # elements of a unit vector are small: about 1 each then
+        self.scale = float(vectors.shape[1]) ** 0.5  # scales the small elements of a unit vector to about 1
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         mask = attention_mask.unsqueeze(-1).to(self.table.dtype)

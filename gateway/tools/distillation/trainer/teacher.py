@@ -1,4 +1,4 @@
-"""A large classifier of our own: all-MiniLM with a linear head, for data that has labels and no teacher's odds."""
+"""The teacher model: all-MiniLM with a linear head, for data with labels but without probabilities."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.nn import functional
 
 from .training import padded
 
-CHUNK = 128  # texts that are embedded and kept together: a run that was killed goes on after the last
+CHUNK = 128  # texts that are embedded and saved together; a run that was killed resumes after the last chunk
 STEPS, RATE, DECAY, SCALE = 400, 0.05, 1e-4, 16.0
 
 
 class Large(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """(rows, length) token ids and mask -> (rows, labels) logits."""
+    """A model from token ids and mask, each (rows, length), to logits (rows, labels)."""
 
     def __init__(self, transformer: torch.nn.Module, labels: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Large(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 def large(source: Path, labels: int) -> Large:
-    """Eager attention: the fused one has no operator in the opset of the export."""
+    """Load the teacher with eager attention, because the opset of the export has no operator for fused attention."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     transformer = transformers.AutoModel.from_pretrained(
@@ -48,7 +48,10 @@ def large(source: Path, labels: int) -> Large:
 
 
 def embedded(model: Large, rows: Sequence[Sequence[int]], kept: Path, told: Callable[[int], None]) -> torch.Tensor:
-    """(rows, width). What lies in the folder `kept` is not made again. Like lengths go together: half the time."""
+    """Return the vectors of all rows, (rows, width). Reuse the chunks that are in the folder `kept`.
+
+    Rows of similar length share a chunk, which halves the time.
+    """
     kept.mkdir(parents=True, exist_ok=True)
     parts = []
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
@@ -66,7 +69,7 @@ def embedded(model: Large, rows: Sequence[Sequence[int]], kept: Path, told: Call
 
 
 def fit(model: Large, vectors: torch.Tensor, labels: torch.Tensor) -> None:
-    """The head alone, all rows a step."""
+    """Train the head alone, with all rows in each step."""
     optimiser = torch.optim.AdamW(model.head.parameters(), lr=RATE, weight_decay=DECAY)
     for step in range(STEPS):
         for group in optimiser.param_groups:

@@ -1,6 +1,6 @@
-"""A teacher for data that has labels and no odds: its head is fitted, its layers are tuned, and it says what it thinks.
+"""Trains a teacher for data without probabilities: fits its head, tunes its layers, and returns its logits.
 
-What was made lies in the work folder by the digest of what it was made of: another student's settings make none anew.
+Results are saved in the work folder under the digest of their inputs. Other settings of a student reuse them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def taught(
     job: dict[str, Any], ids: Sequence[Sequence[int]], labels: torch.Tensor, folder: Path, transformer: Path, *,
     quiet: bool,
 ) -> tuple[torch.Tensor, dict[str, Any]]:  # fmt: skip
-    """(logits (rows, labels), what is to be reported)"""
+    """Train the teacher. Return its logits, (rows, labels), and its report."""
     model = large(transformer, len(job["labels"]))
     tuning = Tuning(**job["tuning"])
     made_of = [job["transformer_digest"], CHUNK, ids, labels.tolist()]
@@ -38,7 +38,7 @@ def taught(
     if tuning.epochs:
         kept = folder / f"tuned-{_digest([made_of, job['tuning']])[:12]}"
         begun = _tuned(model, ids, labels, tuning, kept, quiet)
-        with shown("asking the teacher", len(ids), "texts", quiet=quiet) as tell:
+        with shown("running the teacher", len(ids), "texts", quiet=quiet) as tell:
             vectors = embedded(model, ids, kept, tell.more)
     with torch.no_grad():
         logits = model.head(vectors)
@@ -49,14 +49,14 @@ def taught(
 def _tuned(
     model: Any, ids: Sequence[Sequence[int]], labels: torch.Tensor, tuning: Tuning, kept: Path, quiet: bool
 ) -> int:
-    """Returns the epochs that an earlier run had done."""
+    """Tune the teacher and return the number of epochs that an earlier run had finished."""
     kept.mkdir(exist_ok=True)
     if _given(kept / "model.pt", model):
         return tuning.epochs
     with shown("tuning the teacher", tuning.epochs, "epochs", quiet=quiet) as tell:
         begun = tune(model, ids, labels, tuning, kept / "checkpoint.pt", kept.name, tell.epoch)
     _keep(kept / "model.pt", model.state_dict())
-    (kept / "checkpoint.pt").unlink(missing_ok=True)  # the optimiser's share of it is twice the model's
+    (kept / "checkpoint.pt").unlink(missing_ok=True)  # the state of the optimiser is twice as large as the model
     return begun
 
 
@@ -73,4 +73,4 @@ def _given(file: Path, module: torch.nn.Module) -> bool:
 
 def _keep(file: Path, state: dict[str, Any]) -> None:
     torch.save(state, beside := file.with_suffix(".part"))
-    os.replace(beside, file)  # noqa: PTH105 - at once
+    os.replace(beside, file)  # noqa: PTH105 - atomic

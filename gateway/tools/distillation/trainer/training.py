@@ -1,4 +1,4 @@
-"""The student's training: knowledge distillation, and pruning with epochs after it."""
+"""Trains the student: knowledge distillation, then pruning with further epochs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .losses import distillation
 from .pruning import Pruning
 from .student import Student
 
-SORTED = 16  # batches of texts are sorted by length together: like lengths go together, and chance still mixes them
-WARM_UP = 0.1  # share of the steps in which the rate rises
+SORTED = 16  # batches sorted by length together: texts of a batch have similar lengths, and are still random
+WARM_UP = 0.1  # share of the steps in which the learning rate rises
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Plan:
     rate: float
     decay: float
     prune: float  # share of the weights, 0 for none
-    prune_epochs: int  # after it
+    prune_epochs: int  # epochs after the pruning
     seed: int
 
     @property
@@ -36,14 +36,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    rows: Sequence[Sequence[int]]  # numbers of the table's rows
+    rows: Sequence[Sequence[int]]  # row numbers in the table of token vectors
     labels: torch.Tensor  # (rows,)
-    teacher: torch.Tensor  # (rows, labels), logits; whatever where `told` is false
-    told: torch.Tensor  # (rows,)
+    teacher: torch.Tensor  # (rows, labels), logits; ignored if `told` is false
+    told: torch.Tensor  # (rows,), bool: the row has probabilities of the teacher
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(numbers, mask)"""
+    """Return the rows padded to one length, and their mask."""
     length = max(map(len, rows))
     numbers = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
@@ -51,7 +51,7 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batches(lengths: Sequence[int], batch: int, draws: torch.Generator) -> Iterator[list[int]]:
-    """Of all rows, by their numbers; each holds rows of like lengths, and their order is by chance."""
+    """Yield batches of row numbers that cover all rows, in random order. Rows of a batch have similar lengths."""
     order = torch.randperm(len(lengths), generator=draws).tolist()
     found = []
     for at in range(0, len(order), batch * SORTED):
@@ -62,12 +62,12 @@ def batches(lengths: Sequence[int], batch: int, draws: torch.Generator) -> Itera
 
 
 def pace(share: float) -> float:
-    """Of the rate, when that share of the steps is done: it rises, then falls to nothing."""
+    """Return the factor of the learning rate when `share` of the steps is done. It rises, then falls to 0."""
     return min(1.0, share / WARM_UP) * (1.0 - share)
 
 
 def train(student: Student, examples: Examples, plan: Plan, checkpoint: Path, digest: str, told: Told) -> int:
-    """Returns the epochs that an earlier run had done."""
+    """Train the student and return the number of epochs that an earlier run had finished."""
     optimiser = torch.optim.AdamW(student.parameters(), lr=plan.rate, weight_decay=plan.decay)
     pruning = Pruning(student, plan.prune)
 

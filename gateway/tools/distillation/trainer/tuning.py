@@ -1,4 +1,4 @@
-"""The teacher's own layers in training, after its head: linear probing, then fine-tuning (Kumar et al., ICLR 2022)."""
+"""Tunes the layers of the teacher after its head: linear probing, then fine-tuning (Kumar et al., ICLR 2022)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .checkpointing import Told, drawn, resumable
 from .teacher import Large
 from .training import batches, pace, padded
 
-HEAD = 5.0  # its rate is so much higher
+HEAD = 5.0  # factor of the learning rate of the head
 DECAY, LONGEST_STEP = 0.01, 1.0
-DROPOUT = 0.1  # as BERT was trained
+DROPOUT = 0.1  # the value of BERT
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    epochs: int  # 0: its layers stay as they were published
+    epochs: int  # 0: the layers keep their published weights
     rate: float
-    frozen: int  # layers from below that stay; the token vectors stay in any case
+    frozen: int  # lowest layers that stay unchanged; the token vectors always stay
     batch: int
     seed: int
 
@@ -31,7 +31,10 @@ def tune(
     model: Large, rows: Sequence[Sequence[int]], labels: torch.Tensor, tuning: Tuning, checkpoint: Path, digest: str,
     told: Told,
 ) -> int:  # fmt: skip
-    """Returns the epochs that an earlier run had done; the model is then as `eval` leaves it."""
+    """Tune the model and return the number of epochs that an earlier run had finished.
+
+    The model is in evaluation mode afterwards.
+    """
     trained = _unfrozen(model, tuning.frozen)
     optimiser = torch.optim.AdamW(
         [{"params": trained, "of": 1.0}, {"params": list(model.head.parameters()), "of": HEAD}],
@@ -42,7 +45,7 @@ def tune(
     a_pass, narrow = -(-len(rows) // tuning.batch), multiplies_bfloat16()
 
     def epoch(number: int) -> float:
-        torch.manual_seed(tuning.seed * 100_003 + number)  # of the dropout
+        torch.manual_seed(tuning.seed * 100_003 + number)  # for the dropout
         model.train()
         losses = 0.0
         for at, chosen in enumerate(batches(list(map(len, rows)), tuning.batch, drawn(tuning.seed, number))):
@@ -60,7 +63,7 @@ def tune(
             losses += loss.item() * len(chosen)
         return losses / len(rows)
 
-    model.transformer.set_attn_implementation("sdpa")  # less than half the time of the eager one
+    model.transformer.set_attn_implementation("sdpa")  # takes less than half the time of eager attention
     begun = resumable({"model": model, "optimiser": optimiser}, tuning.epochs, checkpoint, digest, epoch, told)
     model.transformer.set_attn_implementation("eager")
     model.eval()
@@ -68,7 +71,10 @@ def tune(
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the CPU does it by itself: a step of 32 texts of 16 tokens then takes 215 ms of it instead of 363."""
+    """Return whether the CPU has instructions for bfloat16.
+
+    Measured: they cut a step of 32 texts of 16 tokens from 363 ms to 215 ms of CPU time.
+    """
     try:
         about = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -77,13 +83,13 @@ def multiplies_bfloat16() -> bool:
 
 
 def _unfrozen(model: Large, frozen: int) -> list[torch.nn.Parameter]:
-    """The transformer's weights that are in training. Raises ValueError where it has fewer layers than `frozen`."""
+    """Return the weights of the transformer to train. Raises ValueError if it has fewer layers than `frozen`."""
     layers = model.transformer.encoder.layer
     if frozen > len(layers):
         raise ValueError(f"the teacher has {len(layers)} layers, expected at most so many frozen, got {frozen}")
     for part in (model.transformer.embeddings, *layers[:frozen]):
         part.requires_grad_(False)
     for name, part in model.transformer.named_modules():
-        if isinstance(part, torch.nn.Dropout):  # none on attention: the fused kernel of the CPU has none
+        if isinstance(part, torch.nn.Dropout):  # no dropout on attention: the fused CPU kernel has none
             part.p = 0.0 if ".self." in name else DROPOUT
     return [weights for weights in model.transformer.parameters() if weights.requires_grad]
