@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-dashboard pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-dashboard pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -150,6 +150,9 @@ pictures: setup  ## take the dashboard's pictures for docs/images anew (a minute
 
 bench-tracing: $(STAMP)  ## what traces cost an exact hit and a miss (a minute)
 	@$(BIN)/python -m bench.tracing
+
+bench-settings: setup  ## what each setting costs a hit and a miss, into docs/performance.md (8 minutes)
+	@$(BIN)/python -m bench.settings --markdown
 
 bench-simulate: $(STAMP)  ## what simulate forecasts against what then happens, and how fast (10 minutes, idle machine)
 	@$(BIN)/python -m bench.simulate

@@ -8,6 +8,7 @@ proxy: the plainest reverse proxy that aiohttp can be.
 upstream: an endpoint that answers a constant chat completion, as cheaply as a socket can: to the model "long" one of
 `EVENTS` events, and where the request has "stream": true these events, one every `EVENT_S` seconds.
 protocols: likewise, to each path in its protocol.
+settings: like `upstream`, but to every model with the long answer, and below /sure with log probabilities.
 """
 
 from __future__ import annotations
@@ -151,6 +152,16 @@ def protocols(port: int) -> None:
     upstream(port, {each.path.encode(): answer_of(each.answer, each.answer_headers) for each in PROTOCOLS})
 
 
+def settings(port: int) -> None:
+    """Answer for `bench.settings`: at once, in 1.8 kB, which is enough to be compressed."""
+    sure = b'"logprobs":{"content":[{"token":"Open","logprob":-0.01,"bytes":null,"top_logprobs":[]}]}'
+    with_logprobs = LONG.replace(b'"logprobs":null', sure)
+    upstream(
+        port,
+        {b"/v1/chat/completions": LONG_WHOLE, b"/sure/v1/chat/completions": answer_of(with_logprobs)},
+    )
+
+
 def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
     async def serve() -> None:
         live = live_answer()
@@ -164,5 +175,5 @@ def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
 
 if __name__ == "__main__":
     kind, port, *rest = sys.argv[1:]
-    kinds: list[Callable[..., None]] = [fixed, proxy, upstream, protocols]
+    kinds: list[Callable[..., None]] = [fixed, proxy, upstream, protocols, settings]
     {each.__name__: each for each in kinds}[kind](int(port), *rest)
