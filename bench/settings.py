@@ -1,9 +1,12 @@
 """Measure the CPU time that each setting adds to an exact hit, a semantic hit and a miss: `make bench-settings`.
 
 The base line is the policy of `nearhit serve --upstream`. Every other row changes one setting of it. Each row is a
-gateway process of its own, pinned to the first core. The load and the stub endpoint share the last core. The gateways of
-a group take turns in short rounds, next to a base line of their own. The table has the median CPU time of a gateway's
-process, in microseconds per request, and the median ratio to the base line in the same round.
+gateway process of its own, pinned to the first core. The load and the stub endpoint share the last core. The gateways
+of a group take turns in short rounds, next to two base lines of their own. The table has the median CPU time of a
+gateway's process, in microseconds per request, and the median ratio to both base lines in the same round.
+
+Embedding takes most of a semantic hit and of a miss, and its noise hides small costs. So the table also has the CPU
+time of the event loop alone, which is the gateway's first thread.
 
 CPU time includes work that follows the response, such as audits, exports of traces and writes of the traffic log. So
 each window ends `SETTLE_S` after the last request, and the CPU time of an idle gateway is subtracted from it. The CPU
@@ -24,6 +27,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,18 +39,19 @@ from bench.asked import body, other_spacing
 from bench.crowd import valkey
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.keys import KEYED, STATIC
-from bench.load import cpu_seconds, request_bytes, run
+from bench.load import children, cpu_seconds, loop_seconds, request_bytes, run
 from bench.protocols import QUESTION
 from bench.rows import sentence
 from gateway.config.policy import single_backend
 
 EXACT, SEMANTIC, MISS = "exact hit", "semantic hit", "miss"
 EXPECTED: Mapping[str, bytes] = {EXACT: b"detail=exact", SEMANTIC: b"detail=semantic", MISS: b"stored"}
-BASE = "shipped policy"
+BASE, TWIN = "shipped policy", "the same again (noise)"
 SETTLE_S = 1.1  # longer than `traffic.flush`
 IDLE_S = 2.0
-GROUP = 10  # gateways that take turns, without the base line
+GROUP = 11  # gateways that take turns, without the base lines
 CONNECTIONS = 4
+WARM_PART = 4  # this fraction of the requests is sent in the first round
 LIVE_PART = 4  # a live stream takes the endpoint 222 ms: this fraction of the misses is sent
 CORES = sorted(os.sched_getaffinity(0))
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -113,7 +118,6 @@ def settings(around: Around) -> list[Setting]:
     two = {"url": None, "upstreams": [f"{around.upstream}/v1", f"{around.second}/v1"]}
     limit = {"requests": "100M/s"}
     return [
-        Setting("the same again (noise)"),
         Setting("`min_similarity: 0.9`", rule=semantic(max_wrong_hits=None, audit=None, min_similarity=0.9)),
         Setting("`cache.semantic: off`", rule={"cache": {"semantic": "off"}}, expected=without_semantic),
         Setting("both caches off", rule={"cache": None}, expected={MISS: b"detail=policy"}),
@@ -196,15 +200,11 @@ def requests_of(setting: Setting, path: str, count: int, draw: random.Random) ->
     return [request_bytes(each, headers=headers) for each in bodies]
 
 
-@contextlib.contextmanager
-def on_core(number: int) -> Iterator[None]:
-    """Pin this thread, and every process that it starts meanwhile, to one core of `CORES`."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {CORES[number]})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def pin(pid: int, core: int) -> None:
+    """Pin all threads of a process and of its children to one core. Threads and children to come inherit it."""
+    for each in (pid, *children(pid)):
+        for task in Path(f"/proc/{each}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {core})
 
 
 @contextlib.contextmanager
@@ -216,6 +216,7 @@ def surroundings() -> Iterator[Around]:
         valkey() as store,
         tempfile.TemporaryDirectory() as folder,
     ):
+        pin(os.getpid(), CORES[-1])
         authority, trust = trustme.CA(), ssl.create_default_context()
         authority.configure_trust(trust)
         issued = authority.issue_cert("127.0.0.1")
@@ -227,108 +228,159 @@ def surroundings() -> Iterator[Around]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """CPU microseconds per request, and the ratio to the base line: medians over the rounds."""
+class Spent:
+    """CPU time in microseconds per request, or seconds so far, or shares of a core: of all threads, and of the loop."""
 
-    cpu_us: float
-    ratio: float
+    process: float
+    loop: float
+
+
+def spent_by(pid: int) -> Spent:
+    """Return the seconds so far."""
+    return Spent(cpu_seconds(pid), loop_seconds(pid))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One gateway's part of a round."""
+
+    begun: float
+    before: Spent
+    requests: int
+
+
+Started = Sequence[tuple[Setting, Running]]
 
 
 class Bench:
-    """`Bench` measures groups of settings, each next to a base line of its own."""
+    """`Bench` measures groups of settings, each next to two base lines of its own."""
 
     def __init__(self, counts: Mapping[str, int], rounds: int) -> None:
         self.counts, self.rounds = counts, rounds
-        self.spent: dict[tuple[str, str], list[float]] = {}
-        """CPU microseconds per request of each round, by row and path."""
-        self.ratios: dict[tuple[str, str], list[float]] = {}
+        self.spent: dict[tuple[str, str], list[Spent]] = {}
+        """Microseconds per request of each round, by row and path."""
+        self.ratios: dict[tuple[str, str], list[Spent]] = {}
+        """Ratios to the mean of both base lines; of the second base line, to the first."""
         self.skipped: dict[tuple[str, str], str] = {}
         """Reasons, by row and path."""
         self._draw = random.Random(23)
 
     async def group(self, rows: Sequence[Setting], upstream: str) -> None:
-        """Measure `rows` and a base line."""
+        """Measure `rows` and the base lines."""
         with contextlib.ExitStack() as stack:
-            running: list[tuple[Setting, Running]] = []
-            for row in (Setting(BASE), *rows):
-                try:
-                    with on_core(0):
-                        it = stack.enter_context(gateway_of(*documents(row, upstream), options=row.options))
-                except SystemExit as error:
-                    self.skipped.update({(row.name, path): f"no start: {error}" for path in EXPECTED})
-                    continue
-                running.append((row, it))
+            running = self._start(stack, [Setting(BASE), *rows, Setting(TWIN)], upstream)
+            for row, it in running:
+                pin(it.process.pid, CORES[0])
                 with contextlib.suppress(ExceptionGroup):  # each path checks its own responses
                     seed = requests_of(row, EXACT, 1, self._draw)
                     await run(it.port, it.process.pid, seed, connections=1, tls=row.tls)
-            idle = dict.fromkeys((row.name for row, _ in running), 0.0)
-            for number in range(self.rounds + 1):
+            idle = {row.name: Spent(0.0, 0.0) for row, _ in running}
+            for path in EXPECTED:
+                await self._round(running, path, idle, self.counts[path] // WARM_PART)
+            idle = await idle_shares(running)
+            for number in range(self.rounds):
                 for path in EXPECTED:
-                    spent = await self._round(running[:: 1 if number % 2 else -1], path, idle)
-                    if number:
-                        self._note(path, spent)
-                if not number:  # the first round warms up
-                    idle = await idle_share(running)
+                    self._note(path, await self._round(running[:: 1 - 2 * (number % 2)], path, idle, self.counts[path]))
 
-    async def _round(
-        self, running: Sequence[tuple[Setting, Running]], path: str, idle: Mapping[str, float]
-    ) -> dict[str, float]:
-        """Return CPU microseconds per request, by row."""
-        begun: dict[str, tuple[float, float, int]] = {}
+    def _start(self, stack: contextlib.ExitStack, rows: Sequence[Setting], upstream: str) -> Started:
+        """Start a gateway for each row, as many at once as there are cores."""
+
+        def start(row: Setting) -> Running | None:
+            try:
+                return stack.enter_context(gateway_of(*documents(row, upstream), options=row.options))
+            except SystemExit as error:
+                self.skipped.update({(row.name, path): f"no start: {error}" for path in EXPECTED})
+                return None
+
+        os.sched_setaffinity(0, CORES)  # threads and processes inherit it
+        with ThreadPoolExecutor(len(CORES)) as pool:
+            started = list(pool.map(start, rows))
+        os.sched_setaffinity(0, {CORES[-1]})
+        return [(row, it) for row, it in zip(rows, started, strict=True) if it is not None]
+
+    async def _round(self, running: Started, path: str, idle: Mapping[str, Spent], count: int) -> dict[str, Spent]:
+        """Return microseconds per request, by row."""
+        turns: dict[str, Turn] = {}
         for row, it in running:
             if path not in row.expected or (row.name, path) in self.skipped:
                 continue
-            pid = it.process.pid
-            requests = requests_of(row, path, self.counts[path], self._draw)
-            begun[row.name] = time.perf_counter(), cpu_seconds(pid), len(requests)
+            pid, expect = it.process.pid, row.expected[path]
+            requests = requests_of(row, path, count, self._draw)
+            turn = Turn(time.perf_counter(), spent_by(pid), len(requests))
             try:
-                await run(
-                    it.port, pid, requests, connections=CONNECTIONS, expect=row.expected[path], tls=row.tls
-                )  # fmt: skip
+                await run(it.port, pid, requests, connections=CONNECTIONS, expect=expect, tls=row.tls)
             except ExceptionGroup as group:
                 self.skipped[row.name, path] = str(group.exceptions[0]).split("\r\n\r\n", 1)[0]
-                del begun[row.name]
+            else:
+                turns[row.name] = turn
         await asyncio.sleep(SETTLE_S)
-        found: dict[str, float] = {}
-        for row, it in running:
-            if row.name in begun:
-                at, cpu, count = begun[row.name]
-                cpu = cpu_seconds(it.process.pid) - cpu - idle[row.name] * (time.perf_counter() - at)
-                found[row.name] = 1e6 * cpu / count
-        return found
+        return {
+            row.name: spent_in(turns[row.name], it.process.pid, idle[row.name])
+            for row, it in running
+            if row.name in turns
+        }
 
-    def _note(self, path: str, spent: Mapping[str, float]) -> None:
-        for name, cpu_us in spent.items():
-            self.spent.setdefault((name, path), []).append(cpu_us)
-            self.ratios.setdefault((name, path), []).append(cpu_us / spent[BASE])
+    def _note(self, path: str, spent: Mapping[str, Spent]) -> None:
+        first, second = spent[BASE], spent[TWIN]
+        both = Spent((first.process + second.process) / 2, (first.loop + second.loop) / 2)
+        for name, each in spent.items():
+            base = first if name == TWIN else both
+            self.spent.setdefault((name, path), []).append(each)
+            ratio = Spent(each.process / base.process, each.loop / base.loop)
+            self.ratios.setdefault((name, path), []).append(ratio)
 
-    def cell(self, name: str, path: str) -> Cell | None:
-        """Return the medians, None if the path was not measured."""
-        if not self.spent.get((name, path)) or (name, path) in self.skipped:
-            return None
-        return Cell(statistics.median(self.spent[name, path]), statistics.median(self.ratios[name, path]))
+    def cells(self, name: str, path: str) -> list[str]:
+        """Return the medians of the process, and of the loop alone where the path embeds."""
+        cells = list[str]()
+        for of in ("process",) if path == EXACT else ("process", "loop"):
+            if (name, path) not in self.spent or (name, path) in self.skipped:
+                cells.append("")
+                continue
+            cpu_us, ratio = (
+                statistics.median(getattr(each, of) for each in some[name, path]) for some in (self.spent, self.ratios)
+            )
+            cells.append(f"{cpu_us:.0f}" if name == BASE else f"{cpu_us:.0f} ({ratio:.2f})")
+        return cells
 
     def lines(self, names: Sequence[str]) -> list[str]:
         """Return the table in Markdown."""
-        lines = [f"| setting | {' | '.join(f'{path}, us' for path in EXPECTED)} |", "|---|---|---|---|"]
-        for name in (BASE, *names):
-            cells = (self.cell(name, path) for path in EXPECTED)
-            lines.append(f"| {name} | {' | '.join(written(cell, name == BASE) for cell in cells)} |")
-        return lines
+        titles = ["setting", EXACT, SEMANTIC, "its event loop", MISS, "its event loop"]
+        rows = [
+            [name, *(cell for path in EXPECTED for cell in self.cells(name, path))] for name in (BASE, TWIN, *names)
+        ]
+        return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
+
+    def noise(self) -> Iterator[str]:
+        """Yield the range of the groups' median ratios of one base line to the other, by path."""
+        for path in EXPECTED:
+            ratios, size = self.ratios[TWIN, path], self.rounds
+            for of in ("process", "loop"):
+                medians = [
+                    statistics.median(getattr(each, of) for each in ratios[first : first + size])
+                    for first in range(0, len(ratios), size)
+                ]
+                yield f"noise of the groups: {path}, {of}: {min(medians):.2f} to {max(medians):.2f}"
 
 
-def written(cell: Cell | None, base: bool) -> str:
-    if cell is None:
-        return ""
-    return f"{cell.cpu_us:.0f}" if base else f"{cell.cpu_us:.0f} ({cell.ratio:.2f})"
+def spent_in(turn: Turn, pid: int, idle: Spent) -> Spent:
+    """Return microseconds per request, without the CPU time that an idle gateway takes."""
+    after, seconds = spent_by(pid), time.perf_counter() - turn.begun
+    process = after.process - turn.before.process - idle.process * seconds
+    loop = after.loop - turn.before.loop - idle.loop * seconds
+    return Spent(1e6 * process / turn.requests, 1e6 * loop / turn.requests)
 
 
-async def idle_share(running: Sequence[tuple[Setting, Running]]) -> dict[str, float]:
-    """Return the share of a core that each gateway takes without requests."""
-    await asyncio.sleep(SETTLE_S)
-    begun = {row.name: cpu_seconds(it.process.pid) for row, it in running}
+async def idle_shares(running: Started) -> dict[str, Spent]:
+    """Return the shares of a core that each gateway takes without requests."""
+    turns = {row.name: Turn(time.perf_counter(), spent_by(it.process.pid), 1) for row, it in running}
     await asyncio.sleep(IDLE_S)
-    return {row.name: (cpu_seconds(it.process.pid) - begun[row.name]) / IDLE_S for row, it in running}
+    found = dict[str, Spent]()
+    for row, it in running:
+        turn, after = turns[row.name], spent_by(it.process.pid)
+        seconds = time.perf_counter() - turn.begun
+        process, loop = after.process - turn.before.process, after.loop - turn.before.loop
+        found[row.name] = Spent(process / seconds, loop / seconds)
+    return found
 
 
 async def measure(bench: Bench, rows: Sequence[Setting], upstream: str) -> None:
@@ -347,19 +399,19 @@ def write_page(page: Path, lines: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-settings", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--exact", type=int, default=1500, help="exact hits of a round")
-    parser.add_argument("--semantic", type=int, default=80, help="semantic hits of a round")
-    parser.add_argument("--miss", type=int, default=60, help="misses of a round")
+    parser.add_argument("--exact", type=int, default=1200, help="exact hits of a round")
+    parser.add_argument("--semantic", type=int, default=50, help="semantic hits of a round")
+    parser.add_argument("--miss", type=int, default=50, help="misses of a round")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="rows with this text; repeatable")
     parser.add_argument("--markdown", action="store_true", help="write the table into docs/performance.md")
     given = parser.parse_args()
     bench = Bench({EXACT: given.exact, SEMANTIC: given.semantic, MISS: given.miss}, given.rounds)
-    with on_core(-1), surroundings() as around:
+    with surroundings() as around:
         chosen = settings(around)
         rows = [row for row in chosen if not given.only or any(text in row.name for text in given.only)]
         asyncio.run(measure(bench, rows, around.upstream))
     lines = bench.lines([row.name for row in rows])
-    print("\n".join(lines))
+    print("\n".join([*lines, *bench.noise()]))
     for (name, path), reason in bench.skipped.items():
         print(f"not measured: {name}, {path}: {reason}")
     if given.markdown:
