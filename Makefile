@@ -151,7 +151,7 @@ pictures: setup  ## take the dashboard's pictures for docs/images anew (a minute
 bench-tracing: $(STAMP)  ## what traces cost an exact hit and a miss (a minute)
 	@$(BIN)/python -m bench.tracing
 
-bench-settings: setup  ## what each setting costs a hit and a miss, into docs/performance.md (8 minutes)
+bench-settings: setup  ## what each setting costs a hit and a miss, into docs/performance.md (8 minutes, two cores)
 	@$(BIN)/python -m bench.settings --markdown
 
 bench-simulate: $(STAMP)  ## what simulate forecasts against what then happens, and how fast (10 minutes, idle machine)

@@ -8,7 +8,7 @@ proxy: the plainest reverse proxy that aiohttp can be.
 upstream: an endpoint that answers a constant chat completion, as cheaply as a socket can: to the model "long" one of
 `EVENTS` events, and where the request has "stream": true these events, one every `EVENT_S` seconds.
 protocols: likewise, to each path in its protocol.
-settings: like `upstream`, but to every model with the long answer, and below /sure with log probabilities.
+settings: for `bench.settings`. It gives every model the long answer, and below /sure one with log probabilities.
 """
 
 from __future__ import annotations

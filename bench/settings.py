@@ -3,7 +3,8 @@
 The base line is the policy of `nearhit serve --upstream`. Every other row changes one setting of it. Each row is a
 gateway process of its own, pinned to the first core. The load and the stub endpoint share the last core. The gateways
 of a group take turns in short rounds, next to two base lines of their own. The table has the median CPU time of a
-gateway's process, in microseconds per request, and the median ratio to both base lines in the same round.
+gateway's process, in microseconds per request. It also has the median ratio to the mean of both base lines in the same
+round.
 
 Embedding takes most of a semantic hit and of a miss, and its noise hides small costs. So the table also has the CPU
 time of the event loop alone, which is the gateway's first thread.
