@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import statistics
 import time
 from collections.abc import Iterator
@@ -80,8 +81,10 @@ async def exchange(opened: Opened, request: bytes, expect: bytes = b"", events: 
     return time.perf_counter() - started
 
 
-async def _connection(port: int, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float]) -> None:
-    opened = await asyncio.open_connection("127.0.0.1", port)
+async def _connection(
+    port: int, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float], tls: ssl.SSLContext | None
+) -> None:
+    opened = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     try:
         latencies.extend([await exchange(opened, request, expect, events) for request in requests])
     finally:
@@ -89,7 +92,14 @@ async def _connection(port: int, requests: Iterator[bytes], expect: bytes, event
 
 
 async def run(
-    port: int, pid: int, requests: list[bytes], *, connections: int, expect: bytes = b"", events: int = 0
+    port: int,
+    pid: int,
+    requests: list[bytes],
+    *,
+    connections: int,
+    expect: bytes = b"",
+    events: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> Load:
     """Sends `requests` once each, and looks at the answers as `exchange` does."""
     source = iter(requests)
@@ -98,7 +108,7 @@ async def run(
     cpu, store_cpu, started = cpu_seconds(pid), sum(map(cpu_seconds, stores)), time.perf_counter()
     async with asyncio.timeout(300), asyncio.TaskGroup() as group:
         for _ in range(connections):
-            group.create_task(_connection(port, source, expect, events, latencies))
+            group.create_task(_connection(port, source, expect, events, latencies, tls))
     seconds = time.perf_counter() - started
     count = len(latencies)
     ordered = sorted(latencies)

@@ -131,9 +131,14 @@ def same_words(draw: random.Random, count: int) -> list[bytes]:
     return [body(other_spacing(draw)) for _ in range(count)]
 
 
-def sentence(draw: random.Random, scope: int) -> bytes:
-    """As long as `QUESTION`, in words that the model knows, each its own; its neighbours are refused."""
-    return body(f"How do I {QUESTION[9:60]} number {draw.getrandbits(30)} never arrives?", f"missing-{scope}")
+def unique(draw: random.Random) -> str:
+    """Return a question as long as `QUESTION`, in words that the model knows, which was never asked."""
+    return f"How do I {QUESTION[9:60]} number {draw.getrandbits(30)} never arrives?"
+
+
+def sentence(draw: random.Random, scope: int, **fields: object) -> bytes:
+    """Return a request with a unique question; its neighbours are refused."""
+    return body(unique(draw), f"missing-{scope}", **fields)
 
 
 def sentences(draw: random.Random, count: int) -> list[bytes]:

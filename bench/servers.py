@@ -5,9 +5,10 @@
 fixed: aiohttp with a constant body, the lower bound of the cost. For "stream": true it sends a constant burst of
 `EVENTS` events.
 proxy: the plainest reverse proxy with aiohttp.
-upstream: an endpoint with a constant chat completion, as cheap as a socket allows. The model "long" gets a completion of
-`EVENTS` events. For "stream": true it sends these events, one every `EVENT_S` seconds.
+upstream: an endpoint with a constant chat completion, as cheap as a socket allows. The model "long" gets a completion
+of `EVENTS` events. For "stream": true it sends these events, one every `EVENT_S` seconds.
 protocols: the same for each path, in its protocol.
+settings: for `bench.settings`. It gives every model the long answer, and below /sure one with log probabilities.
 """
 
 from __future__ import annotations
@@ -151,6 +152,16 @@ def protocols(port: int) -> None:
     upstream(port, {each.path.encode(): answer_of(each.answer, each.answer_headers) for each in PROTOCOLS})
 
 
+def settings(port: int) -> None:
+    """Answer for `bench.settings`: at once, in 1.8 kB, which is enough to be compressed."""
+    sure = b'"logprobs":{"content":[{"token":"Open","logprob":-0.01,"bytes":null,"top_logprobs":[]}]}'
+    with_logprobs = LONG.replace(b'"logprobs":null', sure)
+    upstream(
+        port,
+        {b"/v1/chat/completions": LONG_WHOLE, b"/sure/v1/chat/completions": answer_of(with_logprobs)},
+    )
+
+
 def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
     async def serve() -> None:
         live = live_answer()
@@ -164,5 +175,5 @@ def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
 
 if __name__ == "__main__":
     kind, port, *rest = sys.argv[1:]
-    kinds: list[Callable[..., None]] = [fixed, proxy, upstream, protocols]
+    kinds: list[Callable[..., None]] = [fixed, proxy, upstream, protocols, settings]
     {each.__name__: each for each in kinds}[kind](int(port), *rest)

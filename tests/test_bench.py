@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
+
 import pytest
 
 from bench.__main__ import chosen
@@ -9,6 +12,22 @@ from bench.load import Load
 from bench.report import Measured
 from bench.rows import BURST, FIXED, PROXY, RELAYED, ROWS, Mark
 from bench.servers import frames
+from bench.settings import (
+    BASE,
+    EXACT,
+    MISS,
+    SEMANTIC,
+    TWIN,
+    Around,
+    Bench,
+    Setting,
+    Spent,
+    documents,
+    settings,
+    write_page,
+)
+from gateway.config.load import load_config
+from gateway.config.policy.load import policy_from_text
 
 
 def load(cpu_us: float) -> Load:
@@ -66,3 +85,39 @@ def test_a_row_with_all_on_is_compared_with_the_row_with_less() -> None:
 
 def test_streams_have_as_many_events_as_their_rows_say() -> None:
     assert {row.events for row in ROWS} == {0, len(frames())}
+
+
+STUB = "http://127.0.0.1:7000"
+AROUND = Around(
+    STUB, "http://127.0.0.1:7001", "redis://127.0.0.1:7002/0", "tls.crt", "tls.key", ssl.create_default_context()
+)
+ALL = settings(AROUND)
+
+
+@pytest.mark.parametrize("setting", [Setting(BASE), *ALL], ids=lambda setting: setting.name)
+def test_each_measured_setting_is_a_valid_configuration(setting: Setting, tmp_path: Path) -> None:
+    text, policy = documents(setting, STUB)
+    (tmp_path / "config.yaml").write_text(text.format(port=7003, admin=7004))
+    config = load_config(tmp_path / "config.yaml", {})
+    policy_from_text(policy.encode(), "default.yaml", config)
+
+
+def test_only_the_base_lines_are_alike() -> None:
+    changes = [(documents(each, STUB), tuple(each.options), each.headers, str(each.fields)) for each in ALL]
+    assert len({str(each) for each in [*changes, (documents(Setting(BASE), STUB), (), "", "{}")]}) == len(ALL) + 1
+
+
+def test_a_setting_is_compared_with_the_mean_of_both_base_lines(tmp_path: Path) -> None:
+    bench = Bench({}, rounds=1)
+    bench._note(EXACT, {BASE: Spent(90, 90), "x": Spent(150, 150), TWIN: Spent(110, 110)})
+    bench._note(MISS, {BASE: Spent(4000, 400), TWIN: Spent(4000, 400), "x": Spent(5000, 800)})
+    bench.skipped["x", SEMANTIC] = "no answer"
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- settings table -->\nold\n<!-- end -->\nafter\n")
+    write_page(page, bench.lines(["x"]))
+    lines = page.read_text().splitlines()
+    assert "| shipped policy | 90 |  |  | 4000 | 400 |" in lines
+    assert "| the same again (noise) | 110 (1.22) |  |  | 4000 (1.00) | 400 (1.00) |" in lines
+    assert "| x | 150 (1.50) |  |  | 5000 (1.25) | 800 (2.00) |" in lines
+    assert "old" not in lines and lines[-1] == "after"
+    assert next(iter(bench.noise())) == "noise of the groups: exact hit, process: 1.22 to 1.22"
