@@ -193,7 +193,7 @@ async def explain_via_gateway(admin: str, token: str | None, pair: PairRequest) 
         ):
             status, body = response.status, await response.read()
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
-        raise BadRequest(f"--admin {admin} is no URL: expected one such as http://127.0.0.1:9090") from None
+        raise BadRequest(f"--admin {admin} is not a URL: expected one such as http://127.0.0.1:9090") from None
     except (TimeoutError, aiohttp.ClientError) as error:
         raise BadRequest(f"no answer from {admin}: {error or 'it takes too long'}") from None
     return _parse_response(admin, status, body)

@@ -107,8 +107,8 @@ async def test_whatever_else_answers_there_is_told_apart(
     for url, sentence in (
         (upstream.url.removesuffix("/v1"), "answers otherwise than this version expects: 'promise' is missing"),
         ("http://127.0.0.1:9", "no answer from http://127.0.0.1:9: "),
-        ("127.0.0.1:9090", "is no URL: expected one such as http://127.0.0.1:9090"),
-        ("ftp://127.0.0.1", "is no URL: expected one such as http://127.0.0.1:9090"),
+        ("127.0.0.1:9090", "is not a URL: expected one such as http://127.0.0.1:9090"),
+        ("ftp://127.0.0.1", "is not a URL: expected one such as http://127.0.0.1:9090"),
     ):
         assert await asyncio.to_thread(main, [*PAIR, "--admin", url]) == 1, url
         error = capsys.readouterr().err
