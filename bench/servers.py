@@ -5,8 +5,8 @@
 fixed: aiohttp with a constant body, the lower bound of the cost. For "stream": true it sends a constant burst of
 `EVENTS` events.
 proxy: the plainest reverse proxy with aiohttp.
-upstream: an endpoint with a constant chat completion, as cheap as a socket allows. The model "long" gets a completion of
-`EVENTS` events. For "stream": true it sends these events, one every `EVENT_S` seconds.
+upstream: an endpoint with a constant chat completion, as cheap as a socket allows. The model "long" gets a completion
+of `EVENTS` events. For "stream": true it sends these events, one every `EVENT_S` seconds.
 protocols: the same for each path, in its protocol.
 """
 
