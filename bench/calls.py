@@ -1,8 +1,8 @@
 """Counts the Python function calls of a request in a real gateway: `python -m bench.calls [--by-module PATH]`.
 
 Unlike times, the counts are the same on any machine at any load, so tests/test_calls.py can check them. A function
-counts as often as a request calls it, rounded, in the round of `ROUNDS` with the fewest calls. That leaves out the calls
-of other work.
+counts as often as a request calls it, rounded, in the round of `ROUNDS` with the fewest calls. That leaves out the
+calls of other work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares the formulas of `nearhit capacity` with a simulation, and both with gateways that share one store.
 
-`make bench-capacity` runs it. Poisson arrivals come at several rates: a fifth are exact hits, a fifth semantic hits, and
-the rest misses. The unit costs come from gateway/tools/capacity/costs.yaml.
+`make bench-capacity` runs it. Poisson arrivals come at several rates: a fifth are exact hits, a fifth semantic hits,
+and the rest misses. The unit costs come from gateway/tools/capacity/costs.yaml.
 
 Other load on the machine changes the results, so two columns show it. "costs" is the cost of the same work in the run,
 relative to the file, without the cost of an idle gateway. "starved" is the time that ready threads waited for a

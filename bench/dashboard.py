@@ -1,7 +1,7 @@
-"""Measures how soon the dashboard is usable with thirty days of history, in a real Chromium; takes its pictures for docs/.
+"""Measures how soon the dashboard is usable with thirty days of history, and takes its pictures for docs/.
 
-A real gateway has both caches and a light and a large scripted backend. Its store has thirty days of made-up traffic
-with the shape of office hours: `python -m bench.dashboard [--pictures docs/images]`.
+A real Chromium opens the dashboard: `python -m bench.dashboard [--pictures docs/images]`. The gateway has both caches,
+and a light and a large scripted backend. Its store has thirty days of made-up traffic with the shape of office hours.
 """
 
 from __future__ import annotations

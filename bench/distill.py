@@ -1,4 +1,4 @@
-"""Measures a distilled light model and its teacher on a real Triton behind the gateway: accuracy, latency, who answered.
+"""Measures a distilled light model and its teacher on a real Triton behind the gateway: accuracy, latency, shares.
 
 `make distill DATA=train.csv HELD_OUT=test.csv`, or `python -m bench.distill --repository DIR --name NAME --rows FILE`
 after `nearhit distill ... --large`. One client sends one question after the other; nothing is cached.

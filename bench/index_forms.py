@@ -1,4 +1,4 @@
-"""Compares storage formats of the vectors in the lists at 200,000 entries, one thread: `python -m bench.index_forms`."""
+"""Compares formats of the vectors in the lists, at 200,000 entries and one thread: `python -m bench.index_forms`."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The shared embedder has one or two threads. The figures include the CPU per text, over all processes. `python -m
 bench.shared_embedder` takes half a minute on an idle machine.
 
-This is a prototype in the benchmark only; the product has no shared embedder (docs/decisions/0033). A frame is a length,
-the number of a question, and a text or vector.
+This is a prototype in the benchmark only; the product has no shared embedder (docs/decisions/0033). A frame is a
+length, the number of a question, and a text or vector.
 """
 
 from __future__ import annotations

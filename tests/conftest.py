@@ -1,5 +1,8 @@
-"""Shared fixtures. Real parts throughout: a real Valkey, FAISS, Triton, real sockets; the one scripted part is the
-upstream endpoint, because what a test says must be known."""
+"""Sets up the shared fixtures and the profiles of Hypothesis.
+
+All parts are real: Valkey, FAISS, Triton and sockets. Only the upstream endpoint is scripted, because a test must know
+its answers.
+"""
 
 from hypothesis import HealthCheck, settings
 
@@ -20,9 +23,9 @@ pytest_plugins = [
     "tests.fixtures.dashboard",
 ]
 
-# No example is too slow: how long one takes says how busy the machine is. The suite draws the same examples each time,
-# as Hypothesis' own profile for CI does, so that what fails is what was changed; "long" draws others, to find what is
-# wrong all the same. "suite" draws 50 of each property, so that `make test` stays within minutes.
+# There is no deadline for an example, because its time depends on the load of the machine. The suite draws the same
+# examples each time, like Hypothesis' CI profile, so that a failure comes from a change. "long" draws new examples, to
+# find other faults. "suite" draws 50 examples of each property, so that `make test` takes only minutes.
 settings.register_profile(
     "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=50
 )

@@ -1,7 +1,10 @@
-"""Trains the cross-encoder: `python -m training.cross_encoder --banking CSV --clinc JSON --wheel FILE --model DIR`.
+"""Trains the cross-encoder.
 
-It uses only data that may ship: hand-written wordings, generated pairs, banking77 and clinc150. It needs torch, and half
-an hour on two cores. One seed and one set of versions give the same weights, unless `--minutes` ends the training early.
+    python -m training.cross_encoder --banking CSV --clinc JSON --wheel FILE --model DIR
+
+It uses only data that may ship: hand-written wordings, generated pairs, banking77 and clinc150. It needs torch,
+and half an hour on two cores. One seed and one set of versions give the same weights, unless `--minutes` ends the
+training early.
 """
 
 # ruff: noqa: S311, T201 (a seed makes it reproducible; a command prints)
