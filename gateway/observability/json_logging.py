@@ -44,7 +44,7 @@ def _frames(record: logging.LogRecord) -> list[str]:
 
 
 def configure_logging(level: str, stream: TextIO = sys.stderr) -> None:
-    """Set up logging. Call it inside the event loop, so that unhandled exceptions of the loop are logged like others."""
+    """Set up logging. Call it inside the event loop, so that it also logs the loop's unhandled exceptions."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

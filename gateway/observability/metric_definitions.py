@@ -191,7 +191,7 @@ class BackendMetrics:
         self.breaker_state = Gauge("nearhit_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open", backend)
         self.upstream_state = Gauge(
             "nearhit_upstream_state",
-            "An address of a backend: 0 in service, 1 half-open, 2 open or ejected, 3 paused by its Retry-After or rate limit",
+            "State of an address: 0 in service, 1 half-open, 2 open or ejected, 3 paused by Retry-After or rate limit",
             upstream,
         )
         self.upstream_inflight = Gauge("nearhit_upstream_inflight", "Calls in flight to an address", upstream)

@@ -96,7 +96,10 @@ async def test_text_names_each_check_and_what_to_do(home: Home) -> None:
     home.write(f"http://127.0.0.1:{free_ports(1)[0]}/v1")
     text = await home.text()
     assert "ok       configuration  2 files, no faults\n" in text
-    assert "\n                        -> start it, or correct backends.main in config.yaml, or the URL of --upstream\n" in text
+    assert (
+        "\n                        -> start it, or correct backends.main in config.yaml, or the URL of --upstream\n"
+        in text
+    )
     assert text.splitlines()[-1].endswith("1 fault")
 
 

@@ -2,7 +2,7 @@
 
 Measured on a Xeon core with AMX, one thread, the forward pass only, best of 60. 13 tokens take 0.9 ms, 25 tokens 1.3
 ms, 100 tokens 4.9 ms, 200 tokens 12 ms. Eight texts of 25 tokens in one pass take 1.03 ms each. Tokenizing a short text
-takes 0.05 ms. RSS is 103 MB after loading, and at most 116 MB with any input (docs/decisions/0033, 0040).
+takes 0.05 ms. RSS is 103 MB after loading, and at most 116 MB with any input (docs/decisions/0033).
 """
 
 from __future__ import annotations

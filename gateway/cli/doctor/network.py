@@ -210,7 +210,9 @@ def backend(name: str, upstreams: Sequence[UpstreamFacts]) -> Iterator[Finding]:
     level = fault if len(down) == len(upstreams) else warning
     for one in down:
         yield level(
-            "backends", f"{name}: {one.address} {one.why}", f"start it, or correct backends.{name} in config.yaml, or the URL of --upstream"
+            "backends",
+            f"{name}: {one.address} {one.why}",
+            f"start it, or correct backends.{name} in config.yaml, or the URL of --upstream",
         )
     for one in upstreams:
         if one.suggested_url is not None:
