@@ -61,7 +61,7 @@ async def test_watchers_are_bounded(served: Served) -> None:
             await stack.enter_async_context(watching(served))
         async with served.session.get(f"{served.admin_url}/admin/decisions") as response:
             assert response.status == 503
-            assert "close another live view" in (await response.json())["error"]
+            assert "close one of them first" in (await response.json())["error"]
 
 
 async def test_who_does_not_keep_up_loses_the_oldest_and_is_told_how_many() -> None:

@@ -170,7 +170,7 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
 
 def test_a_description_that_is_no_json_is_refused(copied: Path) -> None:
     (copied / "verifier.json").write_text("{")
-    with pytest.raises(WeightsCorrupt, match="not as trained"):
+    with pytest.raises(WeightsCorrupt, match="are not valid: Expecting"):
         load_weights(copied)
 
 

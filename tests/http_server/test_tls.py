@@ -143,7 +143,7 @@ async def test_files_that_are_no_pair_leave_the_former_certificate_in_use(
     async with serving(files.section) as served:
         files.certificate.write_text("-----BEGIN CERTIFICATE-----\nhalf of ")
         assert await healthy(served, trusting(authority)) == 200
-        assert "the former one stays" in caplog.text
+        assert "the old one stays in use" in caplog.text
         files.write(newer := trustme.CA())
         assert await healthy(served, trusting(newer)) == 200
 

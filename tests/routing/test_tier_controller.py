@@ -111,7 +111,7 @@ def test_what_was_learnt_comes_through_a_restart() -> None:
 
 
 def test_a_snapshot_of_other_scores_is_refused() -> None:
-    with pytest.raises(SnapshotInvalid, match="expected 'other'"):
+    with pytest.raises(SnapshotInvalid, match="expected version 1, 'other'"):
         TierController("other").restore(route().snapshot())
 
 

@@ -87,7 +87,7 @@ class ModelDir:
 
     def _require(self, name: str) -> None:
         if not (self.path / name).is_file():
-            raise ModelMissing(f"{self.path} has no {name}, expected a folder as Hugging Face Optimum exports it")
+            raise ModelMissing(f"{self.path} has no {name}, expected a folder exported by Hugging Face Optimum")
 
     def _json(self, name: str) -> Mapping[str, Any]:
         """Return the JSON object; empty if the file does not exist."""

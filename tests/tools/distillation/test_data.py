@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_said_before_anything_is_trained(
     path = written(tmp_path / "a.csv", "text,label", *(f"question {n},answer {n}" for n in range(30)))
     for given, expected in (
         (["--tensorrt"], "expected --precision fp16 or fp32"),
-        (["--teacher-frozen", "6"], "expected --teacher-epochs 0"),
+        (["--teacher-frozen", "6"], "use --teacher-epochs 0"),
         ([], "look like written answers"),
     ):
         assert main(["distill", str(path), *given]) != 0
