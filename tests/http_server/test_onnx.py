@@ -216,7 +216,8 @@ def test_check_says_in_one_sentence_that_there_is_no_model(tmp_path: Path, capsy
     config.write_text("version: 1\nbackends:\n  edge: {adapter: onnx, path: nowhere, task: classify}\n")
     assert main(["check", "--config", str(config)]) == 1
     said = capsys.readouterr()
-    assert "backends.edge.path: nowhere has no model.onnx, expected a folder exported by Hugging Face" in said.out + said.err
+    fault = "backends.edge.path: nowhere has no model.onnx, expected a folder exported by Hugging Face"
+    assert fault in said.out + said.err
 
 
 async def test_a_gateway_without_the_model_does_not_start(tmp_path: Path) -> None:
