@@ -237,7 +237,7 @@ def broken(tmp_path: Path, change: Callable[[Path], object]) -> ModelDir:
 
 
 def test_a_folder_that_is_no_model_is_said_so_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ModelMissing, match=r"has no model\.onnx, expected a folder as Hugging Face Optimum exports it"):
+    with pytest.raises(ModelMissing, match=r"has no model\.onnx, expected a folder exported by Hugging Face Optimum"):
         ModelDir(tmp_path)
     with pytest.raises(ModelCorrupt, match="expected some of attention_mask"):
         SentenceEmbedder(ModelDir(CLASSIFIER), threads=1)
