@@ -1,8 +1,8 @@
 """Parses the heads of plain requests, each only once. Pure.
 
 A request is plain if its framing can be read in one way only. It is HTTP/1.1 with a path as target, has no header
-twice, only `Content-Length` says where it ends, and all of it is printable ASCII. This parser is as strict as aiohttp.
-aiohttp reads or refuses everything else (`gateway.http_server.aiohttp_edge`).
+twice, only `Content-Length` says where it ends, and all of it is printable ASCII. This parser is at least as strict as
+aiohttp, which reads or refuses everything else (`gateway.http_server.aiohttp_edge`).
 
 Clients send the same head again and again, except for its length and its tracing headers. A cache finds a known head by
 its bytes. Another cache finds a head that differs only in those headers, by the bytes without them.
