@@ -22,7 +22,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import ssl
 import statistics
 import tempfile
@@ -43,6 +42,7 @@ from bench.keys import KEYED, STATIC
 from bench.load import children, cpu_seconds, loop_seconds, request_bytes, run
 from bench.protocols import QUESTION
 from bench.rows import sentence
+from docs.tools.marked import with_part
 from gateway.config.policy import single_backend
 
 EXACT, SEMANTIC, MISS = "exact hit", "semantic hit", "miss"
@@ -56,7 +56,6 @@ WARM_PART = 4  # this fraction of the requests is sent in the first round
 LIVE_PART = 4  # a live stream takes the endpoint 222 ms: this fraction of the misses is sent
 CORES = sorted(os.sched_getaffinity(0))
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-_MARKED = re.compile(r"(<!-- settings table -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Document = Mapping[str, Any]
 
@@ -392,9 +391,7 @@ async def measure(bench: Bench, rows: Sequence[Setting], upstream: str) -> None:
 
 def write_page(page: Path, lines: Sequence[str]) -> None:
     """Write the table between its markers."""
-    text, count = _MARKED.subn(lambda found: "\n".join((f"{found[1]}", *lines, "", found[2])), page.read_text())
-    assert count == 1, f"{page}: expected <!-- settings table --> and <!-- end --> once"
-    page.write_text(text)
+    page.write_text(with_part(page.read_text(), "settings table", "\n".join(lines) + "\n"))
 
 
 def main() -> None:

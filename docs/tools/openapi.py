@@ -21,12 +21,12 @@ from aiohttp import web
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
+from docs.tools.marked import with_part
 from gateway import admin
 from gateway.admin.middleware import ROLES
 from gateway.admin.operations import JSON, Operation, operation_of
 from gateway.admin.responses import Error
-from gateway.cli.json_schema import DescribedSchema as DescribedSchema
-from gateway.cli.json_schema import without_titles as without_titles
+from gateway.cli.json_schema import DescribedSchema, without_titles
 from gateway.config.policy.schema import PolicyFile
 
 DOCS = Path(__file__).parents[1]
@@ -34,7 +34,6 @@ SCHEMA = DOCS / "schema" / "admin-openapi.json"
 PAGE = DOCS / "admin-api.md"
 POLICY_SCHEMA = "policy.json"  # next to the document
 
-_MARKED = re.compile(r"(<!-- operations -->\n).*?(<!-- end -->)", re.DOTALL)
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -212,10 +211,7 @@ def table() -> str:
 
 def written(page: str) -> str:
     """Return the page with its table written again. Raise `ValueError` if it does not have it once."""
-    page, count = _MARKED.subn(lambda found: f"{found[1]}\n{table()}\n{found[2]}", page)
-    if count != 1:
-        raise ValueError(f"the page has {count} tables of operations, expected one")
-    return page
+    return with_part(page, "operations", table())
 
 
 def text() -> str:

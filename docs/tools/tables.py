@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from docs.tools.marked import with_part
 from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.descriptions import describe, written_default
 from gateway.config.policy.limits import LimitRule
@@ -22,7 +23,7 @@ from gateway.config.policy.tests import ExpectationRule
 from gateway.config.validation import Section
 
 PAGE = Path(__file__).parents[1] / "configuration.md"
-_MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_NAME = re.compile(r"<!-- table: (\w+) -->")
 
 
 class Table(NamedTuple):
@@ -126,10 +127,12 @@ def markdown(table: Table) -> str:
 
 def written(page: str) -> str:
     """Return a page with its tables written again. Raise `ValueError` if it does not have each table once."""
-    names = [name for _, name, _ in _MARKED.findall(page)]
+    names = _NAME.findall(page)
     if sorted(names) != sorted(TABLES):
         raise ValueError(f"the page has the tables {sorted(names)}, expected {sorted(TABLES)}")
-    return _MARKED.sub(lambda found: f"{found[1]}\n{markdown(TABLES[found[2]])}\n{found[3]}", page)
+    for name, table in TABLES.items():
+        page = with_part(page, f"table: {name}", markdown(table))
+    return page
 
 
 def main() -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.__main__ import main
+from tests.docs.recipes import DOCS, check
 
-PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+PAGE = DOCS / "migration.md"
 BLOCK = re.compile(r"^([^\n]*)\n\n```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LABEL = re.compile(r"nearhit `([^`]+\.yaml)`:")
 OTHERS = re.compile(r"(?:LiteLLM|vLLM Semantic Router)'s `config.yaml`:")
@@ -43,13 +43,7 @@ def test_the_configuration_is_valid(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = sections()[title]
-    (tmp_path / "policies").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    for variable in re.findall(r"api_key_env: (\w+)", files["config.yaml"]):
-        monkeypatch.setenv(variable, "secret")
-    monkeypatch.chdir(tmp_path)
-    assert main(["check", "--config", "config.yaml"]) == 0
+    assert check(tmp_path, files, monkeypatch) == 0
     said = capsys.readouterr()
     assert "no faults" in said.out
     assert "warning" not in said.out + said.err
