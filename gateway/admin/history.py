@@ -53,7 +53,7 @@ SPANS: Mapping[str, tuple[Resolution, int]] = {
 Span = Literal["1h", "6h", "24h", "7d", "30d"]
 
 
-class HistoryQuery(TypedDict, total=False):
+class TimelineQuery(TypedDict, total=False):
     span: Annotated[Span, Field(default="1h")]
 
 
@@ -167,7 +167,7 @@ class HistoryRecorder:
         last = resolution.slot_of(self._clock.wall())
         return [(resolution.step_s, number) for number in range(last - count + 1, last + 1)]
 
-    @operation(HistoryReport, query=HistoryQuery)
+    @operation(HistoryReport, query=TimelineQuery)
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """Return figures over time of all gateways on the store, one value per slot."""
         span = request.query.get("span", "1h")

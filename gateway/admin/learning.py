@@ -63,7 +63,7 @@ class Interval(TypedDict):
     high: float | None
 
 
-class WrongHits(TypedDict):
+class WrongHitsReport(TypedDict):
     of_all: Interval
     """Share of all requests."""
     of_served: Interval
@@ -85,7 +85,7 @@ class RouteQuality(TypedDict):
     """Requests behind the shares. Old ones count less."""
     served: float
     """Semantic hits behind the shares. Old ones count less."""
-    wrong_hits: WrongHits
+    wrong_hits: WrongHitsReport
 
 
 class QualityReport(TypedDict):
@@ -170,7 +170,7 @@ class QualityKept(TypedDict):
     high: float
 
 
-class Calibration(TypedDict):
+class CalibrationReport(TypedDict):
     shift: float
     slope: float
 
@@ -186,7 +186,7 @@ class RouteRouting(TypedDict):
     large_share: float | None
     """The large model's share of the misses of the last hour, in [0, 1]. Null: nothing is known."""
     quality_kept: QualityKept
-    calibration: Calibration
+    calibration: CalibrationReport
     labels: dict[str, int]
     """The number of labels by source."""
     audit: float

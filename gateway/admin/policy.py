@@ -167,7 +167,7 @@ class VersionReport(VersionFields):
     diff: str
 
 
-class HistoryQuery(TypedDict, total=False):
+class PolicyHistoryQuery(TypedDict, total=False):
     limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS, default=MAX_VERSIONS)]
 
 
@@ -270,7 +270,7 @@ class PolicyAdmin:
         add_audit_fields(request, author=author.name, hash=staged.policy.hash, applied=changed)
         return json_response({"ok": True, "applied": changed, **staged.as_json()})
 
-    @operation(PolicyHistory, query=HistoryQuery, error=PolicyError)
+    @operation(PolicyHistory, query=PolicyHistoryQuery, error=PolicyError)
     async def _get_history(self, request: web.Request) -> web.Response:
         """List the versions of the policy, the newest first."""
         limit = request.query.get("limit", str(MAX_VERSIONS))

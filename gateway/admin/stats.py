@@ -140,7 +140,7 @@ class LatencyCounts(TypedDict):
     verdicts: dict[str, list[int]]
 
 
-class Routed(TypedDict):
+class RoutedReport(TypedDict):
     route: str
     tier: str
     reason: str
@@ -162,15 +162,15 @@ class PolicySummary(TypedDict):
     """The faults of the last reload. Empty: it succeeded."""
 
 
-class Stall(TypedDict):
+class StallReport(TypedDict):
     ms: float
     cause: str
     where: NotRequired[str]
 
 
 class LoopReport(TypedDict):
-    last: Stall | None
-    longest: Stall | None
+    last: StallReport | None
+    longest: StallReport | None
 
 
 class StatsReport(TypedDict):
@@ -191,7 +191,7 @@ class StatsReport(TypedDict):
     latency_counts: LatencyCounts
     stage_ms: dict[str, Latencies]
     tiers: dict[str, float]
-    routed: list[Routed]
+    routed: list[RoutedReport]
     refusals: dict[str, float]
     """Neighbours that were not served, by reason."""
     admissions: dict[str, float]
