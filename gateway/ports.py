@@ -356,6 +356,7 @@ class Opinion:
     probability: float  # that the answer is right, in [0, 1], as calibrated on the verifier's own data
     veto: Refusal | None = None  # not to be served at any score
     doubt: Refusal | None = None  # the strongest objection: the reason if the candidate is refused
+    ceiling: float | None = None  # the most that a second opinion could say; None: this opinion is final
 
 
 PriorBands = Sequence[tuple[float, float]]
@@ -382,7 +383,8 @@ class Verifier(Protocol):
         """Return one opinion per candidate, in order."""
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
-        """Return a more precise and more expensive opinion, for candidates near the threshold. None: not available."""
+        """Return a more precise and more expensive opinion, for candidates that it could get served. None: not
+        available."""
 
     def close(self) -> None:
         """Release threads and models."""
@@ -600,11 +602,6 @@ class QuotaStore(Protocol):
         of gateways alive, including this one."""
 
 
-# Within this distance of the threshold, a second opinion is worth its milliseconds. That was 11 % of the lookups in the
-# development stream, and 28 % in banking77, where most questions have a neighbour.
-GRAY = 0.05
-
-
 VERBATIM = Opinion(1.0, 1.0)
 """The opinion on a candidate whose question differs only in white space."""
 
@@ -626,9 +623,9 @@ class Evaluated:
         return self.opinion is VERBATIM
 
     @property
-    def gray(self) -> bool:
-        """Whether the score is too near the threshold for the first opinion to decide."""
-        return self.opinion.veto is None and not self.verbatim and abs(self.score - self.threshold) < GRAY
+    def final(self) -> bool:
+        """Whether no second opinion is outstanding. Only final scores count for the route's figures."""
+        return self.opinion.ceiling is None
 
 
 @dataclass(slots=True)

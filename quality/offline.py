@@ -11,31 +11,29 @@ import numpy as np
 from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
 from gateway.cache.threshold.route_control import RouteControl
 from quality.decision import Fixed, Frozen
-from quality.figures import Point, hit_rate, keeping, mean, share_kept, windows, within, worst
-from quality.labels import Labels
+from quality.figures import Point, hit_rate, mean, served_at, share_kept, windows, within, worst
 from quality.replay import Replay
 
 CURVE_SEEDS = 2  # runs for each point of a curve: 7,300 windows on the development stream
 ENOUGH = 1.1  # curves end where the loosest budget is spent by a tenth more
 LABELS = 500
+LEARNT = 2000  # requests after which a route should spend its promise
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One budget on one stream, over all seeds; errors and windows on raw and on audited labels."""
+    """One budget on one stream, over all seeds. `labels`: raw or audited, to learn from and to count by."""
 
     stream: str
+    labels: str
     budget: float
     seeds: int
     served: float
     error: float
-    error_audited: float
-    kept: float  # share of all windows within the promise
-    kept_audited: float
+    later: float  # the error after the first LEARNT requests
+    kept: float  # share of orders within the promise
     worst: int  # wrong hits of the worst window
-    worst_audited: int
-    hindsight: float | None  # served by the best fixed threshold; None: none keeps the promise
-    hindsight_error: float | None
+    hindsight: float | None  # served by fixed thresholds at the same error; None: the curve ends before it
     audited: float  # of hits
     covered: float  # of runs: whether the stated interval held the true error
     threshold: float  # in force at the end, median
@@ -43,6 +41,16 @@ class Kept:
     @property
     def relative(self) -> float | None:
         return self.served / self.hindsight if self.hindsight else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One score on the stream: served by fixed thresholds at each budget, and the area under its precision."""
+
+    score: str
+    labels: str
+    served: tuple[float | None, ...]
+    area: float
 
 
 def thresholds(learn: bool) -> Iterator[float]:
@@ -67,33 +75,31 @@ def curve(replay: Replay, loosest: float, *, learn: bool, audit: float, grow: bo
 
 
 def promise(
-    replay: Replay, audited: Labels, budget: float, hindsight: Sequence[Point], *, seeds: int, audit: float, grow: bool
+    replay: Replay, labels: str, budget: float, hindsight: Sequence[Point], *, seeds: int, audit: float, grow: bool
 ) -> Kept:
-    """The control as it is in production, from its prior on, over all seeds."""
-    verifier, raw = replay.opinions, replay.labels
+    """The control as it is in production, from its prior on, over all seeds. `labels`: the name of the replay's."""
+    verifier = replay.opinions
     runs, covers = [], []
     for seed in range(seeds):
         control = RouteControl(verifier.prior, verifier.basis)
         run = replay.play(control, budget, audit=audit, seed=seed, grow=grow)
         stated = control.estimate()
-        covers.append(stated.of_all_low <= run.wrong(raw).mean() <= stated.of_all_high)
+        covers.append(stated.of_all_low <= run.wrong(replay.labels).mean() <= stated.of_all_high)
         runs.append(run)
-    wrongs, read = [run.wrong(raw) for run in runs], [run.wrong(audited) for run in runs]
-    best = keeping(hindsight, budget)
+    wrongs = [run.wrong(replay.labels) for run in runs]
+    error = float(np.mean([wrong.mean() for wrong in wrongs]))
     hits = sum(int(run.served.sum()) for run in runs)
     return Kept(
         stream=replay.world.stream.name + (", cache grown tenfold" if grow else ""),
+        labels=labels,
         budget=budget,
         seeds=seeds,
         served=float(np.mean([run.served.mean() for run in runs])),
-        error=float(np.mean([wrong.mean() for wrong in wrongs])),
-        error_audited=float(np.mean([wrong.mean() for wrong in read])),
+        error=error,
+        later=float(np.mean([wrong[min(LEARNT, len(wrong) // 2) :].mean() for wrong in wrongs])),
         kept=share_kept(wrongs, budget),
-        kept_audited=share_kept(read, budget),
         worst=worst(wrongs),
-        worst_audited=worst(read),
-        hindsight=None if best is None else best.served,
-        hindsight_error=None if best is None else best.error,
+        hindsight=served_at(hindsight, error),
         audited=sum(run.audited for run in runs) / max(1, hits),
         covered=float(np.mean(covers)),
         threshold=median(run.threshold for run in runs),

@@ -104,7 +104,7 @@ class Replay:
             repeated[step] = self.world.stream.answers[request] in cache.answers
             decision.entries = int(cache.held.sum())
             chosen = await self._look_up(decision, request, cache)
-            if chosen is not None and chosen.opinion.veto is None and not chosen.verbatim:
+            if chosen is not None and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
                 control.met(chosen.score, decision.entries)
             if chosen is not None and chosen.reason is None:
                 stored[step] = int(chosen.entry.fingerprint)
@@ -112,7 +112,7 @@ class Replay:
                     audited += 1
                     cache.add(request)  # the audit's fresh answer is stored as any other
             else:
-                if chosen is not None and chosen.opinion.veto is None:
+                if chosen is not None and chosen.final and chosen.opinion.veto is None:
                     # The fresh answer tells, for nothing, whether the neighbour's would have been right.
                     control.learn(observation_of(chosen, self._label(request, chosen)))
                 cache.add(request)

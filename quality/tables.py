@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gateway.cache.threshold.ledger import WINDOW
 from quality.cost import Cost
+from quality.figures import WINDOW
 from quality.http_run import Served
-from quality.offline import Adapted, Kept
+from quality.offline import LEARNT, Adapted, Kept, Rung
 from quality.traps import Tally
 
 
@@ -20,13 +20,17 @@ def share(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f} %"
 
 
+def promised(budget: float) -> str:
+    return f"{100 * budget:g} %"
+
+
 def both(raw: float, audited: float, digits: int = 2) -> str:
     """Raw labels, then audited ones."""
     return f"{100 * raw:.{digits}f} / {100 * audited:.{digits}f} %"
 
 
 def traps(tallies: dict[float, list[Tally]], thresholds: dict[float, float]) -> str:
-    columns = ["pairs", *(f"{budget:.0%} (score {thresholds[budget]:.2f})" for budget in tallies)]
+    columns = ["pairs", *(f"{promised(budget)} (score {thresholds[budget]:.2f})" for budget in tallies)]
     rows = []
     for at, first in enumerate(next(iter(tallies.values()), [])):
         cells = [group[at] for group in tallies.values()]
@@ -47,7 +51,7 @@ def gateway(runs: Sequence[Served]) -> str:
 def _gateway_row(run: Served) -> list[str]:
     interval = f"{share(run.stated_low, 2)} to {share(run.stated_high, 2)}"
     return [
-        f"{run.budget:.0%}",
+        promised(run.budget),
         share(run.served),
         both(run.error, run.error_audited),
         share(run.wrong_of_served),
@@ -63,30 +67,38 @@ def _gateway_row(run: Served) -> list[str]:
 
 def replays(rows: Sequence[Kept]) -> str:
     columns = (
-        "stream", "promise", "served", "of hindsight", "error of all (raw / audited)", "windows kept (raw / audited)",
-        f"worst {WINDOW} (raw / audited)", "hits audited", "interval holds",
+        "stream", "labels", "promise", "served", "of hindsight", "error of all", f"after {LEARNT} requests",
+        "orders kept", f"worst {WINDOW}", "hits audited", "interval holds",
     )  # fmt: skip
     return table(columns, [_replay_row(row) for row in rows])
 
 
 def _replay_row(row: Kept) -> list[str]:
-    hindsight = "none keeps it" if row.hindsight is None else f"{share(row.relative, 0)} of {share(row.hindsight)}"
+    hindsight = "-" if row.hindsight is None else f"{share(row.relative, 0)} of {share(row.hindsight)}"
     return [
         row.stream,
-        f"{row.budget:.0%}",
+        row.labels,
+        promised(row.budget),
         share(row.served),
         hindsight,
-        both(row.error, row.error_audited),
-        both(row.kept, row.kept_audited, 1),
-        f"{row.worst} / {row.worst_audited}",
+        share(row.error, 2),
+        share(row.later, 2),
+        share(row.kept, 0),
+        str(row.worst),
         share(row.audited),
         f"{row.covered:.0%} of {row.seeds} runs",
     ]
 
 
+def ladder(rungs: Sequence[Rung], budgets: Sequence[float]) -> str:
+    columns = ("score", "labels", *(f"at {promised(budget)}" for budget in budgets), "P-CHR AUC")
+    rows = [[r.score, r.labels, *(share(served) for served in r.served), f"{r.area:.3f}"] for r in rungs]
+    return table(columns, rows)
+
+
 def adaptation(rows: Sequence[Adapted]) -> str:
     columns = ("intents", "error of all", "hit rate cold", "hit rate taught", "labels")
-    cells = [[r.stream, f"{r.budget:.0%}", share(r.cold), share(r.taught), str(r.labels)] for r in rows]
+    cells = [[r.stream, promised(r.budget), share(r.cold), share(r.taught), str(r.labels)] for r in rows]
     return table(columns, cells)
 
 

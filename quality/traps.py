@@ -13,6 +13,7 @@ from quality.decision import Decision, Fixed, Stored
 
 FOLDER = Path(__file__).parents[1] / "tests" / "quality"
 FILES = ("traps.jsonl", "languages.jsonl")
+EVERYDAY = "everyday_dev.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,18 @@ class Tally:
     wrong: int
 
 
-def load(folder: Path = FOLDER) -> list[Trap]:
-    """Every pair of the files that are there."""
+def load(evaluation: Path | None = None, folder: Path = FOLDER) -> list[Trap]:
+    """Every pair of the files that are there, and the everyday pairs of an evaluation folder."""
     lines = (
         line for name in FILES if (folder / name).exists() for line in (folder / name).read_text("utf-8").splitlines()
     )
     rows = (json.loads(line) for line in lines if line.strip())
-    return [Trap(str(row["kind"]), str(row["stored"]), str(row["asked"]), bool(row["same"])) for row in rows]
+    found = [Trap(str(row["kind"]), str(row["stored"]), str(row["asked"]), bool(row["same"])) for row in rows]
+    everyday = None if evaluation is None else evaluation / "data" / EVERYDAY
+    if everyday is not None and everyday.exists():
+        said = map(json.loads, everyday.read_text("utf-8").splitlines())
+        found += [Trap("everyday", str(row["a"]), str(row["b"]), bool(row["y"])) for row in said]
+    return found
 
 
 def tally(traps: Sequence[Trap], verifier: Verifier, embedder: Embedder, threshold: float) -> list[Tally]:

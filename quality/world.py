@@ -17,7 +17,7 @@ from quality.streams import Stream
 
 BLOCK = 1000  # rows of the matrix of similarities at a time
 LOWEST_SIMILARITY = 0.5  # below it no verifier reads a neighbour
-Row = tuple[float, float, str | None, str | None]
+Row = tuple[float, float, str | None, str | None, float | None]
 GATEWAY = Path(__file__).parents[1] / "gateway"
 
 
@@ -45,11 +45,8 @@ def verifier_key(verifier: Verifier, encoder: str) -> str:
     """Names the verifier, its code and its weights, and the encoder, whose similarities its scores begin with: opinions
     of others are not used again."""
     cache = GATEWAY / "cache"
-    sources = [
-        cache / name for name in ("acceptance.py", "learned.py", "lexical.py", "payload.py", "sought.py", "forest.py")
-    ]
-    sources += [*cache.glob("features/*.py"), *cache.glob("weights/*"), *GATEWAY.glob("adapters/*cross*.py")]
-    sources += GATEWAY.glob("adapters/*verifier*.py")
+    sources = [cache / name for name in ("verifiers.py", "threshold_verifier.py", "lexical.py", "forest.py")]
+    sources += [*cache.glob("features/*.py"), *cache.glob("weights/*"), *GATEWAY.glob("adapters/onnx/cross*.py")]
     digest = hashlib.sha256(f"{verifier.basis}\0{encoder}".encode())
     for path in sorted(sources):
         if path.is_file():
@@ -107,12 +104,12 @@ def _key(question: str, candidate: StoredCandidate) -> bytes:
 
 
 def _row(opinion: Opinion) -> Row:
-    return (opinion.score, opinion.probability, opinion.veto, opinion.doubt)
+    return (opinion.score, opinion.probability, opinion.veto, opinion.doubt, opinion.ceiling)
 
 
 def _opinion(row: Row) -> Opinion:
-    score, probability, veto, doubt = row
-    return Opinion(score, probability, Refusal(veto) if veto else None, Refusal(doubt) if doubt else None)
+    score, probability, veto, doubt, ceiling = row
+    return Opinion(score, probability, Refusal(veto) if veto else None, Refusal(doubt) if doubt else None, ceiling)
 
 
 class World:

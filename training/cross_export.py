@@ -51,6 +51,7 @@ CREDITS = {
     "generated pairs": "our own grammar (training/frames.txt, training/slots.txt)",
     "banking77": "PolyAI, Casanueva et al. 2020, CC BY 4.0",
     "clinc150": "Clinc, Larson et al. 2019, CC BY 3.0",
+    "SNIPS": "Snips, Coucke et al. 2018, CC0",
     "initial weights, word embeddings": "all-MiniLM-L6-v2, Apache-2.0",
 }
 

@@ -1,10 +1,11 @@
-"""Measures the starting point of a route: `python -m training.prior --banking CSV --clinc JSON --model DIR`.
+"""Measures the starting point of a route: `python -m training.prior --banking CSV --clinc JSON --eval DIR --model DIR`.
 
-Run it after `training.verifier`. It replays streams of data that may ship through each verifier. For each band of
-scores, it writes to verifier.json the share of best neighbours that were wrong, and the number of scores per request.
+Run it after `training.combination`. It replays streams through each verifier, with the second opinions of the
+cross-encoder. It writes to verifier.json a logistic curve of being right over the score, and for each band of scores
+the share of best neighbours that are wrong on that curve, and the number of scores per request.
 
-The replay serves nothing, so every request brings its label, as a miss does. The labels so far shift the scores, as on
-a route. Each request has the same weight, in any stream.
+The replay serves nothing, so every request brings its label, as a miss does. Each stream has the same weight. The
+streams are intents of banking77 and clinc150, held-out wordings, and the calibration split of the development pairs.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
+import importlib
 import json
 import random
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +27,13 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 
+from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.cache.features import FloatArray
-from gateway.cache.threshold.ledger import BANDS, band_of
+from gateway.cache.judgement import MAX_SECOND_OPINIONS
+from gateway.cache.threshold.ledger import BANDS, CENTRES, band_of
 from gateway.cache.threshold.route_control import Evidence, LabelledLookup
-from gateway.cache.threshold.wrong_hits import pool_adjacent_violators
 from gateway.cache.threshold_verifier import ThresholdVerifier
-from gateway.cache.verifiers import ABOUT_FILE, WEIGHTS, LearnedVerifier, weights_from
+from gateway.cache.verifiers import ABOUT_FILE, WEIGHTS, Calibration, LearnedVerifier, TwoStageVerifier, weights_from
 from gateway.ports import Opinion, PriorBands, StoredCandidate, Verifier
 from training import wordings
 from training.encoder import Encoder
@@ -39,9 +43,8 @@ NEIGHBOURS = 4  # as gateway.cache.judgement.MAX_CANDIDATES
 SAMPLE = 3000  # questions of banking77's training part
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
-# Where few or none were met: so many more, as wrong as this. The pools of `pool_adjacent_violators` carry the rest
-# upwards.
-SMOOTHING, DOUBT = 0.5, 0.6
+
+Judged = Sequence[tuple[Opinion, bool] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,8 @@ class Met:
     right: list[bool]
 
 
-def streams(banking: Path, clinc: Path) -> dict[str, list[tuple[str, str]]]:
-    """(question, what it asks) in random order: intents, and of held-out wordings their group or themselves."""
+def streams(banking: Path, clinc: Path, evaluation: Path) -> dict[str, list[tuple[str, str]]]:
+    """(question, what it asks) in random order. Of held-out wordings that is their group, or themselves."""
     random_ = random.Random(SEED)  # noqa: S311 (a seed makes it reproducible)
     with banking.open(encoding="utf-8", newline="") as file:
         of_banking = [(row["text"].strip(), row["category"]) for row in csv.DictReader(file)]
@@ -63,7 +66,11 @@ def streams(banking: Path, clinc: Path) -> dict[str, list[tuple[str, str]]]:
     held = [group for group in wordings.groups() if is_held_out(group.name)]
     natural = [(text, group.name) for group in held for text in group.same]
     natural += [(text, f"{group.name}-{at}") for group in held for at, text in enumerate(group.other)]
+    sys.path.insert(0, str(evaluation))
+    tools: Any = importlib.import_module("evaldata")
+    clusters = tools.clusters(tools.qqp("calib"))
     found = {
+        "development": random_.sample(sorted(clusters.items()), min(SAMPLE, len(clusters))),
         "banking77": random_.sample(of_banking, min(SAMPLE, len(of_banking))), "clinc150": of_clinc,
         "wordings": natural,
     }  # fmt: skip
@@ -89,49 +96,48 @@ async def judged(verifier: Verifier, requests: Sequence[Met]) -> list[tuple[Opin
     found: list[tuple[Opinion, bool] | None] = []
     for each in requests:
         opinions = verifier.opinions(each.question, each.candidates)
-        free = [pair for pair in zip(opinions, each.right, strict=True) if pair[0].veto is None]
-        found.append(max(free, key=lambda pair: pair[0].score, default=None))
+        free = [row for row in zip(each.candidates, opinions, each.right, strict=True) if row[1].veto is None]
+        free.sort(key=lambda row: -row[1].score)
+        read = []
+        for candidate, first, right in free[:MAX_SECOND_OPINIONS]:
+            read.append((await verifier.second_opinion(each.question, candidate, first) or first, right))
+        found.append(max(read, key=lambda pair: pair[0].score, default=None))
     return found
 
 
-def bands(verifier: Verifier, requests: Sequence[Sequence[Met]]) -> PriorBands:
-    wrong, labels = np.full(BANDS, SMOOTHING * DOUBT), np.full(BANDS, SMOOTHING)
+def prior(curve: tuple[float, float], found: Sequence[tuple[Sequence[Met], Judged]]) -> PriorBands:
+    """For each band: the wrong share on the curve, and the neighbours per request, as the mean of the streams."""
     rates = np.zeros(BANDS)
-    for stream in requests:
-        evidence = Evidence()
-        for each, best in zip(stream, asyncio.run(judged(verifier, stream)), strict=True):
-            if best is None:
+    for requests, best in found:
+        evidence, counts = Evidence(), np.zeros(BANDS)
+        for each, chosen in zip(requests, best, strict=True):
+            if chosen is None:
                 continue
-            opinion, right = best
-            band = band_of(opinion.score + evidence.shift(each.vector))
-            labels[band] += 1
-            wrong[band] += not right
-            rates[band] += 1
+            opinion, right = chosen
+            counts[band_of(opinion.score + evidence.shift(each.vector))] += 1
             evidence.add(LabelledLookup(each.vector, opinion.probability, float(right)))
-    pools = pool_adjacent_violators(wrong.tolist(), labels.tolist())
-    ends = [pool.first for pool in pools[1:]] + [BANDS]
-    shares = [pool.rate for pool, end in zip(pools, ends, strict=True) for _ in range(pool.first, end)]
-    rates /= sum(map(len, requests))
+        rates += counts / len(requests) / len(found)
+    shares = [1.0 - Calibration(curve, []).probability(centre) for centre in CENTRES.tolist()]
     return [(round(share, 5), round(float(rate), 6)) for share, rate in zip(shares, rates, strict=True)]
 
 
-def curve(verifier: Verifier, requests: Sequence[Sequence[Met]]) -> list[float]:
+def fitted_curve(found: Sequence[Judged]) -> tuple[float, float]:
     """How often the best neighbour is right, as a logistic curve over its score; all streams count the same."""
     scores: list[float] = []
     right: list[bool] = []
     weights: list[npt.NDArray[Any]] = []
-    for stream in requests:
-        found = [each for each in asyncio.run(judged(verifier, stream)) if each is not None]
-        scores += [opinion.score for opinion, _ in found]
-        right += [is_right for _, is_right in found]
-        weights.append(np.full(len(found), 1000.0 / len(found)))
+    for stream in found:
+        met = [each for each in stream if each is not None]
+        scores += [opinion.score for opinion, _ in met]
+        right += [is_right for _, is_right in met]
+        weights.append(np.full(len(met), 1000.0 / len(met)))
     fitted = LogisticRegression(C=1e6).fit(np.array(scores)[:, None], right, sample_weight=np.concatenate(weights))
-    return [round(float(fitted.coef_[0, 0]), 4), round(float(fitted.intercept_[0]), 4)]
+    return round(float(fitted.coef_[0, 0]), 4), round(float(fitted.intercept_[0]), 4)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("banking", "clinc", "model"):
+    for name in ("banking", "clinc", "eval", "model"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     given = parser.parse_args()
@@ -140,27 +146,33 @@ def main() -> None:
     about |= {"curves": {name: [1.0, 0.0] for name in NAMES}, "priors": dict.fromkeys(NAMES, FLAT)}
 
     def write() -> None:
-        (given.out / ABOUT_FILE).write_text(_compact(json.dumps(about, indent=2)) + "\n")
+        (given.out / ABOUT_FILE).write_text(compact(json.dumps(about, indent=2)) + "\n")
 
     def verifiers() -> list[tuple[str, Verifier]]:
         """With what is known of them by now."""
         write()
         learned = LearnedVerifier(weights_from(json.dumps(about).encode(), arrays))
-        return [("learned", learned), ("checks", ThresholdVerifier(given.out))]
+        cross_encoder = OnnxCrossEncoder(given.model, given.out)
+        return [("learned", TwoStageVerifier(learned, cross_encoder)), ("checks", ThresholdVerifier(given.out))]
 
     encoder = Encoder(given.model)
     requests = {
         name: met(stream, encoder, LearnedVerifier.floor)
-        for name, stream in streams(given.banking, given.clinc).items()
+        for name, stream in streams(given.banking, given.clinc, given.eval).items()
     }
     about["prior_requests"] = {name: len(stream) for name, stream in requests.items()}
-    about["curves"] = {name: curve(verifier, list(requests.values())) for name, verifier in verifiers()}
-    about["priors"] = {name: bands(verifier, list(requests.values())) for name, verifier in verifiers()}
+    for name, verifier in verifiers():
+        best = [asyncio.run(judged(verifier, stream)) for stream in requests.values()]
+        about["curves"][name] = fitted_curve(best)
+    for name, verifier in verifiers():  # the probabilities of their opinions come from the curves
+        best = [asyncio.run(judged(verifier, stream)) for stream in requests.values()]
+        about["priors"][name] = prior(about["curves"][name], list(zip(requests.values(), best, strict=True)))
+        verifier.close()
     write()
     print(about["curves"], about["prior_requests"])  # noqa: T201
 
 
-def _compact(text: str) -> str:
+def compact(text: str) -> str:
     """A pair of numbers stands on one line."""
     return re.sub(r"\[\s+([-\d.e]+),\s+([-\d.e]+)\s+\]", r"[\1, \2]", text)
 

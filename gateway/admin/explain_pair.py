@@ -99,7 +99,8 @@ async def explain_pair(
     first = scores.chosen
     if similarity >= look.floor and scorer.needs_second_opinion(scores):
         await scorer.apply_second_opinion(scores)
-    return build_explanation(first, scores.chosen, replace(look, second=scores.second, framed=scores.parts is not None))
+    look = replace(look, read_closely=bool(scores.unread), second=scores.second, framed=scores.parts is not None)
+    return build_explanation(first, scores.chosen, look)
 
 
 def _similarity(a: Embedding, b: Embedding) -> float:

@@ -180,11 +180,13 @@ class AnswerComparer:
     def missed(self, request: RequestContext, fresh: Entry) -> None:
         """Queue the fresh answer of a miss for comparison with the neighbour that was found.
 
-        Only neighbours that were refused for their score alone count: the answer shows whether they would have been
-        right.
+        Only neighbours that were refused for their final score alone count: the answer shows whether they would have
+        been right.
         """
         judged, call = request.judged, request.call
-        if call is None or judged is None or judged.reason is None or judged.opinion.veto is not None:
+        if call is None or judged is None or judged.reason is None:
+            return
+        if judged.opinion.veto is not None or not judged.final:
             return
         pair = AnswerPair(request.route, call, judged, fresh)
         self._waiting.append(pair)

@@ -25,7 +25,7 @@ class ExplainedPair:
     features: dict[str, float]  # that differ between the two, by name
     opinion: float | None  # the verifier's first score; None: similarity alone decides
     opinion_probability: float | None  # of the first score, by the verifier's own calibration
-    gray: bool  # too near the threshold for the first opinion alone
+    read_closely: bool  # a second opinion could have reached the threshold
     second_opinion: float | None  # the score of the slower check; None: not run, or no result
     framed: bool  # two prompts of one template: only the differing parts were compared
     evidence_shift: float  # how far labels near the question move the score
@@ -88,9 +88,9 @@ class ExplainedPair:
         return f"{self.opinion:.4f}, p={self.opinion_probability:.3f}"
 
     def _second_opinion_text(self) -> str:
-        if not self.gray:
-            return "not asked: not near the threshold"
-        return "none given" if self.second_opinion is None else f"{self.second_opinion:.4f}"
+        if self.second_opinion is not None:
+            return f"{self.second_opinion:.4f}"
+        return "none given" if self.read_closely else "not asked: it could not change the decision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class LookupDetails:
     floor: float  # similarity, in [0, 1]
     features: Mapping[str, float]
     labels: int
+    read_closely: bool = False
     second: Opinion | None = None
     framed: bool = False
     partial: Bypass | None = None  # why one of the two cannot be embedded whole
@@ -121,7 +122,7 @@ def build_explanation(first: Judgement, last: Judgement, details: LookupDetails)
         features=dict(details.features),
         opinion=None if plain else first.opinion.score,
         opinion_probability=None if plain else first.opinion.probability,
-        gray=first.gray and not plain,
+        read_closely=details.read_closely,
         second_opinion=None if details.second is None else details.second.score,
         framed=details.framed,
         evidence_shift=0.0 if plain or last.verbatim else last.score - last.opinion.score,

@@ -16,6 +16,9 @@ from gateway.ports import VERBATIM, Acceptance, Embedder, Evaluated, Judgement, 
 # Neighbours that are read from the store. The right one is nearly always the first.
 MAX_CANDIDATES = 4
 
+# Neighbours that get a second opinion: it takes 1.5 ms each, and the third is hardly ever the right one.
+MAX_SECOND_OPINIONS = 2
+
 
 def relation_between(judged: Judgement) -> Relation:
     """Return the relation of the question and the stored answer, as feedback names it."""
@@ -78,7 +81,9 @@ async def varying_parts_opinion(
         return replace(whole, veto=Refusal.TEMPLATE)
     query, stored = await embedder.embed(parts.query, owner), await embedder.embed(parts.stored, owner)
     similarity = min(1.0, max(0.0, float(query.vector @ stored.vector)))
-    (inner,) = verifier.opinions(parts.query, [StoredCandidate(parts.stored, similarity)])
+    candidate = StoredCandidate(parts.stored, similarity)
+    (first,) = verifier.opinions(parts.query, [candidate])
+    inner = await verifier.second_opinion(parts.query, candidate, first) or replace(first, ceiling=None)
     return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
 
 
@@ -107,7 +112,8 @@ class CandidateScores:
     judged: list[Judgement] = field(default_factory=list)
     best_index: int = 0
     parts: Varying | None = None  # the differing parts of question and best candidate, if both follow one template
-    second: Opinion | None = None  # the slower check's opinion; None: not run, or no result
+    unread: tuple[int, ...] = ()  # the candidates that a second opinion could get served, the best first
+    second: Opinion | None = None  # the second opinion on the chosen one; None: not run, or no result
 
     @property
     def chosen(self) -> Judgement:
@@ -118,6 +124,30 @@ def floor_of(acceptance: Acceptance, verifier: Verifier) -> float:
     """Return the similarity below which no neighbour is read."""
     plain = acceptance.min_similarity
     return verifier.floor if plain is None else plain
+
+
+def _unread(scores: CandidateScores) -> tuple[int, ...]:
+    """Return the candidates whose second opinion could reach the threshold, the best first. Verbatim ones need none."""
+    if scores.chosen.verbatim:
+        return ()
+    readable = [
+        at
+        for at, judged in enumerate(scores.judged)
+        if judged.opinion.veto is None
+        and judged.opinion.ceiling is not None
+        and judged.opinion.ceiling + scores.shift >= scores.threshold
+    ]
+    return tuple(sorted(readable, key=lambda at: (-scores.judged[at].score, at))[:MAX_SECOND_OPINIONS])
+
+
+def _parts(scores: CandidateScores) -> Varying | None:
+    """Return the differing parts of question and best candidate, where both follow one template and differ."""
+    chosen = scores.chosen
+    if chosen.verbatim or chosen.opinion.veto is not None:
+        return None
+    stored = [entry.question or "" for entry, _ in scores.neighbours]
+    parts = varying_parts(scores.question, stored[scores.best_index], stored)
+    return None if parts is None or parts.is_same else parts
 
 
 class CandidateScorer:
@@ -152,37 +182,41 @@ class CandidateScorer:
             scores.judged.append(self._evaluate(scores, entry, similarity, opinion))
         if len(neighbours) > 1:
             scores.best_index = best_index(scores.judged)
-        if self._is_similarity_only:
-            return scores
-        chosen = scores.chosen
-        if not (chosen.verbatim or chosen.opinion.veto is not None):
-            stored = [entry.question or "" for entry, _ in neighbours]
-            parts = varying_parts(question, stored[scores.best_index], stored)
-            scores.parts = None if parts is None or parts.is_same else parts
+        if not self._is_similarity_only:
+            scores.unread = _unread(scores)
+            scores.parts = None if scores.unread else _parts(scores)
         return scores
 
     def needs_second_opinion(self, scores: CandidateScores) -> bool:
-        """Return whether the best candidate is near the threshold, or of one template with the question."""
-        return not self._is_similarity_only and (scores.chosen.gray or scores.parts is not None)
+        """Return whether a closer look may change the decision: a candidate could be served, or the best one follows
+        one template with the question."""
+        return bool(scores.unread) or scores.parts is not None
 
     async def apply_second_opinion(self, scores: CandidateScores) -> None:
-        """Check the best candidate more closely, where needed.
+        """Check the candidates that could be served more closely, and choose the best of them.
 
         Without the embedder, candidates of one template are refused.
         """
-        chosen, closer = scores.chosen, None
-        if chosen.gray:
-            entry, similarity = scores.neighbours[scores.best_index]
+        second = dict[int, Opinion | None]()
+        for at in scores.unread:
+            (entry, similarity), first = scores.neighbours[at], scores.judged[at].opinion
             candidate = StoredCandidate(entry.question or "", similarity)
-            closer = scores.second = await self._verifier.second_opinion(scores.question, candidate, chosen.opinion)
+            second[at] = await self._verifier.second_opinion(scores.question, candidate, first)
+            scores.judged[at] = self._evaluate(scores, entry, similarity, second[at] or replace(first, ceiling=None))
+        if second:
+            scores.best_index = max(second, key=lambda at: (scores.judged[at].score, -at))
+            scores.second = second[scores.best_index]
+            scores.parts = _parts(scores)
         if scores.parts is not None:
-            whole = closer or chosen.opinion
-            try:
-                closer = await varying_parts_opinion(scores.parts, whole, self._embedder, self._verifier, scores.owner)
-            except EmbedderUnavailable:
-                closer = replace(whole, veto=Refusal.TEMPLATE)
-        if closer is not None:
-            scores.judged[scores.best_index] = self._evaluate(scores, *scores.neighbours[scores.best_index], closer)
+            await self._compare_parts(scores, scores.parts)
+
+    async def _compare_parts(self, scores: CandidateScores, parts: Varying) -> None:
+        whole = scores.chosen.opinion
+        try:
+            closer = await varying_parts_opinion(parts, whole, self._embedder, self._verifier, scores.owner)
+        except EmbedderUnavailable:
+            closer = replace(whole, veto=Refusal.TEMPLATE)
+        scores.judged[scores.best_index] = self._evaluate(scores, *scores.neighbours[scores.best_index], closer)
 
     def _opinions(self, question: str, neighbours: Sequence[NeighbourEntry]) -> Sequence[Opinion]:
         if self._is_similarity_only:

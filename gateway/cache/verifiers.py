@@ -65,14 +65,19 @@ def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
     return Calibration((slope, offset), prior)
 
 
-# The learned verifier subtracts the doubt of the trees from the similarity.
+# A score is the log-odds that the stored answer is right, on a scale on which 1 is the most that is ever claimed:
 #
-# margin = similarity - weight * (1 - p) ** power     p: the trees' probability that both questions ask the same
-# score = 1 - scale * (1 - margin)
+#     score = 1 - (TOP - min(TOP, log-odds)) / SPREAD
+#     first opinion:   log-odds = bias + similarity * c + doubt * (1 - p) ** power
+#     second opinion:  log-odds = bias + first * log-odds of the first opinion + similarity * c + logit * l
+#
+#     c: similarity    p: the trees' probability that both questions ask the same    l: the cross-encoder's logit
 #
 # The similarity is not an input of the trees: fitted together on generated pairs, the result lost on real ones (AUC
-# 0.826 against 0.867 for similarity alone). `scale` spreads the scores, relative to the shifts by a route's own labels.
-# Each route learns its own threshold.
+# 0.826 against 0.867 for similarity alone). `training.combination` fits the seven numbers. Each route learns its own
+# threshold.
+
+TOP, SPREAD = 5.0, 12.0
 
 TRAINED = WeightFiles("verifier", "the verifier's weights")
 
@@ -81,11 +86,48 @@ _NAMED = attrgetter("numbers_swapped", "negation", "opposites", "reversed")
 
 
 @dataclass(frozen=True, slots=True)
+class FirstCombination:
+    """The weights of the first opinion, in log-odds."""
+
+    bias: float
+    similarity: float
+    doubt: float  # negative: what a certain refusal by the trees costs
+
+    def log_odds(self, similarity: float, doubt: float) -> float:
+        return self.bias + self.similarity * similarity + self.doubt * doubt
+
+
+@dataclass(frozen=True, slots=True)
+class SecondCombination:
+    """The weights of the second opinion, in log-odds."""
+
+    bias: float
+    first: float
+    similarity: float
+    logit: float
+
+    def log_odds(self, first: float, similarity: float, logit: float) -> float:
+        """`first`: the log-odds of the first opinion. `logit`: from the cross-encoder, limited to +-`MAX_LOGIT`."""
+        limited = min(MAX_LOGIT, max(-MAX_LOGIT, logit))
+        return self.bias + self.first * first + self.similarity * similarity + self.logit * limited
+
+
+def score_of(log_odds: float) -> float:
+    """Return the score for the log-odds of being right: at most 1."""
+    return 1.0 - (TOP - min(TOP, log_odds)) / SPREAD
+
+
+def log_odds_of(score: float) -> float:
+    """Return the log-odds of a score: the inverse of `score_of`, up to `TOP`."""
+    return TOP - SPREAD * (1.0 - score)
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierWeights:
     digest: str  # hex SHA-256 of the arrays
-    weight: float  # similarity that a certain refusal costs
     power: float  # above 1: half a doubt costs less than half
-    scale: float
+    first: FirstCombination
+    second: SecondCombination
     words: Forest
     calibration: Calibration
 
@@ -101,9 +143,9 @@ def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     said, tables = unpacked.said, unpacked.tables
     return VerifierWeights(
         digest=unpacked.digest,
-        weight=float(said["weight"]),
         power=float(said["power"]),
-        scale=float(said["scale"]),
+        first=FirstCombination(*map(float, said["combination"]["first"])),
+        second=SecondCombination(*map(float, said["combination"]["second"])),
         words=from_arrays(tables, "words", len(NAMES)),
         calibration=calibration_of(said, "learned"),
     )
@@ -115,32 +157,30 @@ class LearnedVerifier:
     floor = FLOOR
 
     def __init__(self, weights: VerifierWeights) -> None:
-        self._weights = weights
+        self.weights = weights
         self.basis = f"learned-{weights.digest[:8]}"
         self.prior = weights.calibration.prior
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
-        mine, stored = read(question), [candidate.question for candidate in candidates]
-        readings = [kept(other) for other in stored]
-        margins = self._margins(mine, question, readings, stored, [candidate.similarity for candidate in candidates])
+        mine, readings = read(question), [kept(candidate.question) for candidate in candidates]
+        doubts = self._doubts(mine, question, readings, [candidate.question for candidate in candidates])
         return [
-            self.opinion(margin, lexical.difference(mine.checks, other.checks))
-            for other, margin in zip(readings, margins, strict=True)
+            self.opinion(
+                self.weights.first.log_odds(candidate.similarity, doubt),
+                lexical.difference(mine.checks, other.checks),
+            )
+            for candidate, other, doubt in zip(candidates, readings, doubts, strict=True)
         ]
 
-    def opinion(self, margin: float, doubt: Refusal | None = None) -> Opinion:
-        """Return the opinion for a similarity reduced by the doubt. `doubt`: the difference that the rules found.
+    def opinion(self, log_odds: float, doubt: Refusal | None = None) -> Opinion:
+        """Return the opinion for these log-odds. `doubt`: the difference that the rules found.
 
         The trees were not trained on instructions around varying content, so a different payload is a veto. Any other
         difference is the reason to show where the score is too low.
         """
-        score = min(1.0, 1.0 - self._weights.scale * (1.0 - margin))
+        score = score_of(log_odds)
         veto = doubt if doubt is Refusal.PAYLOAD else None
-        return Opinion(score, self._weights.calibration.probability(score), veto, doubt)
-
-    def margin(self, opinion: Opinion) -> float:
-        """Return the margin of an opinion, the inverse of `opinion`."""
-        return 1.0 - (1.0 - opinion.score) / self._weights.scale
+        return Opinion(score, self.weights.calibration.probability(score), veto, doubt)
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         return None
@@ -153,17 +193,12 @@ class LearnedVerifier:
         values, equal = features(question, [candidate.question, question])
         return {name: float(value) for name, value, at in zip(NAMES, values, equal, strict=True) if value != at}
 
-    def margins(self, query: str, stored: Sequence[str], similarities: Sequence[float]) -> list[float]:
-        """Return (k,) margins, at most the similarities."""
-        return self._margins(read(query), query, [kept(other) for other in stored], stored, similarities)
+    def doubts(self, query: str, stored: Sequence[str]) -> list[float]:
+        """Return (k,) doubts in [0, 1] that the questions ask the same."""
+        return self._doubts(read(query), query, [kept(other) for other in stored], stored)
 
-    def _margins(
-        self,
-        mine: QuestionReading,
-        query: str,
-        readings: Sequence[QuestionReading],
-        stored: Sequence[str],
-        similarities: Sequence[float],
+    def _doubts(
+        self, mine: QuestionReading, query: str, readings: Sequence[QuestionReading], stored: Sequence[str]
     ) -> list[float]:
         rows = [word_features(mine, other) for other in readings]
         words, doubts = query.split(), [1.0] * len(stored)
@@ -174,14 +209,11 @@ class LearnedVerifier:
             elif max(len(query), len(other)) <= LONGEST and not any(_NAMED(row)):
                 undecided.append(at)  # longer texts that are not equal keep full doubt
         if undecided:
-            for at, sure in zip(
-                undecided, self._weights.words.probability([rows[at] for at in undecided]), strict=True
-            ):
+            for at, sure in zip(undecided, self.weights.words.probability([rows[at] for at in undecided]), strict=True):
                 doubts[at] = 1.0 - sure
-        weight, power = self._weights.weight, self._weights.power
+        power = self.weights.power
         # `doubt * doubt`, as the library's power of 2 sometimes differs in the last bit.
-        raised = [doubt * doubt if power == 2.0 else doubt**power for doubt in doubts]
-        return [float(similarity) - weight * each for similarity, each in zip(similarities, raised, strict=True)]
+        return [doubt * doubt if power == 2.0 else doubt**power for doubt in doubts]
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:
@@ -190,14 +222,10 @@ def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:
     return said
 
 
-# The second stage: a cross-encoder for pairs near the threshold.
+# The second stage: a cross-encoder for every pair that could be served.
 LOG = logging.getLogger("nearhit.semantic")
 
-# Share of the trees' doubt that is kept, and the similarity that a certain refusal by the cross-encoder costs. Chosen
-# on the calibration split of the development pairs: at a false-positive rate of 5 % the hit rate is 41 %, with the
-# trees alone 35 %. Checked on streams of intents: banking77 serves 25.6 % instead of 23.5 % at a promise of 1 %, with
-# fewer errors.
-TREES_SHARE, CROSS_WEIGHT = 0.5, 0.2
+MAX_LOGIT = 8.0  # a logit beyond it says no more
 
 # Beyond this many pairs the first opinion stands. They only queue up where every lookup is uncertain; 32 take 50 ms.
 MAX_WAITING = 32
@@ -237,7 +265,10 @@ class TwoStageVerifier:
         self.floor = first.floor
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
-        return self._first.opinions(question, candidates)
+        return [
+            replace(opinion, ceiling=self._combined(candidate, opinion, MAX_LOGIT).score)
+            for candidate, opinion in zip(candidates, self._first.opinions(question, candidates), strict=True)
+        ]
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         if self._pending >= MAX_WAITING:
@@ -254,10 +285,12 @@ class TwoStageVerifier:
             return None
         finally:
             self._pending -= 1
-        doubt = 1.0 / (1.0 + math.exp(min(logit, 500.0)))
-        margin = self._first.margin(first)
-        softened = candidate.similarity - TREES_SHARE * (candidate.similarity - margin)
-        closer = self._first.opinion(softened - CROSS_WEIGHT * doubt)
+        return self._combined(candidate, first, logit)
+
+    def _combined(self, candidate: StoredCandidate, first: Opinion, logit: float) -> Opinion:
+        """Return the opinion of both stages. It keeps the veto and the doubt of the first."""
+        before = log_odds_of(first.score)
+        closer = self._first.opinion(self._first.weights.second.log_odds(before, candidate.similarity, logit))
         return replace(closer, veto=first.veto, doubt=first.doubt)
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:

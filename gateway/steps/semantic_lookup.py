@@ -234,8 +234,8 @@ class SemanticLookup:
         self, request: RequestContext, scores: CandidateScores, fresh_neighbours: Sequence[FreshNeighbour]
     ) -> Response | None:
         """Record the judgement and return the hit; None: it may not be served."""
-        chosen, control = scores.judged[scores.best_index], scores.control
-        if not self._plain and chosen.opinion.veto is None and not chosen.verbatim:
+        chosen, control = scores.chosen, scores.control
+        if not self._plain and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
             control.met(chosen.score, scores.entries)
         request.considered, request.judged = scores.judged, chosen
         if chosen.reason is not None:

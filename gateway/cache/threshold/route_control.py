@@ -99,7 +99,7 @@ class Evidence:
         self._next = self._count % self._capacity
 
 
-VERSION = 3
+VERSION = 4
 
 GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this ratio
 
@@ -153,7 +153,7 @@ class RouteControl:
         self._changes_since_refresh = 0
         self._pending = 0  # requests not yet applied to `_wrong_hits`
         self._thresholds: dict[tuple[float, int], float] = {}
-        self._shares = self._ledger.wrong_shares()
+        self._shares = self._ledger.wrong_shares().mean
         self._threshold_state: ThresholdState | None = None  # of the last computed threshold
         self._weights: list[float] | None = None  # audit weights of that state, computed on demand
         self.current_threshold: float | None = None  # the threshold of the last lookup
@@ -209,13 +209,13 @@ class RouteControl:
         if known is None:
             self._threshold_state = self._ledger.state_for(budget, GROWTH_STEP**step)
             known = self._thresholds[budget, step] = self._threshold_state.threshold
-            self._shares, self._weights = self._threshold_state.wrong_shares(), None
+            self._shares, self._weights = self._threshold_state.shares.mean, None
         self.current_threshold = known
         return known
 
     def probability(self, score: float) -> float:
         """Return the probability that an answer with this score is right on this route, in [0, 1]."""
-        return 1.0 - self._shares[band_of(score)]
+        return 1.0 - float(self._shares[band_of(score)])
 
     def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
         """Return mean and variance of the wrong answers among `served`. See `ThresholdLedger.wrong_among`."""
@@ -375,7 +375,7 @@ class RouteControl:
         self._evidence, self._wrong_hits = evidence, known
         self.version = version
         self._thresholds.clear()
-        self._shares = self._ledger.wrong_shares()
+        self._shares = self._ledger.wrong_shares().mean
 
 
 class Controls:

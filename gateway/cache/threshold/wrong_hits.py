@@ -3,84 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-
-# The formulas come from the textbooks and papers that the docstrings cite.
-MIN_LOG = -700.0
-
-
-def exceedance_probability(mean: float, variance: float, limit: int, lower_bound: float = 0.0) -> float:
-    """Return P(X > limit) for a negative binomial X with this mean and variance.
-
-    That is a Poisson count whose rate follows a gamma distribution (Gelman et al., Bayesian Data Analysis, 3rd ed.,
-    section 2.6). The loop stops early once the result cannot exceed `lower_bound`.
-    """
-    if mean <= 0:
-        return 0.0
-    variance = max(variance, mean * (1 + 1e-6))
-    size, success, failure = mean * mean / (variance - mean), mean / variance, (variance - mean) / variance
-    log_term, first = size * math.log(success), 0
-    while log_term < MIN_LOG and first <= limit:  # skip terms that underflow a float
-        log_term += math.log((size + first) / (first + 1) * failure)
-        first += 1
-    term, below = math.exp(log_term), 0.0
-    for k in range(first, limit + 1):
-        below += term
-        if 1.0 - below <= lower_bound:
-            break
-        term *= (size + k) / (k + 1) * failure
-    return max(0.0, 1.0 - below)
-
-
-def exceeds_risk(mean: float, variance: float, limit: int, risk: float) -> bool:
-    """Return whether `exceedance_probability` is above `risk`.
-
-    Far below the limit, Cantelli's inequality answers without a term for each count: P(X - mean >= a) <= variance /
-    (variance + a^2).
-    """
-    above = limit + 1 - mean
-    spread = max(variance, mean * (1 + 1e-6))
-    if above > 0 and spread <= risk * (spread + above * above):
-        return False
-    return exceedance_probability(mean, variance, limit, risk) > risk
-
-
-@dataclass(slots=True)
-class LabelPool:
-    """Adjacent bands that share one rate."""
-
-    first: int  # the lowest band of the pool
-    events: float
-    trials: float
-    rate: float
-
-    @property
-    def variance(self) -> float:
-        """The variance of the rate: that of a beta distribution with these counts."""
-        return self.rate * (1 - self.rate) / (self.trials + 1)
-
-
-def pool_adjacent_violators(events: Sequence[float], trials: Sequence[float]) -> list[LabelPool]:
-    """Return rates that never rise from band to band: pool adjacent violators (Ayer et al. 1955). All trials are
-    positive.
-
-    Labels are few where answers are served and many below. As a higher score is no worse, labels from below also inform
-    the bands that decide.
-    """
-    firsts, sums, counts, rates = list[int](), list[float](), list[float](), list[float]()
-    for band, (event, trial) in enumerate(zip(events, trials, strict=True)):
-        rate, first = event / trial, band
-        while rates and rate > rates[-1]:
-            rates.pop()
-            first, event, trial = firsts.pop(), sums.pop() + event, counts.pop() + trial
-            rate = event / trial
-        firsts.append(first)
-        sums.append(event)
-        counts.append(trial)
-        rates.append(rate)
-    return list(map(LabelPool, firsts, sums, counts, rates))
 
 
 def wilson_interval(rate: float, trials: float, z: float = 1.96) -> tuple[float, float]:

@@ -1,0 +1,105 @@
+"""Fits the few numbers that combine similarity, trees and cross-encoder to one score.
+
+    python -m training.combination --eval DIR --model DIR
+
+It reads the calibration split of the development pairs, the everyday pairs, and held-out wordings. The texts of the
+development pairs may not train weights that ship; seven numbers that are chosen on them say nothing of the texts. It
+writes `combination` into verifier.json and prints how well each score orders the pairs.
+"""
+
+# ruff: noqa: T201 (a command prints)
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
+from gateway.cache.features import FloatArray
+from gateway.cache.verifiers import ABOUT_FILE, MAX_LOGIT, WEIGHTS, LearnedVerifier, load_weights
+from training import wordings
+from training.encoder import Encoder
+from training.prior import compact
+from training.verifier import is_held_out
+
+DEVELOPMENT = 4000  # pairs of the calibration split
+# The weight of each source in all pairs. The development pairs are real duplicates, the others harder paraphrases.
+SHARES = {"development": 0.5, "everyday": 0.2, "wordings": 0.3}
+Labelled = tuple[str, str, bool]
+"""A new question, a stored one, and whether they ask the same."""
+
+
+def sources(evaluation: Path) -> dict[str, list[Labelled]]:
+    sys.path.insert(0, str(evaluation))
+    tools: Any = importlib.import_module("evaldata")
+    everyday = map(json.loads, (evaluation / "data" / "everyday_dev.jsonl").read_text("utf-8").splitlines())
+    held = [group for group in wordings.groups() if is_held_out(group.name)]
+    return {
+        "development": [(row["b"], row["a"], bool(row["y"])) for row in tools.qqp_sample("calib", DEVELOPMENT)],
+        "everyday": [(row["b"], row["a"], bool(row["y"])) for row in everyday],
+        "wordings": [(pair.asked, pair.stored, pair.same) for pair in wordings.written(held)],
+    }
+
+
+class Columns:
+    """Computes the inputs of the score: similarity, doubt of the trees, logit of the cross-encoder."""
+
+    def __init__(self, model: Path, weights: Path) -> None:
+        self._encoder = Encoder(model)
+        self._learned = LearnedVerifier(load_weights(weights))
+        self._cross_encoder = OnnxCrossEncoder(model, weights)
+
+    def __call__(self, pairs: Sequence[Labelled]) -> FloatArray:
+        """Return (n, 3)."""
+        return np.array([self._row(asked, stored) for asked, stored, _ in pairs])
+
+    def _row(self, asked: str, stored: str) -> tuple[float, float, float]:
+        similarity = float(self._encoder(asked) @ self._encoder(stored))
+        (logit,) = self._cross_encoder.score(asked, [stored])
+        return similarity, self._learned.doubts(asked, [stored])[0], float(np.clip(logit, -MAX_LOGIT, MAX_LOGIT))
+
+
+def fitted(rows: FloatArray, same: FloatArray, weights: FloatArray) -> LogisticRegression:
+    return LogisticRegression(C=100.0).fit(rows, same, sample_weight=weights)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--eval", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=WEIGHTS)
+    given = parser.parse_args()
+    columns, found = Columns(given.model, given.out), sources(given.eval)
+    tables = {name: columns(pairs) for name, pairs in found.items()}
+    labels = {name: np.array([float(same) for *_, same in pairs]) for name, pairs in found.items()}
+    rows, same = np.vstack(list(tables.values())), np.concatenate(list(labels.values()))
+    total = len(rows)
+    weights = np.concatenate([np.full(len(each), SHARES[name] * total / len(each)) for name, each in tables.items()])
+    first = fitted(rows[:, :2], same, weights)
+    both = np.column_stack([first.decision_function(rows[:, :2]), rows[:, 0], rows[:, 2]])
+    second = fitted(both, same, weights)
+    about = json.loads((given.out / ABOUT_FILE).read_text())
+    about["combination"] = {
+        name: [round(float(number), 4) for number in (model.intercept_[0], *model.coef_[0])]
+        for name, model in (("first", first), ("second", second))
+    }
+    (given.out / ABOUT_FILE).write_text(compact(json.dumps(about, indent=2)) + "\n")
+    print(about["combination"])
+    scores = {"similarity": rows[:, 0], "first": both[:, 0], "logit": rows[:, 2]}
+    scores["second"] = second.decision_function(both)
+    start = 0
+    for name, each in tables.items():
+        part = slice(start, start := start + len(each))
+        print(name, {key: round(float(roc_auc_score(same[part], values[part])), 4) for key, values in scores.items()})
+
+
+if __name__ == "__main__":
+    main()
