@@ -105,7 +105,7 @@ class LookupDetails:
     labels: int
     second: Opinion | None = None
     framed: bool = False
-    partial: Bypass | None = None  # why one of the two cannot be embedded whole
+    partial: Bypass | None = None  # why the two are not compared
 
 
 def build_explanation(first: Judgement, last: Judgement, details: LookupDetails) -> ExplainedPair:
@@ -153,7 +153,7 @@ def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) ->
     if details.partial is Bypass.UNREADABLE:
         return "unreadable: one of the two has words that the embedding model cannot read"
     if details.partial is not None:
-        return f"{details.partial}: one of the two is longer than the embedding model reads"
+        return f"{details.partial}: the prompts are long, and they differ outside the part that asks"
     if judged.similarity < details.floor and not plain:
         return f"similarity: {judged.similarity:.4f} is below {details.floor:.2f}, the minimum for a neighbour"
     measured = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"
