@@ -72,8 +72,8 @@ def fold_spaces(text: str) -> str:
 def split_question(text: str) -> SplitQuestion:
     """Split a question of more than `MAX_WHOLE` characters.
 
-    The focus is the part that asks, at the end or at the beginning. A text without such a part, or one that is to be
-    translated, summarised, ... has to be equal as a whole: the focus then only names it in the index.
+    The focus is the part that asks, at the end or at the beginning. A text without such a part has to be equal as a
+    whole. So does a text that is to be translated, summarised and so on. The focus then only names it in the index.
     """
     if len(text) > MAX_READ:
         return NOT_READ

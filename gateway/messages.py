@@ -56,6 +56,8 @@ class Refusal(StrEnum):
     PAYLOAD = "payload"  # the text to translate, summarise, ... or a quoted text differs
     TEMPLATE = "template"  # both prompts fill the same template, with different values
     NUMBERS = "numbers"
+    IDENTIFIER = "identifier"  # another order number, hash, version, URL, product name, ...
+    CODE = "code"  # other code: a function, a pattern, an operator, a path
     NEGATION = "negation"
     ENTITIES = "entities"
     DIRECTION = "direction"
