@@ -294,6 +294,10 @@ def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
         yield Refusal.DIRECTION
     if _has_other_names(query, stored):
         yield Refusal.ENTITIES
+    if query.exact is not None and stored.exact is not None:
+        found = parts_difference(query.exact, stored.exact)
+        if found is not None:
+            yield found
 
 
 # Words in which two texts that are equal but for a negation may differ: "why does it work", "why doesn't it work".
@@ -325,11 +329,43 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
         return None
     if mine.negations % 2 != other.negations % 2 and all(map(_is_negation, only_mine | only_other)):
         return Refusal.NEGATION
-    if len(only_mine) == len(only_other) == 1 and _has_opposites(mine, other):
+    if len(only_mine) == len(only_other) == 1 and (_has_opposites(mine, other) or _are_opposed(only_mine | only_other)):
         return Refusal.ANTONYM
     if mine.vocabulary == other.vocabulary and _has_reversed_direction(mine, other):
         return Refusal.DIRECTION
     return None
+
+
+# Opposites that settle it only if they are the one difference between two texts.
+_FURTHER_OPPOSITES = frozenset(
+    map(
+        frozenset,
+        (
+            ("read", "write"), ("ask", "answer"), ("arrive", "depart"), ("arrive", "leave"), ("give", "take"),
+            ("opens", "closes"), ("opened", "closed"), ("opening", "closing"), ("starts", "ends"), ("start", "end"),
+            ("begin", "end"), ("begins", "ends"), ("rise", "fall"), ("rises", "falls"), ("increases", "decreases"),
+            ("larger", "smaller"), ("largest", "smallest"), ("bigger", "smaller"), ("biggest", "smallest"),
+            ("longest", "shortest"), ("longer", "shorter"), ("highest", "lowest"), ("fastest", "slowest"),
+            ("faster", "slower"), ("cheapest", "costliest"), ("richest", "poorest"), ("older", "younger"),
+            ("oldest", "youngest"), ("newer", "older"), ("better", "worse"), ("early", "late"), ("earliest", "latest"),
+            ("allow", "forbid"), ("allowed", "forbidden"), ("include", "exclude"), ("including", "excluding"),
+            ("encrypted", "decrypted"), ("enabled", "disabled"), ("enabling", "disabling"), ("mother", "father"),
+            ("husband", "wife"), ("king", "queen"), ("brother", "sister"), ("son", "daughter"), ("he", "she"),
+            ("his", "her"), ("morning", "evening"), ("day", "night"), ("summer", "winter"), ("same", "different"),
+            ("northern", "southern"), ("eastern", "western"), ("horizontal", "vertical"), ("positive", "negative"),
+            ("row", "column"), ("rows", "columns"), ("encode", "decode"), ("compress", "decompress"),
+            ("credit", "debit"), ("debtor", "creditor"), ("employer", "employee"), ("teacher", "student"),
+            ("landlord", "tenant"), ("seller", "buyer"), ("imports", "exports"),
+            ("gross", "net"), ("mount", "unmount"), ("attach", "detach"), ("connect", "disconnect"), ("pass", "fail"),
+            ("everything", "nothing"),
+            ("anything", "nothing"), ("somebody", "nobody"), ("someone", "nobody"), ("always", "sometimes"),
+        ),
+    )
+)  # fmt: skip
+
+
+def _are_opposed(words: frozenset[str]) -> bool:
+    return words in _FURTHER_OPPOSITES
 
 
 def _is_number_swapped(only_mine: frozenset[str], only_other: frozenset[str]) -> bool:

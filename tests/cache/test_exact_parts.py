@@ -94,6 +94,7 @@ DIFFERENT = [
     (ANTONYM, "How do I enable dark mode?", "How do I disable dark mode?"),
     (ANTONYM, "Turn the light on", "Turn the light off"),
     (ANTONYM, "What is the oldest bridge?", "What is the newest bridge?"),
+    (ANTONYM, "Who read the book?", "Who write the book?"),
     (DIRECTION, "convert km to miles", "convert miles to km"),
     (DIRECTION, "flights from Oslo to Rome", "flights from Rome to Oslo"),
 ]
