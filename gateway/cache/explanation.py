@@ -153,7 +153,7 @@ def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) ->
     if details.partial is Bypass.UNREADABLE:
         return "unreadable: one of the two has words that the embedding model cannot read"
     if details.partial is not None:
-        return f"{details.partial}: the prompts are long, and they differ outside the part that asks"
+        return f"{details.partial}: the prompts differ outside the part that asks, or the embedding model cuts it"
     if judged.similarity < details.floor and not plain:
         return f"similarity: {judged.similarity:.4f} is below {details.floor:.2f}, the minimum for a neighbour"
     measured = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.long_questions import MAX_FOCUS, MAX_READ, MAX_WHOLE, asking_part, fold_spaces, split_question
 from gateway.messages import Bypass, Decisive
-from tests.fixtures.gateways import BOTH_CACHES, Served, config_of, gateway_of
+from tests.fixtures.gateways import BOTH_CACHES, TIERS, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, completion, question_of
 
 SENTENCES = [
@@ -196,6 +196,20 @@ async def test_the_same_question_after_two_long_system_prompts_is_not_matched(se
         user = {"role": "user", "content": "How do I reset my password?"}
         answer = await served.post("/v1/chat/completions", {"model": "m", "messages": [system, user]})
         assert answer.cache_status == "nearhit; fwd=miss; stored"
+
+
+async def test_the_complexity_of_a_long_question_is_that_of_the_whole(upstream: Upstream, tmp_path: Path) -> None:
+    """Its vector stands for the beginning, as in training, and not for the part that asks."""
+    backends = {name: {"adapter": "openai", "url": upstream.url} for name in ("light", "large")}
+    text = head(800, 3) + "\n\nQuestion: How do I reset my password?"
+    async with gateway_of(config_of(tmp_path, backends, embedder={"adapter": "onnx"}), TIERS) as gateway:
+        parts = gateway.gateway.parts
+        embedding = await parts.space.embedder.embed(text)
+        expected = parts.space.complexity.score(text, None, embedding.vector)
+        answer = await gateway.chat(text)
+        assert float(answer.headers["x-nearhit-complexity"]) == round(expected, 2)
+        other = await gateway.chat(text.replace("How do I", "How can I"))
+        assert other.cache_status == "nearhit; hit; detail=semantic"
 
 
 async def test_a_short_question_is_not_matched_with_a_long_one_that_begins_like_it(served: Served) -> None:
