@@ -94,7 +94,7 @@ class RequestContext:
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "scope", "fingerprint", "bypass", "embedding", "note", "served", "judged",
+        "directives", "owner", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served", "judged",
         "considered", "stored", "inspected", "stale_available", "gathering", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_deadline", "priority", "complexity", "wish", "outlook",
@@ -159,7 +159,8 @@ class RequestContext:
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
         self.bypass: Bypass | None = None  # why no lookup is made
-        self.embedding: Embedding | None = None  # the question's
+        self.embedding: Embedding | None = None  # of the call's `focus`
+        self.whole: Embedding | None = None  # of a long question's beginning, for its complexity
         self.note: str | None = None  # why there was no semantic lookup, or why the nearest neighbour was refused
         self.served: tuple[Entry, Lifetime] | None = None  # exact hit: the entry, and its lifetime under the policy
         self.judged: Judgement | None = None  # the best neighbour with its score, if there is one

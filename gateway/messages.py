@@ -7,12 +7,14 @@ A value of this module never changes after its creation. Values that each reques
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gateway.long_questions import MAX_WHOLE, split_question
 
 
 class Verdict(StrEnum):
@@ -54,6 +56,8 @@ class Refusal(StrEnum):
     PAYLOAD = "payload"  # the text to translate, summarise, ... or a quoted text differs
     TEMPLATE = "template"  # both prompts fill the same template, with different values
     NUMBERS = "numbers"
+    IDENTIFIER = "identifier"  # another order number, hash, version, URL, product name, ...
+    CODE = "code"  # other code: a function, a pattern, an operator, a path
     NEGATION = "negation"
     ENTITIES = "entities"
     DIRECTION = "direction"
@@ -306,12 +310,24 @@ STATEFUL = frozenset({Bypass.SEQUENCE, Bypass.SHARED_MEMORY, Bypass.BACKGROUND, 
 
 @dataclass(slots=True)
 class Decisive:
-    """`Decisive` is the part of a call that decides its answer."""
+    """`Decisive` is the part of a call that decides its answer.
+
+    A long question has a `focus`, the part that asks. The digest of its rest is appended to `context`.
+    """
 
     canonical: bytes  # canonical JSON of all of it: the input of the fingerprint
     context: bytes  # canonical JSON of everything but the question: the input of the scope
-    question: str | None  # the text for the semantic lookup; None: no semantic lookup
-    no_question: Bypass | None = None  # why there is no question
+    question: str | None  # the text of the question; None: no semantic lookup
+    no_question: Bypass | None = None  # why there is no question, or no focus
+    focus: str | None = field(init=False)  # the text for the semantic lookup; None: no semantic lookup
+
+    def __post_init__(self) -> None:
+        self.focus = self.question
+        if self.question is not None and len(self.question) > MAX_WHOLE:
+            split = split_question(self.question)
+            self.focus, self.context = split.focus, self.context + split.rest
+            if self.focus is None:
+                self.no_question = Bypass.TOO_LONG
 
 
 @dataclass(slots=True)
@@ -354,6 +370,11 @@ class Call:
     @property
     def question(self) -> str | None:
         return self.decisive.question
+
+    @property
+    def focus(self) -> str | None:
+        """The part of the question that is embedded and matched by meaning: all of it, unless it is long."""
+        return self.decisive.focus
 
     @property
     def no_question(self) -> Bypass | None:

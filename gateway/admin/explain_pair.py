@@ -22,7 +22,7 @@ from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Policy, Semantic
 from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
-from gateway.messages import Embedding, Entry
+from gateway.messages import Bypass, Decisive, Embedding, Entry
 from gateway.ports import Embedder, Opinion, StoredCandidate, Verifier
 
 # POST /admin/cache/explain. The prompts are neither logged nor stored.
@@ -78,6 +78,7 @@ async def explain_pair(
     Counterexamples are left out, because they belong to an entry. A short template is not recognised, because that
     needs other stored questions. Raise `EmbedderUnavailable`.
     """
+    pair, rests_differ = _focus_of(pair)
     # One after the other, as in a lookup: texts in one batch of the quantised model change each other's third digit.
     asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
     entry, similarity = _stored_entry(pair), _similarity(asked, stored)
@@ -88,7 +89,7 @@ async def explain_pair(
         floor=floor_of(rule.acceptance, verifier),
         features={},
         labels=control.labels,
-        partial=asked.partial_reason or stored.partial_reason,
+        partial=Bypass.TOO_LONG if rests_differ else asked.partial_reason or stored.partial_reason,
     )
     near, scorer = [(entry, similarity)], CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples())
     if look.partial is not None:  # bounds the text that the verifier reads, too
@@ -101,6 +102,16 @@ async def explain_pair(
         await scorer.apply_second_opinion(scores)
     look = replace(look, read_closely=bool(scores.unread), second=scores.second, framed=scores.parts is not None)
     return build_explanation(first, scores.chosen, look)
+
+
+def _focus_of(pair: PairRequest) -> tuple[PairRequest, bool]:
+    """Return the parts of the questions that a lookup compares, and whether the rests differ.
+
+    Different rests are different scopes, so no lookup compares these questions.
+    """
+    asked, stored = Decisive(b"", b"", pair.asked), Decisive(b"", b"", pair.stored)
+    found = replace(pair, asked=asked.focus or pair.asked, stored=stored.focus or pair.stored)
+    return found, asked.context != stored.context
 
 
 def _similarity(a: Embedding, b: Embedding) -> float:

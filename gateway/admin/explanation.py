@@ -22,7 +22,7 @@ from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
 from gateway.messages import Call, Embedding
 from gateway.pipeline import Deployment, steps_of
-from gateway.ports import Clock
+from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of
@@ -223,6 +223,14 @@ def build_explanation(
     )
 
 
+async def embed_question(call: Call, embedder: Embedder) -> tuple[Embedding | None, Embedding | None]:
+    """Return the embeddings of the focus, and of the whole question if it is longer. Raise `EmbedderUnavailable`."""
+    if call.focus is None or call.question is None:
+        return None, None
+    focus = await embedder.embed(call.focus)
+    return focus, None if call.focus is call.question else await embedder.embed(call.question)
+
+
 def _exact(route: Route, call: Call) -> str:
     if route.exact_ttl_s is None:
         return "off"
@@ -339,9 +347,8 @@ class ExplainRequests:
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
-        if call.question is not None:
-            with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
-                request.embedding = await parts.space.embedder.embed(call.question)
+        with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
+            request.embedding, request.whole = await embed_question(call, parts.space.embedder)
         deciding = backend_choice_of(route, parts)
         decision = deciding.decide(request)
         steps = steps_of(route, self._deployment)

@@ -124,5 +124,5 @@ def internal_request(request: RequestContext, prompt: str, model: str, max_token
     own.body, own.call = body, OpenAI().parse(CHAT, body, {})
     own.directives = CacheDirectives(no_store=True)
     own.scope = own.fingerprint = ""
-    own.embedding = None
+    own.embedding = own.whole = None
     return own

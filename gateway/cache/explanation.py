@@ -106,7 +106,7 @@ class LookupDetails:
     read_closely: bool = False
     second: Opinion | None = None
     framed: bool = False
-    partial: Bypass | None = None  # why one of the two cannot be embedded whole
+    partial: Bypass | None = None  # why the two are not compared
 
 
 def build_explanation(first: Judgement, last: Judgement, details: LookupDetails) -> ExplainedPair:
@@ -154,7 +154,7 @@ def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) ->
     if details.partial is Bypass.UNREADABLE:
         return "unreadable: one of the two has words that the embedding model cannot read"
     if details.partial is not None:
-        return f"{details.partial}: one of the two is longer than the embedding model reads"
+        return f"{details.partial}: the prompts differ outside the part that asks, or the embedding model cuts it"
     if judged.similarity < details.floor and not plain:
         return f"similarity: {judged.similarity:.4f} is below {details.floor:.2f}, the minimum for a neighbour"
     measured = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"

@@ -87,7 +87,7 @@ def build_entry(
         model=call.model,
         operation=call.operation,
         dialect=call.dialect.name,
-        question=call.question,
+        question=call.focus,
         streamed=streamed,
         payload=payload,
         content_type=content_type,

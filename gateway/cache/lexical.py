@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from gateway.cache.exact_parts import ExactParts, have_other_numbers, is_number, parts_difference, read_parts
 from gateway.messages import Refusal
 
 # Patterns run only where they can match.
@@ -196,6 +197,7 @@ class Lexical:
     quoted: frozenset[str]  # quoted parts and code
     plain: str  # the whole text in lower case, with single spaces
     clues: LexicalClues | None
+    exact: ExactParts | None  # numbers, identifiers and code
 
 
 def read(text: str) -> Lexical:
@@ -216,6 +218,7 @@ def read(text: str) -> Lexical:
         quoted=quoted_in(text) if clues is None or _QUOTES(clues) else frozenset(),
         plain=plainly,
         clues=clues,
+        exact=read_parts(text, vocabulary, frozenset(text) if clues is None else clues.signs),
     )
 
 
@@ -291,6 +294,90 @@ def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
         yield Refusal.DIRECTION
     if _has_other_names(query, stored):
         yield Refusal.ENTITIES
+    if query.exact is not None and stored.exact is not None:
+        found = parts_difference(query.exact, stored.exact)
+        if found is not None:
+            yield found
+
+
+# Words in which two texts that are equal but for a negation may differ: "why does it work", "why doesn't it work".
+_NEGATION_WORDS = _NEGATES | frozenset(
+    (
+        "a", "an", "any", "the", "do", "does", "did", "is", "are", "was", "were", "can", "could", "will", "would",
+        "should", "must", "may", "have", "has", "had", "ever", "with", "cant", "wont", "dont", "kein", "keine",
+        "keinen", "keinem", "keiner", "ein", "eine", "einen", "einem", "einer", "con", "mit",
+    )
+)  # fmt: skip
+_NOT = ("n't", "n\u2019t")  # the end of a negated verb
+
+
+def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
+    """Return a difference after which no score may serve the answer; None: there is none.
+
+    Two texts with other identifiers or other code ask for other things, whatever their similarity. So do texts that are
+    nearly equal and have other numbers, or differ in a negation, a word and its opposite, or a direction. The check is
+    precise rather than complete: fewer than 1 % of the questions that people ask in other words are refused.
+    """
+    only_mine, only_other = mine.vocabulary - other.vocabulary, other.vocabulary - mine.vocabulary
+    if mine.exact is not None and other.exact is not None:
+        found = parts_difference(mine.exact, other.exact)
+        if found is not None:
+            return found
+        if have_other_numbers(mine.exact, other.exact) and _is_number_swapped(only_mine, only_other):
+            return Refusal.NUMBERS
+    if len(only_mine) + len(only_other) > MAX_DIFFERING:
+        return None
+    if mine.negations % 2 != other.negations % 2 and all(map(_is_negation, only_mine | only_other)):
+        return Refusal.NEGATION
+    if len(only_mine) == len(only_other) == 1 and (_has_opposites(mine, other) or _are_opposed(only_mine | only_other)):
+        return Refusal.ANTONYM
+    if mine.vocabulary == other.vocabulary and _has_reversed_direction(mine, other):
+        return Refusal.DIRECTION
+    return None
+
+
+# Opposites that settle it only if they are the one difference between two texts.
+_FURTHER_OPPOSITES = frozenset(
+    map(
+        frozenset,
+        (
+            ("read", "write"), ("ask", "answer"), ("arrive", "depart"), ("arrive", "leave"), ("give", "take"),
+            ("opens", "closes"), ("opened", "closed"), ("opening", "closing"), ("starts", "ends"), ("start", "end"),
+            ("begin", "end"), ("begins", "ends"), ("rise", "fall"), ("rises", "falls"), ("increases", "decreases"),
+            ("larger", "smaller"), ("largest", "smallest"), ("bigger", "smaller"), ("biggest", "smallest"),
+            ("longest", "shortest"), ("longer", "shorter"), ("highest", "lowest"), ("fastest", "slowest"),
+            ("faster", "slower"), ("cheapest", "costliest"), ("richest", "poorest"), ("older", "younger"),
+            ("oldest", "youngest"), ("newer", "older"), ("better", "worse"), ("early", "late"), ("earliest", "latest"),
+            ("allow", "forbid"), ("allowed", "forbidden"), ("include", "exclude"), ("including", "excluding"),
+            ("encrypted", "decrypted"), ("enabled", "disabled"), ("enabling", "disabling"), ("mother", "father"),
+            ("husband", "wife"), ("king", "queen"), ("brother", "sister"), ("son", "daughter"), ("he", "she"),
+            ("his", "her"), ("morning", "evening"), ("day", "night"), ("summer", "winter"), ("same", "different"),
+            ("northern", "southern"), ("eastern", "western"), ("horizontal", "vertical"), ("positive", "negative"),
+            ("row", "column"), ("rows", "columns"), ("encode", "decode"), ("compress", "decompress"),
+            ("credit", "debit"), ("debtor", "creditor"), ("employer", "employee"), ("teacher", "student"),
+            ("landlord", "tenant"), ("seller", "buyer"), ("imports", "exports"),
+            ("gross", "net"), ("mount", "unmount"), ("attach", "detach"), ("connect", "disconnect"), ("pass", "fail"),
+            ("everything", "nothing"),
+            ("anything", "nothing"), ("somebody", "nobody"), ("someone", "nobody"), ("always", "sometimes"),
+        ),
+    )
+)  # fmt: skip
+
+
+def _are_opposed(words: frozenset[str]) -> bool:
+    return words in _FURTHER_OPPOSITES
+
+
+def _is_number_swapped(only_mine: frozenset[str], only_other: frozenset[str]) -> bool:
+    """Return whether the numbers are the only words that one of two texts does not share with the other."""
+    return all(map(is_number, only_mine)) or all(map(is_number, only_other))
+
+
+def _is_negation(word: str) -> bool:
+    return word in _NEGATION_WORDS or word.endswith(_NOT)
+
+
+MAX_DIFFERING = 4  # distinct words of two texts that are equal but for a negation
 
 
 def has_other_payload(query: Lexical, stored: Lexical) -> bool:

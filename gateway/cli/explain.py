@@ -13,7 +13,7 @@ import orjson
 
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.explain_pair import PairRequest, explain_offline, explain_via_gateway, validate_pair
-from gateway.admin.explanation import PATH, Explanation, build_explanation, parse_request
+from gateway.admin.explanation import PATH, Explanation, build_explanation, embed_question, parse_request
 from gateway.cache.model_factory import build_embedder
 from gateway.cli.admin_client import AdminAddress, CommandFailed, WrongUsage, admin_address, connect
 from gateway.cli.output import FAULT, GOOD, print_result, print_warning
@@ -104,12 +104,12 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
     policy = load_policy(config.policies, config)
     value, clock = read_request(path), SystemClock()
     _, call = parse_request(value, clock, str(path))
-    embedding, complexity = await _embed_question(config, call)
+    embeddings, complexity = await _embed_question(config, call)
     # Parse again, so that the time to load the model does not count against the request's budget.
     request, call = parse_request(value, clock, str(path))
     route = policy.match(request.path, call.model, request.tenant, request.headers)
     apply_route(request, call, route)
-    request.embedding = embedding
+    request.embedding, request.whole = embeddings
     decision = await _decide(config, environ, route, request, complexity)
     return build_explanation(request, call, route, decision, None, steps_of(route, Deployment.of(config)))
 
@@ -137,13 +137,15 @@ async def explain_by_gateway(place: AdminAddress, path: Path) -> Explanation:
         raise CommandFailed(f"{place.admin} answered in a format that this version does not expect: {error}") from None
 
 
-async def _embed_question(config: Config, call: Call) -> tuple[Embedding | None, ComplexityModel]:
+async def _embed_question(
+    config: Config, call: Call
+) -> tuple[tuple[Embedding | None, Embedding | None], ComplexityModel]:
     _, embedder = build_embedder(config.embedder)
     complexity = build_complexity(embedder.fingerprint)
     try:
-        return None if call.question is None else await embedder.embed(call.question), complexity
+        return await embed_question(call, embedder), complexity
     except EmbedderUnavailable:
-        return None, complexity
+        return (None, None), complexity
     finally:
         embedder.close()
 

@@ -122,7 +122,7 @@ class BackendChoice:
         The vector of a truncated text stands for its head, as in training. That of a text with unknown words is not
         used.
         """
-        embedding = request.embedding
+        embedding = request.embedding if call.focus is call.question else request.whole
         vector = None if embedding is None or embedding.unreadable else embedding.vector
         return self._complexity.score(call.question or call.prompt, call.max_tokens, vector)
 

@@ -122,7 +122,9 @@ class RouteSteps:
             inflight = SimilarInflight(
                 lookup, parts.space.inflight_questions, parts.unstorable, parts.clock, parts.telemetry
             )
-        return SemanticCache(inner, parts.space.embedder, lookup, audits, inflight).__call__
+        return SemanticCache(
+            inner, parts.space.embedder, lookup, audits, inflight, scores_whole=len(self.route.target.tiers) > 1
+        ).__call__
 
     def cluster_lease(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts

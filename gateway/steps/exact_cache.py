@@ -33,7 +33,7 @@ class EmbeddingPrefetch:
         self._answered = 1.0  # share of store lookups that found an answer: a moving average
 
     def begin(self, request: RequestContext) -> None:
-        question = None if request.call is None else request.call.question
+        question = None if request.call is None else request.call.focus
         if question is not None and self._answered < self.RARE:
             self._embedder.begin(question, request.owner)
 

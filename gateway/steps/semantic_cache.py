@@ -91,7 +91,10 @@ class AuditedHits:
 
 class SemanticCache:
     """Sits outside `StoreResponse`, so semantic hits are not stored again. The policy may turn on `audits` of hits, and
-    `inflight`, which waits for questions in flight; None: off."""
+    `inflight`, which waits for questions in flight; None: off.
+
+    It embeds the focus of the question, which is the whole of it unless it is long. `scores_whole`: a later step scores
+    the complexity, for which the beginning of a long question is embedded, too."""
 
     def __init__(
         self,
@@ -100,25 +103,28 @@ class SemanticCache:
         lookup: SemanticLookup,
         audits: AuditedHits | None = None,
         inflight: SimilarInflight | None = None,
+        *,
+        scores_whole: bool = False,
     ) -> None:
         self._inner = inner
         self._embedder = embedder
         self._lookup = lookup
         self._audits = audits
         self._inflight = inflight
+        self._scores_whole = scores_whole
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         call, embedding = request.call, request.embedding
         if call is None:
             return self._inner(request)
-        question = call.question
+        question = call.focus
         if question is None:
             request.note = request.note or call.no_question
             return self._inner(request)
         if embedding is None:
             started = request.clock.monotonic()
             embedding = self._embedder.embed_nowait(question, request.owner)
-            if embedding is None:
+            if embedding is None or (self._scores_whole and question is not call.question):
                 request.require_capacity()
                 return self._embed(request, question, started)
             request.since("embed", started)
@@ -128,6 +134,9 @@ class SemanticCache:
     async def _embed(self, request: RequestContext, question: str, started: float) -> Response:
         try:
             embedding = request.embedding = await self._embedder.embed(question, request.owner)
+            whole = None if request.call is None else request.call.question
+            if self._scores_whole and whole is not None and whole is not question:
+                request.whole = await self._embedder.embed(whole, request.owner)
         except EmbedderUnavailable:
             request.note = Bypass.EMBEDDER
             return await resolve_response(self._inner(request))

@@ -24,7 +24,7 @@ class Traffic:
     def ask(self, *, found: bool = False, question: str | None = "why?") -> bool:
         """Whether it was begun."""
         before = len(self.begun)
-        request = SimpleNamespace(call=SimpleNamespace(question=question), owner="acme")
+        request = SimpleNamespace(call=SimpleNamespace(focus=question), owner="acme")
         self.prefetch.begin(cast(RequestContext, request))
         self.prefetch.observe(found=found)
         return len(self.begun) > before

@@ -47,6 +47,32 @@ def test_offline_it_speaks_json(config: list[str], capsys: pytest.CaptureFixture
     assert (found["served"], found["reason"], found["labels"], found["evidence_shift"]) == (False, "antonym", 0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("stored", "asked", "decision"),
+    [
+        ("{} Who signs?", "{} Who signs?\n", "served: the same words"),
+        (
+            "{} Who signs?",
+            "{} Then rest. Who signs?",
+            "not served: too-long: the prompts differ outside the part that asks",
+        ),
+        (
+            "{} Question: How do I turn the alarm on?",
+            "{} Question: How do I turn the alarm off?",
+            "not served: antonym: a veto, whatever the score",
+        ),
+    ],
+)
+def test_long_prompts_are_compared_by_the_part_that_asks(
+    stored: str, asked: str, decision: str, config: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "Drivers sign the list of their load before they leave the yard. " * 20
+    pair = ["explain", "--stored", stored.format(text), "--asked", asked.format(text)]
+    assert main([*pair, *config]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["decision"].startswith(decision)
+
+
 def test_a_route_that_is_not_there_is_one_sentence(config: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PAIR, "--route", "none", *config]) == 1
     assert capsys.readouterr().err == "nearhit: no route is called 'none': expected default\n"

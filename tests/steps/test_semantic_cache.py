@@ -151,11 +151,20 @@ async def test_the_place_of_images_between_texts_has_to_be_equal(semantic: Serve
     assert is_miss(await ask(semantic, [{"role": "user", "content": [RED, one, BLUE, two]}]))
 
 
-async def test_a_question_longer_than_the_model_reads_is_not_matched(semantic: Served) -> None:
-    """Its vector stands for its head only: two questions with one head would meet."""
+async def test_a_long_text_to_work_on_is_matched_by_all_its_words(semantic: Served) -> None:
+    """A vector of its head would stand for every text with this head."""
     head = "the quick brown fox jumps over the lazy dog " * 40
     assert is_miss(await semantic.chat(head + "Summarise this in French."))
     assert is_miss(await semantic.chat(head + "Summarise this in German."))
+    assert is_semantic(await semantic.chat("  " + head + " Summarise  this in German.\n"))
+
+
+async def test_a_question_that_the_model_cuts_is_not_matched(semantic: Served) -> None:
+    """It is too short to be split, and has more tokens than the model reads."""
+    head = "0x7f 1a-2b; " * 60
+    for end in ("Which one is odd?", "Which one is even?"):
+        assert is_miss(answer := await semantic.chat(head + end))
+        assert answer.text.endswith(end)
     assert semantic.gateway.parts.space.index.size == 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.cache.exact_parts import CARDINALS
 from gateway.cache.lexical import OPPOSITES as COMMON_OPPOSITES
 
 
@@ -39,16 +40,7 @@ STOP = frozenset(
     )
 )
 
-NUMBER_WORDS = {
-    word: str(value)
-    for value, word in enumerate(
-        _words(
-            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-            "seventeen eighteen nineteen twenty"
-        )
-    )
-    if word != "one"
-} | {
+NUMBER_WORDS = {word: number for word, number in CARDINALS.items() if word != "one"} | {
     "thirty": "30",
     "forty": "40",
     "fifty": "50",

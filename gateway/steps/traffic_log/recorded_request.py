@@ -70,7 +70,7 @@ def facts_of(
     canonical = digest(b"exact/" + kind + call.canonical)
     if not is_sampled(canonical, rule.share):
         return None
-    kept = rule.prompts and call.question is not None and len(call.question) <= MAX_PROMPT
+    kept = rule.prompts and call.focus is not None and len(call.focus) <= MAX_PROMPT
     directives, temperature = request.directives, call.body.get("temperature")
     given = RequestFacts(
         request.path,
@@ -82,7 +82,7 @@ def facts_of(
         digest(b"user/" + _bytes(call.user)) if call.user else b"",
         canonical,
         digest(b"scope/" + kind + call.context),
-        None if call.question is None else digest(b"question/" + _bytes(call.question)),
+        None if call.focus is None else digest(b"question/" + _bytes(call.focus)),
         *_directives(directives),
         None if call.uncached is None else str(call.uncached),
         call.batch is not None,
@@ -94,7 +94,7 @@ def facts_of(
         None if request.background else budget_of(request.headers, None).total_s,
         request.background,
     )
-    return TrafficFacts(plain, given, call.question, kept)
+    return TrafficFacts(plain, given, call.focus, kept)
 
 
 def recorded_of(

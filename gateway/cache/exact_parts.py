@@ -1,0 +1,326 @@
+"""Read the parts of a text that admit no other wording: numbers, identifiers and code. Pure.
+
+Two texts differ in such parts only if each has one that the other lacks. A part on one side only is often a detail,
+which the similarity judges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+from unicodedata import normalize
+
+from gateway.messages import Refusal
+
+MAX_CHARACTERS = 4096  # as the features: more than any text that is compared by meaning
+MAX_CHUNKS = 1024
+MAX_CHUNK = 256  # characters of one chunk, such as a URL
+
+CARDINALS = dict(
+    zip(
+        (
+            "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+            "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+        ),
+        map(str, range(21)),
+        strict=True,
+    )
+)  # fmt: skip
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_VALUES = {**CARDINALS, **{word: str(value) for value, word in enumerate(_ORDINALS, 1)}}
+_WORDS = frozenset(_VALUES)
+_SOFT = frozenset({"one"})  # it matches the number, but is a pronoun more often
+# A number with such a word may be written in digits in the other text: three thousand, sixty-five, half.
+_COMPOUND = frozenset(
+    (
+        "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "hundred", "hundreds", "thousand",
+        "thousands", "million", "millions", "billion", "billions", "lakh", "lakhs", "crore", "crores", "dozen", "half",
+        "quarter", "couple", "pair", "double", "twice", "triple",
+    )
+)  # fmt: skip
+_ROMAN = {"II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9", "XI": "11", "XII": "12"}
+
+# Words before a number that counts or names something: Round 1, order 12, error 404.
+_LABELS = frozenset(
+    (
+        "round", "step", "chapter", "page", "part", "level", "stage", "phase", "section", "article", "item", "option",
+        "question", "problem", "exercise", "example", "figure", "table", "line", "row", "column", "episode", "season",
+        "version", "release", "request", "order", "ticket", "issue", "case", "invoice", "customer", "account", "user",
+        "id", "no", "number", "nr", "error", "code", "status", "port", "room", "gate", "track", "attempt", "run",
+        "test", "task", "job", "build", "unit", "lesson", "module", "volume", "document", "record", "python", "java",
+        "node",
+    )
+)  # fmt: skip
+
+# Units and endings that are written without a space: 3pm, 5km, 10th, 1990s.
+_UNITS = frozenset(
+    (
+        "am", "pm", "a", "p", "st", "nd", "rd", "th", "s", "x", "k", "km", "m", "cm", "mm", "mi", "ft", "in", "kg", "g",
+        "mg", "lb", "lbs", "oz", "t", "l", "ml", "gb", "mb", "tb", "kb", "hz", "khz", "mhz", "ghz", "h", "hr", "hrs",
+        "d", "yr", "yrs", "y", "min", "sec", "ms", "w", "kw", "kwh", "mw", "v", "kv", "mah", "mp", "px", "pt", "fps",
+        "c", "f", "usd", "eur", "gbp", "inr", "rs", "cr", "bn", "mn", "lpa",
+    )
+)  # fmt: skip
+
+# Whether a text may have such parts. Nearly all questions have none.
+_SIGNS = frozenset("0123456789_\\/@=(){}[]<>`$|^~#*+")
+_CAPITALS = re.compile(r"[a-z][A-Z]|(?<![\w'.])[A-HJ-Z](?!\.?[\w'])|(?<!\w)[IVX]{2,4}(?!\w)")
+_GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_HAN = "\u3400-\u9fff\u3040-\u30ff"
+_SCRIPTS = re.compile(f"(?<=[{_HAN}])(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])(?=[{_HAN}])")
+_NUMBER = re.compile(r"[$\u20ac\u00a3\u20b9#~+<>=-]*(\d+(?:[.:-]\d+)*|\d+/\d+/\d+)([A-Za-z]{1,3}|%|\+)?")
+_IDENTIFIER = re.compile(r"#?[^\W_]+(?:[-.:#\u2013][^\W_]+)*")
+_SEPARATORS = re.compile(r"[-.:#/\u2013]")
+_PIECES = re.compile(r"[^\W_]+")
+_CAMEL = re.compile(r"[a-z][A-Z]")
+_DOTTED = re.compile(r"[A-Za-z][\w-]*(?:\.[a-z][\w-]+)+")
+_CALL = re.compile(r"(?<![\w.])([A-Za-z_][\w.]{0,60})\(([^()\n]{0,60})\)")
+_BACKTICKS = re.compile(r"`{1,3}([^`]{1,400})`{1,3}")
+_LANGUAGE = re.compile(r"[A-Za-z](?:\+\+|#)")
+_OPERATORS = frozenset(
+    (
+        "=", "==", "===", "!=", "!==", "<", ">", "<=", ">=", "=>", "->", "&&", "||", "+=", "-=", "+", "*", "**", "//",
+        ":=", "??", "^",
+    )
+)  # fmt: skip
+_CODE_SIGNS = re.compile(
+    r"\\|::|->|=>|==|!=|<=|>=|&&|\|\||[A-Za-z0-9]_|_[A-Za-z0-9]|^--?[A-Za-z][\w-]+|[{}^]|\w=|\[.*\]|\$[A-Za-z]"
+)
+_PATH = re.compile(r"(?:~|\.{1,2})?/[\w.-]+(?:/|$)|(?:[\w.-]+/){2,}[\w.-]*[A-Za-z]")
+_RUN = re.compile(r"[^\W\d_]+(?:\+\+|#)?|\d+")
+_PROSE = ".,;:!?\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u2026*\u3002\uff0c\uff1f\uff01"
+_PLURALS = frozenset(("s", "es", "ies", "d", "ed", "n", "r"))
+_YEARS = range(1000, 2101)
+
+
+@dataclass(slots=True)
+class ExactParts:
+    """The parts of one text. A key joins the letters and digits of a part, without the signs between them."""
+
+    numbers: frozenset[str]
+    identifiers: frozenset[str]  # in lower case: order numbers, hashes, versions, dates, URLs, names like iPhone
+    code: frozenset[str]  # as written
+    operators: frozenset[str]
+    words: frozenset[str]  # numbers in words, also those that are often none
+    text: str
+    spelled: tuple[str, ...] | None = None  # `runs`, once they are needed
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs of letters and the runs of digits of the whole text, in lower case."""
+        if self.spelled is None:
+            self.spelled = tuple(_RUN.findall(self.text.lower()))
+        return self.spelled
+
+    def has_number(self, number: str) -> bool:
+        """Return whether the text has the number anywhere, also in words or within another part."""
+        return number in self.words or any(run.isdecimal() and (run.lstrip("0") or "0") == number for run in self.runs)
+
+
+def read_parts(text: str, words: Set[str], signs: Set[str]) -> ExactParts | None:
+    """Return the parts of a text; None: it has none. `words`: in lower case. `signs`: its characters."""
+    if not _may_have_chunks(text, signs):
+        return None if _WORDS.isdisjoint(words) else _Parts(words).parts(text)
+    text = text[:MAX_CHARACTERS]
+    if not text.isascii():
+        text = _SCRIPTS.sub(" ", normalize("NFKC", text))
+    if "," in text:
+        text = _GROUPED.sub("", text)
+    found, previous = _Parts(words), ""
+    for chunk in text.split(maxsplit=MAX_CHUNKS)[:MAX_CHUNKS]:
+        if not (chunk.isalpha() and (chunk.islower() or (len(chunk) > 1 and chunk.istitle()))):
+            if chunk in _OPERATORS:
+                found.operators.add(chunk)
+            else:
+                found.add(chunk[:MAX_CHUNK], labelled=previous.strip(_PROSE).lower() in _LABELS)
+        previous = chunk
+    if "(" in text:
+        found.add_calls(text)
+    if "`" in text:
+        found.code.update(" ".join(span.split()) for span in _BACKTICKS.findall(text))
+    return found.parts(text)
+
+
+def _may_have_chunks(text: str, signs: Set[str]) -> bool:
+    """Return whether a part between two spaces may be no plain word.
+
+    The end of a sentence is no dot within a name. A capital at the beginning is no abbreviation.
+    """
+    if not _SIGNS.isdisjoint(signs) or ("." in signs and "." in text.rstrip(". ")):
+        return True
+    if ("-" in signs and " -" in text) or (":" in signs and "::" in text):
+        return True
+    return not text[1:].islower() and _CAPITALS.search(text) is not None
+
+
+class _Parts:
+    """Collects the parts of a text."""
+
+    def __init__(self, words: Set[str]) -> None:
+        numbers = words & _WORDS
+        self.words = frozenset([_VALUES[word] for word in numbers])
+        self.numbers = {_VALUES[word] for word in numbers - _SOFT}
+        self.compound = not _COMPOUND.isdisjoint(words)
+        self.identifiers = set[str]()
+        self.code = set[str]()
+        self.operators = set[str]()
+
+    def parts(self, text: str) -> ExactParts:
+        return ExactParts(
+            frozenset(() if self.compound else self.numbers),
+            frozenset(self.identifiers),
+            frozenset(self.code),
+            frozenset(self.operators),
+            self.words,
+            text,
+        )
+
+    def add_calls(self, text: str) -> None:
+        """Add calls of functions: `name(a, b)`. A plural is none: "name(s)"."""
+        for name, inside in _CALL.findall(text):
+            arguments = "".join(inside.split())
+            if arguments not in _PLURALS:
+                self.code.add(f"{name}({arguments})" if arguments else name)
+
+    def add(self, chunk: str, *, labelled: bool) -> None:
+        """Add the parts of a text between spaces. `labelled`: a word before it says that it counts or names."""
+        core = _unwrapped(chunk)
+        if not core or "`" in core:
+            return
+        if "://" in core or core[:4].lower() == "www." or "@" in core[1:-1]:
+            self.identifiers.add(_joined(core.partition("://")[2] or core))
+        elif (number := _NUMBER.fullmatch(core)) is not None and _is_unit(number[2]):
+            self._add_number(number[1], number[2], labelled=labelled or core[0] == "#")
+        elif _LANGUAGE.fullmatch(core):
+            self.identifiers.add(core.lower())
+        elif _PATH.match(core) or (_CODE_SIGNS.search(core) and any(map(str.isalnum, core))):
+            if "(" not in core and ")" not in core:  # else a part of a call
+                self.code.add(core)
+        elif _IDENTIFIER.fullmatch(core):
+            self._add_identifier(core)
+        else:
+            for piece in _PIECES.findall(core):
+                self._add_identifier(piece)
+
+    def _add_number(self, number: str, unit: str | None, *, labelled: bool = False) -> None:
+        if not number.isdecimal():
+            names = labelled or len(_SEPARATORS.split(number)) > 2
+            (self.identifiers if names else self.numbers).add(_joined(number))
+            return
+        value = number.lstrip("0") or "0"
+        names = len(value) > 3 and not value.endswith("00") and int(value) not in _YEARS
+        (self.identifiers if labelled or names else self.numbers).add(value + "000" * (unit in ("k", "K")))
+
+    def _add_identifier(self, core: str) -> None:
+        if core in _ROMAN:
+            self.numbers.add(_ROMAN[core])
+        elif not any(map(str.isdigit, core)):
+            dotted = _DOTTED.fullmatch(core) and max(map(len, core.split("."))) > 2
+            capital = len(core) == 1 and core.isupper() and core != "I"
+            if capital or dotted or ("." not in core and "-" not in core and _CAMEL.search(core)):
+                self.identifiers.add(_singular(_joined(core)))
+        else:
+            pieces = _SEPARATORS.split(core)
+            number = _NUMBER.fullmatch(core)
+            if number is not None and _is_unit(number[2]):
+                self._add_number(number[1], number[2])
+            elif all(piece.isupper() or piece.isdecimal() or _is_mixed(piece) for piece in pieces):
+                self.identifiers.add(_joined(core))
+            else:  # words with numbers: 16-year-old
+                for piece in filter(_has_digit, pieces):
+                    self._add_identifier(piece)
+
+
+def _is_unit(unit: str | None) -> bool:
+    return unit is None or not unit.isalpha() or unit.lower() in _UNITS
+
+
+def _has_digit(piece: str) -> bool:
+    return any(map(str.isdigit, piece))
+
+
+def _is_mixed(piece: str) -> bool:
+    return _has_digit(piece) and not piece.isdecimal()
+
+
+def _unwrapped(chunk: str) -> str:
+    """Return a chunk without the punctuation of the sentence around it."""
+    core = chunk.strip(_PROSE)
+    for opening, closing in ("()", "[]", "<>"):
+        if core.startswith(opening) and (core.endswith(closing) or closing not in core):
+            core = core[1:]
+        if core.endswith(closing) and opening not in core:
+            core = core[:-1]
+    core = core.strip(_PROSE)
+    return core[:-2] if core.endswith("'s") else core
+
+
+def _joined(text: str) -> str:
+    return "".join(_RUN.findall(text.lower()))
+
+
+def _singular(name: str) -> str:
+    return name[:-1] if len(name) > 3 and name.endswith("s") else name
+
+
+def parts_difference(mine: ExactParts, other: ExactParts) -> Refusal | None:
+    """Return the first kind of parts of which each text has one that the other lacks.
+
+    Numbers are not among them: see `have_other_numbers`.
+    """
+    if mine.code != other.code and _lacks_code(mine, other) and _lacks_code(other, mine):
+        return Refusal.CODE
+    if mine.operators - other.operators and other.operators - mine.operators:
+        return Refusal.CODE
+    if mine.identifiers != other.identifiers and _lacks_name(mine, other) and _lacks_name(other, mine):
+        return Refusal.IDENTIFIER
+    return None
+
+
+def have_other_numbers(mine: ExactParts, other: ExactParts) -> bool:
+    """Return whether each text has a number that the other lacks."""
+    return mine.numbers != other.numbers and _lacks_number(mine, other) and _lacks_number(other, mine)
+
+
+def is_number(word: str) -> bool:
+    """Return whether the word has a digit, or is a number. `word`: in lower case."""
+    return word in _WORDS or word in _COMPOUND or _has_digit(word) or word.upper() in _ROMAN
+
+
+def _lacks_code(mine: ExactParts, other: ExactParts) -> bool:
+    return any(not _stands_in(part, other.text) for part in mine.code - other.code)
+
+
+def _lacks_name(mine: ExactParts, other: ExactParts) -> bool:
+    return any(not _is_written(part, other.runs) for part in mine.identifiers - other.identifiers)
+
+
+def _lacks_number(mine: ExactParts, other: ExactParts) -> bool:
+    return any(
+        not other.has_number(part) and not _is_written(part, other.runs) for part in mine.numbers - other.numbers
+    )
+
+
+def _stands_in(part: str, text: str) -> bool:
+    """Return whether the text has the part as written, and not within a longer one."""
+    at = text.find(part)
+    while at >= 0:
+        before, after = text[at - 1 : at], text[at + len(part) : at + len(part) + 2]
+        inside = before.isalnum() or before in ("_", "/", "\\") or after[:1].isalnum() or after[:1] == "_"
+        if not inside and not (after[:1] in (".", "/", "-", "\\", "(") and after[1:].isalnum()):
+            return True
+        at = text.find(part, at + 1)
+    return False
+
+
+def _is_written(key: str, runs: tuple[str, ...]) -> bool:
+    """Return whether adjacent runs join to the key, which may have lost its plural."""
+    for start, run in enumerate(runs):
+        at, joined = start, run
+        while len(joined) < len(key) and key.startswith(joined) and at + 1 < len(runs):
+            at += 1
+            joined += runs[at]
+        if joined in (key, f"{key}s"):
+            return True
+    return False

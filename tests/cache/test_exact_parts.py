@@ -1,0 +1,194 @@
+"""Numbers, identifiers and code admit no other wording: a difference there is a veto, whatever the score."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cache.lexical import hard_difference, read
+from gateway.messages import Refusal
+
+CODE, IDENTIFIER, NUMBERS = Refusal.CODE, Refusal.IDENTIFIER, Refusal.NUMBERS
+NEGATION, ANTONYM, DIRECTION = Refusal.NEGATION, Refusal.ANTONYM, Refusal.DIRECTION
+
+DIFFERENT = [
+    # code
+    (CODE, r"What does the regex \d+ match?", r"What does the regex \D+ match?"),
+    (CODE, r"Explain ^[a-z]+$", r"Explain ^[A-Z]+$"),
+    (CODE, "Why is if a == b wrong here?", "Why is if a = b wrong here?"),
+    (CODE, "What is the result of a==b?", "What is the result of a!=b?"),
+    (CODE, "Does x <= y hold for nan?", "Does x >= y hold for nan?"),
+    (CODE, "What does a + b print?", "What does a * b print?"),
+    (CODE, "What does print(X) show?", "What does print(x) show?"),
+    (CODE, "How does get_user() work?", "How does get_users() work?"),
+    (CODE, "How does parse_int work?", "How does parse_float work?"),
+    (CODE, "When should I call list.append(x)?", "When should I call list.extend(x)?"),
+    (CODE, "What does foo(a, b) return?", "What does foo(b, a) return?"),
+    (CODE, "What does `git pull` do?", "What does `git push` do?"),
+    (CODE, "What is `userName`?", "What is `username`?"),
+    (CODE, "What does git commit --amend do?", "What does git commit --squash do?"),
+    (CODE, "What does ls -la show?", "What does ls -lt show?"),
+    (CODE, "Is std::map ordered?", "Is std::set ordered?"),
+    (CODE, "What does $HOME hold?", "What does $PATH hold?"),
+    (CODE, "What does x => x do in C#?", "What does x -> x do in C#?"),
+    (CODE, "Why is data[i] slow?", "Why is data[j] slow?"),
+    (CODE, "What is MAX_SIZE?", "What is MIN_SIZE?"),
+    (CODE, "What is in /etc/hosts?", "What is in /etc/passwd?"),
+    (CODE, "Show me src/app/main.py", "Show me src/app/util.py"),
+    (CODE, "What is C:\\Users\\Ann for?", "What is C:\\Users\\Bob for?"),
+    # identifiers
+    (IDENTIFIER, "Request a1f9", "Request b77d"),
+    (IDENTIFIER, "Where is A-1001-X?", "Where is A-1001-Y?"),
+    (IDENTIFIER, "Where is order 48213?", "Where is order 48231?"),
+    (IDENTIFIER, "Tell me about order 77", "What is the state of order 78?"),
+    (IDENTIFIER, "Who opened ticket #512?", "Who opened ticket #521?"),
+    (IDENTIFIER, "Show INV-2023-001", "Show INV-2023-002"),
+    (IDENTIFIER, "What changed in commit 9fceb02?", "What changed in commit 8ab12c4?"),
+    (
+        IDENTIFIER,
+        "Delete 123e4567-e89b-12d3-a456-426614174000",
+        "Delete 123e4567-e89b-12d3-a456-426614174001",
+    ),
+    (IDENTIFIER, "Is 1.2.3 supported?", "Is 1.2.4 supported?"),
+    (IDENTIFIER, "What is new in version 3.11?", "Which features does version 3.12 have?"),
+    (IDENTIFIER, "What is new in v2?", "What is new in v3?"),
+    (IDENTIFIER, "Block 10.0.0.1 please", "Block 10.0.0.11 please"),
+    (IDENTIFIER, "Summary of https://example.com/a?", "Summary of https://example.com/b?"),
+    (IDENTIFIER, "Who runs www.example.org?", "Who runs www.example.net?"),
+    (IDENTIFIER, "Is ann@example.com an admin?", "Is bob@example.com an admin?"),
+    (IDENTIFIER, "Is example.com down?", "Is example.org down?"),
+    (IDENTIFIER, "Is GPT-4 multimodal?", "Is GPT-5 multimodal?"),
+    (IDENTIFIER, "How heavy is an F-16?", "How heavy is an F-35?"),
+    (IDENTIFIER, "Is option B right?", "Is option C right?"),
+    (IDENTIFIER, "Is vitamin C good for the skin?", "Is vitamin D good for the skin?"),
+    (IDENTIFIER, "Is C++ hard?", "Is C# hard?"),
+    (IDENTIFIER, "How do I set up an iPhone?", "How do I set up an iPad?"),
+    (IDENTIFIER, "Is H2O polar?", "Is CO2 polar?"),
+    (IDENTIFIER, "What happened on 2021-03-04?", "What happened on 2021-04-03?"),
+    (IDENTIFIER, "What is on 03/04/2021?", "What is on 04/04/2021?"),
+    (IDENTIFIER, "How do I fix error 404?", "What does error 500 mean?"),
+    (IDENTIFIER, "Which process uses port 8080?", "Which process uses port 8081?"),
+    (IDENTIFIER, "Call +49-30-1234567", "Call +49-30-1234568"),
+    (IDENTIFIER, "Is the hash d41d8cd98f correct?", "Is the hash 0cc175b9c0 correct?"),
+    # ordinals and counters
+    (IDENTIFIER, "Round 1", "Round 0"),
+    (IDENTIFIER, "What happens in step 2?", "What happens in step 3?"),
+    (IDENTIFIER, "Summary of chapter 12", "Summary of chapter 13"),
+    (NUMBERS, "Who came first?", "Who came second?"),
+    (NUMBERS, "Who was the 3rd king?", "Who was the 4th king?"),
+    (NUMBERS, "Who fought in World War II?", "Who fought in World War III?"),
+    (NUMBERS, "Convert 10 km to miles", "Convert 100 km to miles"),
+    (NUMBERS, "Who won in 2021?", "Who won in 2022?"),
+    (NUMBERS, "Is 15% a good tip?", "Is 20% a good tip?"),
+    (NUMBERS, "Can four people play?", "Can five people play?"),
+    (NUMBERS, "What opens at 3pm?", "What opens at 4pm?"),
+    (NUMBERS, "Is 3.5 enough?", "Is 4.5 enough?"),
+    (NUMBERS, "Was 16-year-old Ann right?", "Was 17-year-old Ann right?"),
+    # nearly equal texts
+    (NEGATION, "The guests must leave by noon.", "The guests must not leave by noon."),
+    (NEGATION, "Can I eat it raw?", "Can't I eat it raw?"),
+    (NEGATION, "Why does it work?", "Why doesn't it work?"),
+    (NEGATION, "Coffee with sugar", "Coffee without sugar"),
+    (NEGATION, "Darf ich hier parken?", "Darf ich hier nicht parken?"),
+    (ANTONYM, "How do I enable dark mode?", "How do I disable dark mode?"),
+    (ANTONYM, "Turn the light on", "Turn the light off"),
+    (ANTONYM, "What is the oldest bridge?", "What is the newest bridge?"),
+    (ANTONYM, "Who read the book?", "Who write the book?"),
+    (DIRECTION, "convert km to miles", "convert miles to km"),
+    (DIRECTION, "flights from Oslo to Rome", "flights from Rome to Oslo"),
+]
+HARMLESS = [
+    ("How do I reset my password?", "HOW DO I RESET MY PASSWORD?"),
+    ("What\u2019s a \u201cmonad\u201d?", 'What\'s a "monad"?'),
+    ("Who won in \uff12\uff10\uff12\uff11?", "Who won in 2021?"),
+    ("How do I   cook rice?", "How do I cook rice?"),
+    ("Which dog is best for kids?", "Which dogs are best for kids?"),
+    ("How do I enable 2FA?", "How do I enable two-factor authentication?"),
+    ("Does it open at 3 pm?", "Does it open at 3pm?"),
+    ("Is 10% a good tip?", "Is 10 percent a good tip?"),
+    ("Is it 1,000 metres?", "Is it 1000 metres?"),
+    ("How far is 5 km?", "How far is 5km?"),
+    ("Who was the first president?", "Who was the 1st president?"),
+    ("Can three people play?", "Can 3 people play?"),
+    ("Is COVID-19 over?", "Is covid 19 over?"),
+    ("Is Wi-Fi free?", "Is WiFi free?"),
+    ("Is GitHub down?", "Is Github down?"),
+    ("How do I use Node.js?", "How do I use NodeJS?"),
+    ("Is GPT-4 good?", "Is GPT 4 good?"),
+    ("Who fought in World War II?", "Who fought in World War 2?"),
+    ("What is in /etc/hosts?", "What does /etc/hosts contain?"),
+    ("What does `print(x)` do?", "What does print(x) do?"),
+    ("How does get_user() work?", "How does get_user work?"),
+    ("What does foo(a, b) return?", "What does foo(a,b) return?"),
+    ("Is example.com down?", "Is https://example.com/ down?"),
+    ("Is python 3.12 faster?", "Is Python 3.12 faster than before?"),
+    ("What is the capital of France?", "Tell me the capital of France"),
+    ("Why doesn't it work?", "Why does it not work?"),
+    ("Can a 16-year-old vote?", "Can a 16 year old vote?"),
+    ("Hi Bob, what is the refund policy?", "what is the refund policy?"),
+    ("What is the name(s) of the king?", "What is the name of the king?"),
+    ("Is the U.S. big?", "Is the US big?"),
+    ("What changed on 2021-03-04?", "What changed on March 4, 2021?"),
+    ("What is 24/7 support?", "What does 24/7 support mean?"),
+    ("He/she or they?", "he or she, or they?"),
+    ("Is order #512 late?", "Is order 512 late?"),
+    ("Is $3,000 enough?", "Is three thousand dollars enough?"),
+    ("How tall is a 65-year-old tree?", "How tall is a sixty-five year old tree?"),
+    ("Is 10k enough?", "Is 10,000 enough?"),
+    ("What is 1+1?", "What is 1 + 1?"),
+    ("What is the difference between on and off?", "What is the difference between off and on?"),
+    ("Which iPhone is best?", "Which of the iPhones is best?"),
+    ("Is milk good (for cats)?", "Is milk good for cats?"),
+    ("What's new in Windows 11?", "what is new in windows 11"),
+]
+
+
+@pytest.mark.parametrize(("reason", "a", "b"), DIFFERENT)
+def test_another_number_identifier_or_code_is_a_veto(reason: Refusal, a: str, b: str) -> None:
+    assert hard_difference(read(a), read(b)) is reason
+    assert hard_difference(read(b), read(a)) is reason
+
+
+def test_there_are_enough_differences() -> None:
+    assert len({(a, b) for _, a, b in DIFFERENT}) >= 75
+    assert len(set(HARMLESS)) >= 40
+
+
+@pytest.mark.parametrize(("a", "b"), HARMLESS)
+def test_another_way_of_writing_is_no_veto(a: str, b: str) -> None:
+    assert hard_difference(read(a), read(b)) is None
+    assert hard_difference(read(b), read(a)) is None
+
+
+def test_a_long_text_that_says_must_differs_from_one_that_says_must_not() -> None:
+    text = "The tenant pays the rent on the first day of the month and keeps the rooms clean. " * 8
+    end = "The landlord {} enter the rooms without a notice of one day."
+    assert hard_difference(read(text + end.format("must")), read(text + end.format("must not"))) is NEGATION
+
+
+@given(st.text(max_size=300))
+def test_no_text_differs_from_itself(text: str) -> None:
+    assert hard_difference(read(text), read(text)) is None
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        ["a1", "7", "A-1-X", "foo(x)", "==", "\\d", "x_y", "3pm", "not", "two", "/a/b", "B", "on", "off", "it"]
+    )
+)
+
+
+@given(PIECES, PIECES)
+def test_who_was_asked_first_does_not_matter(a: list[str], b: list[str]) -> None:
+    mine, other = read(" ".join(a)), read(" ".join(b))
+    assert hard_difference(mine, other) is hard_difference(other, mine)
+
+
+@pytest.mark.parametrize(
+    "unit", ["a1-", "1.", "(", "f(", "`", "/a", "x_", "A ", "a.b", "1,", "1/", "--a", "$", "aB", "\u6211a"]
+)
+def test_reading_a_hostile_text_takes_no_longer_than_its_length(unit: str) -> None:
+    """Regular expressions that backtrack would hold all other requests up; the suite's own time limit catches it."""
+    one = read(unit * (200_000 // len(unit)))
+    hard_difference(one, read(unit * 2_000 + "x9"))
