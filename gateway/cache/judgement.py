@@ -10,6 +10,7 @@ from gateway.cache.templates import Varying, varying_parts
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import EmbedderUnavailable
+from gateway.long_questions import fold_spaces
 from gateway.messages import Embedding, Entry, Refusal
 from gateway.ports import VERBATIM, Acceptance, Embedder, Evaluated, Judgement, Opinion, StoredCandidate, Verifier
 
@@ -58,15 +59,8 @@ def best_index(judgements: Sequence[Evaluated]) -> int:
 
 
 def is_verbatim(a: str, b: str) -> bool:
-    """Return whether two texts are equal but for spaces.
-
-    In a text of several lines, spaces within a line count, as they may be the indentation of code.
-    """
-    if a == b:
-        return True
-    if "\n" in a.strip() or "\n" in b.strip():
-        return [line.rstrip() for line in a.strip().split("\n")] == [line.rstrip() for line in b.strip().split("\n")]
-    return a.split() == b.split()
+    """Return whether two texts are equal but for spaces that carry no meaning."""
+    return a == b or fold_spaces(a) == fold_spaces(b)
 
 
 # Two prompts of one template are compared by the parts that differ.

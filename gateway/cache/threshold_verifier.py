@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gateway.cache.lexical import difference, differences, kept, read
+from gateway.cache.lexical import Lexical, difference, differences, hard_difference, kept, read
 from gateway.cache.verifiers import FLOOR, WEIGHTS, load_calibration
+from gateway.messages import Refusal
 from gateway.ports import Opinion, StoredCandidate
+
+
+def _veto(asked: Lexical, stored: Lexical) -> Refusal | None:
+    return difference(asked, stored) or hard_difference(asked, stored)
 
 
 class ThresholdVerifier:
@@ -26,7 +31,7 @@ class ThresholdVerifier:
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         asked = read(question)
         return [
-            Opinion(c.similarity, self.probability(c.similarity), veto=difference(asked, kept(c.question)))
+            Opinion(c.similarity, self.probability(c.similarity), veto=_veto(asked, kept(c.question)))
             for c in candidates
         ]
 

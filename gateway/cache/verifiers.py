@@ -168,18 +168,20 @@ class LearnedVerifier:
             self.opinion(
                 self.weights.first.log_odds(candidate.similarity, doubt),
                 lexical.difference(mine.checks, other.checks),
+                lexical.hard_difference(mine.checks, other.checks),
             )
             for candidate, other, doubt in zip(candidates, readings, doubts, strict=True)
         ]
 
-    def opinion(self, log_odds: float, doubt: Refusal | None = None) -> Opinion:
+    def opinion(self, log_odds: float, doubt: Refusal | None = None, veto: Refusal | None = None) -> Opinion:
         """Return the opinion for these log-odds. `doubt`: the difference that the rules found.
 
-        The trees were not trained on instructions around varying content, so a different payload is a veto. Any other
-        difference is the reason to show where the score is too low.
+        `veto`: a difference that no score may outweigh. The trees were not trained on instructions around varying
+        content, so a different payload is a veto, too. Any other difference is the reason to show where the score is
+        too low.
         """
         score = score_of(log_odds)
-        veto = doubt if doubt is Refusal.PAYLOAD else None
+        veto = doubt if doubt is Refusal.PAYLOAD else veto
         return Opinion(score, self.weights.calibration.probability(score), veto, doubt)
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:

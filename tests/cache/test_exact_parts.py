@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.lexical import hard_difference, read
+from gateway.cache.verifiers import LearnedVerifier, load_weights
 from gateway.messages import Refusal
+from gateway.ports import StoredCandidate
 
 CODE, IDENTIFIER, NUMBERS = Refusal.CODE, Refusal.IDENTIFIER, Refusal.NUMBERS
 NEGATION, ANTONYM, DIRECTION = Refusal.NEGATION, Refusal.ANTONYM, Refusal.DIRECTION
@@ -148,6 +150,13 @@ HARMLESS = [
 def test_another_number_identifier_or_code_is_a_veto(reason: Refusal, a: str, b: str) -> None:
     assert hard_difference(read(a), read(b)) is reason
     assert hard_difference(read(b), read(a)) is reason
+
+
+def test_the_learned_verifier_refuses_them_whatever_the_score() -> None:
+    verifier = LearnedVerifier(load_weights())
+    for _, a, b in DIFFERENT:
+        (opinion,) = verifier.opinions(b, [StoredCandidate(a, 1.0)])
+        assert opinion.veto is not None, (a, b)
 
 
 def test_there_are_enough_differences() -> None:
