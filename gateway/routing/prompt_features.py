@@ -34,6 +34,19 @@ _OPTION = re.compile(r"^[ \t]*[(\[]?([A-J])[.):\]][ \t]+(\S.*)$", re.MULTILINE)
 _CUE = re.compile(r"\s*(?:Answer|Antwort|Respuesta|R\u00e9ponse)\s*:?\s*$")
 _SENTENCE = re.compile(r"[.!?]\s+(?=\S)")
 _FENCE = "```"
+# Courtesies around a request say nothing about its difficulty. Each is searched in `COURTESY` characters at one end.
+COURTESY = 80
+_GREETING = r"(?:(?:hi|hello|hey|hallo|hola|bonjour)(?: there)?[,!.]*\s+)?"
+_PLEASE = r"(?:please|kindly|bitte|por favor|s'il (?:te|vous) pla[i\u00ee]t)"
+_CAN_YOU = r"(?:can|could|would|will) you|would you mind|k\u00f6nnten sie|kannst du|podr\u00edas|pouvez-vous"
+_TELL_ME = r"(?:(?:tell|telling) me|let me know)"
+_BEFORE = re.compile(
+    rf"\s*{_GREETING}(?:(?:{_CAN_YOU})\s+(?:{_PLEASE},?\s+)?(?:{_TELL_ME}[,:]?\s+)?|{_PLEASE}[,:]?\s+(?:{_TELL_ME}[,:]?\s+)?)"
+    r"(?=\S)",
+    re.IGNORECASE,
+)
+_THANKS = r"(?:many )?thanks(?: a lot| in advance)?|thank you(?: very much| in advance)?|danke|gracias|merci"
+_AFTER = re.compile(rf"(?<=\S)(?:[,.;]?\s*{_PLEASE}|[,.;]?\s+(?:{_THANKS}))[.!]*\s*([?.]?)\s*$", re.IGNORECASE)
 
 KINDS = tuple(wordlists.KINDS)
 SIGNS = {
@@ -104,6 +117,7 @@ class PromptReading:
     __slots__ = ("features", "options")
 
     def __init__(self, text: str, rarity: Commonness) -> None:
+        text = without_courtesy(text)
         body = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
         if (cue := _CUE.search(body, max(0, len(body) - MAX_CUE_CHARACTERS))) is not None:
             body = body[: cue.start()]
@@ -113,6 +127,15 @@ class PromptReading:
         omitted = len(text) - len(body)
         self.features, known = _text_features(stem, max(0, omitted), rarity)
         self.options = _option_features([match[2] for match in matches[:MAX_OPTIONS]], known, rarity) if exam else None
+
+
+def without_courtesy(text: str) -> str:
+    """Return a text without "please", "could you" and thanks at its ends. A text of courtesies alone stays as it is."""
+    before = _BEFORE.match(text, 0, COURTESY)
+    bare = text if before is None else text[before.end() :]
+    after = _AFTER.search(bare, max(0, len(bare) - COURTESY))
+    bare = bare if after is None else bare[: after.start()] + after[1]
+    return bare if bare.strip() else text
 
 
 class _Counted(NamedTuple):

@@ -269,4 +269,6 @@ def test_weights_of_another_shape_are_refused(arrays: dict[str, object], message
 def test_the_weights_weigh_little_and_say_what_they_were_made_from() -> None:
     about, arrays = _shipped()
     assert len(arrays) < 2_000_000
-    assert {"outcomes", "graded prompts", "common words"} == set(json.loads(about)["made_from"])
+    assert {"outcomes", "outcomes of many models", "graded prompts", "common words"} == set(
+        json.loads(about)["made_from"]
+    )
