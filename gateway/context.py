@@ -13,6 +13,7 @@ from gateway.credentials import TRACING
 from gateway.errors import TooManyInflight
 from gateway.latency_forecast import LatencyForecast
 from gateway.messages import (
+    NO_DIRECTIVES,
     Bypass,
     CacheDirectives,
     Call,
@@ -21,7 +22,6 @@ from gateway.messages import (
     Entry,
     Inspection,
     Lifetime,
-    NO_DIRECTIVES,
     Response,
     ScoredPrompt,
     TierDecision,

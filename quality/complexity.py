@@ -14,7 +14,7 @@ The shipped weights were fitted on the prompts of both files, so they need other
 default.
 """
 
-# ruff: noqa: T201 (a command prints)
+# ruff: noqa: T201, S311 (a command prints; drawn changes of texts)
 from __future__ import annotations
 
 import argparse
@@ -33,6 +33,7 @@ from gateway.adapters.onnx.model_files import MODEL
 from gateway.messages import ScoredPrompt
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.prompt_features import FloatArray
+from gateway.routing.residual_fit import LabelArrays, fit_residual
 from gateway.routing.route_score import MIN_LABELS, attempt_fit
 from training.gaps import apgr, many_models
 from training.perturb import typo

@@ -22,12 +22,16 @@ FloatArray = npt.NDArray[np.float64]
 
 # Characters. A longer text is judged by its head and tail, where questions stand; its length is a feature.
 HEAD, TAIL = 600, 800
+# A Chinese or Japanese sign counts as a word of three letters, of which a quarter are long words, as in English. Without
+# this, hard prompts look as short as greetings.
+WIDE_LETTERS, WIDE_LONG = 3, 0.25
+_WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 MIN_OPTIONS = 2
 MAX_CUE_CHARACTERS = 40
 MAX_OPTIONS = 6
 
 _TOKEN = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:['\u2019][a-z]+)?|\d+(?:[.,:]\d+)*|__+|[^\w\s]"
+    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:['\u2019][a-zA-Z]+)?|\d+(?:[.,:]\d+)*|__+|[^\w\s]"
 )
 # A line that begins with a letter and a full stop, a bracket or a colon.
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-J])[.):\]][ \t]+(\S.*)$", re.MULTILINE)
@@ -143,6 +147,7 @@ class _Counted(NamedTuple):
 
     words: int
     letters: int
+    wide: int  # Chinese and Japanese signs
     long: int
     longest: int
     function: int
@@ -166,7 +171,7 @@ class _Counted(NamedTuple):
 def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
     kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
     words = letters = long = longest = function = rare = numbers = large = 0
-    shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
+    wide = shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
     rarities = 0.0
     content: set[str] = set()
     for token, count in Counter(tokens).items():
@@ -174,6 +179,9 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
         if first.isalpha():
             lower = token.lower()
             length = len(token)
+            if _WIDE.match(first):
+                wide += count
+                length = WIDE_LETTERS
             words += count
             letters += length * count
             long += count * (length >= 7)
@@ -205,7 +213,7 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
                 signs[at] += count
             foreign += count * (not token.isascii())
     return _Counted(
-        words, letters, long, longest, function, meant, rarities, rare, numbers, different, large, shouted, roman,
+        words, letters, wide, long, longest, function, meant, rarities, rare, numbers, different, large, shouted, roman,
         capitals, acronyms, single, foreign, kinds, signs, frozenset(content),
     )  # fmt: skip
 
@@ -220,10 +228,10 @@ def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatAr
     cut = _SENTENCE.split(text.strip())
     log = math.log1p
     values = [
-        log(len(text) * whole),
+        log((len(text) + (WIDE_LETTERS - 1) * counts.wide) * whole),
         log(counts.words * whole),
         counts.letters / words,
-        counts.long / words,
+        (counts.long + WIDE_LONG * counts.wide) / words,
         counts.longest / words,
         counts.function / words,
         len(counts.content) / max(1, counts.meant),
@@ -232,7 +240,7 @@ def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatAr
         log(counts.rare),
         log(len(cut) * whole),
         log(counts.words / len(cut)),
-        log(cut[-1].count(" ") + 1),
+        log(cut[-1].count(" ") + 1 + (len(_WIDE.findall(cut[-1])) if counts.wide else 0)),
         log(text.count("\n")),
         float("?" in cut[-1]),
         float(text.rstrip().endswith(":")),
