@@ -32,7 +32,7 @@ MAX_MOVE = 3.0  # of the logit by the row: labels come from clients, too
 # The newest three fifths of the labels, each judged by a fit to the labels before it. The newest fifth alone refuses a
 # third of the useful fits to 1,000 labels.
 CUTS = (0.4, 0.6, 0.8, 1.0)
-MARGIN = 2.0  # standard errors, one-sided 97.5 %, as attempts are repeated
+MARGIN = 1.64  # standard errors, one-sided 95 %; fits to shuffled labels reach 0.6 in 12 trials
 
 
 class PromptLabels:
