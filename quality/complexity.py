@@ -117,7 +117,7 @@ def labels_of(prompts: Sequence[ScoredPrompt], worse: FloatArray) -> LabelArrays
 
 
 def show_learned(prompts: Sequence[ScoredPrompt], outcomes: Mapping[str, FloatArray]) -> None:
-    """Prints what labels of a random part are worth on the rest: the mean of the splits, and how many pass the gate.
+    """Prints the value of labels of a random part on the rest: means of the splits, and how many pass the gate.
 
     A label is one bit, whether the light answer is worse, as the gateway's audits give it.
     """

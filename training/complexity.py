@@ -1,7 +1,7 @@
 """Trains the weights of complexity: `python -m training.complexity --outcomes JSONL.GZ --many JSONL.GZ --model DIR`.
 
-It uses only data that may ship: RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0), LLMRouter's outcomes
-of nine models (MIT), and our own prompts, graded by hand (prompts/graded.txt). It draws no random numbers, so one set of
+It uses data that may ship: RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0), LLMRouter's outcomes of
+nine models (MIT), and our own prompts, graded by hand (prompts/graded.txt). It draws no random numbers, so one set of
 versions gives the same weights.
 
 `--tables` also prints the value of the scores on subjects that were held out (leave-domains-out), and on seen ones

@@ -22,8 +22,8 @@ FloatArray = npt.NDArray[np.float64]
 
 # Characters. A longer text is judged by its head and tail, where questions stand; its length is a feature.
 HEAD, TAIL = 600, 800
-# A Chinese or Japanese sign counts as a word of three letters, of which a quarter are long words, as in English. Without
-# this, hard prompts look as short as greetings.
+# A Chinese or Japanese sign counts as a word of three letters, and a quarter of them as long words, as in English.
+# Without this, hard prompts look as short as greetings.
 WIDE_LETTERS, WIDE_LONG = 3, 0.25
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 MIN_OPTIONS = 2
