@@ -121,9 +121,7 @@ def show_learned(prompts: Sequence[ScoredPrompt], outcomes: Mapping[str, FloatAr
 
     A label is one bit, whether the light answer is worse, as the gateway's audits give it.
     """
-    print(
-        "| light -> large | labels | APGR before | after, as fitted | with the gate | passed | passed, labels shuffled |"
-    )
+    print("| light -> large | labels | APGR before | after | with the gate | passed | passed, labels shuffled |")
     print("|---|---|---|---|---|---|---|")
     for light, large in LEARNED:
         given = labels_of(prompts, (outcomes[large] > outcomes[light]).astype(float))
