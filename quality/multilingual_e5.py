@@ -70,7 +70,7 @@ def from_blocks(content: bytes, count: int) -> NDArray[np.float32]:
 
 
 def tokenizer_of(pieces: list[tuple[str, float]], specials: tuple[int, int, int, int]) -> Tokenizer:
-    """Return XLM-RoBERTa's tokenizer. NFKC stands in for its table of characters, which the file has in another form."""
+    """Return XLM-RoBERTa's tokenizer. NFKC stands in for its table of characters, which has another form here."""
     begin, end, _, unknown = specials
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
@@ -107,8 +107,14 @@ def write(content: bytes, folder: Path) -> None:
         part = content[begin : begin + long]
         array = from_blocks(part, values) if blocks else np.frombuffer(part, "<f4", values)
         weights[name_of(name)] = array
-    shapes = {"word_embeddings": (words, width), "position_embeddings": (-1, width), "token_type_embeddings": (-1, width),
-              "intermediate.dense": (inner, width), "output.dense": (width, -1)}  # fmt: skip
+    shapes = {
+        "word_embeddings": (words, width),
+        "position_embeddings": (-1, width),
+        "token_type_embeddings": (-1, width),
+        "attention.output.dense": (width, width),
+        "intermediate.dense": (inner, width),
+        "output.dense": (width, inner),
+    }
     for name, array in weights.items():
         if array.size > inner:
             shape = next((shape for part, shape in shapes.items() if part in name), (width, width))
