@@ -2,9 +2,9 @@
 
     python -m quality.embedders all-MiniLM-L6-v2 multilingual-e5-small [--model-dir FOLDER]
 
-Each model is one that `nearhit model fetch` or `nearhit model build` made. `found` and `AUC` are of the plain similarity. The
-thresholds are those of the verifier for a route without labels. The cross-encoder is asked only about texts in a
-language that it reads.
+Each model is one that `nearhit model fetch` or `nearhit model build` made. `found` is the share of wordings whose own
+stored question is the most similar one of its language; `AUC` is that of the similarity among the pairs. The thresholds
+are those of the verifier for a route without labels. The cross-encoder is asked only about texts that it reads.
 """
 
 # ruff: noqa: T201 (a command prints)
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,23 +55,24 @@ class OfItsLanguages:
 
 def by_language() -> dict[str, list[traps.Trap]]:
     """The pairs of the traps, English ones together."""
-    found: dict[str, list[traps.Trap]] = {ENGLISH: []}
+    grouped: dict[str, list[traps.Trap]] = {ENGLISH: []}
     for trap in traps.load():
-        found.setdefault(LANGUAGES.get(trap.kind, ENGLISH), []).append(trap)
-    return found
+        grouped.setdefault(LANGUAGES.get(trap.kind, ENGLISH), []).append(trap)
+    return grouped
 
 
 def auc(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
     """The share of (same, different) pairs of pairs that the similarity orders rightly."""
-    one, two = (np.stack([embedder.embed_nowait(text).vector for text in texts]) for texts in (
-        [pair.stored for pair in pairs], [pair.asked for pair in pairs]))  # fmt: skip
-    found, same = (one * two).sum(1), np.array([pair.same for pair in pairs])
-    above = found[same][:, np.newaxis] - found[~same][np.newaxis]
+    similar = np.array(
+        [embedder.embed_nowait(pair.stored).vector @ embedder.embed_nowait(pair.asked).vector for pair in pairs]
+    )
+    same = np.array([pair.same for pair in pairs])
+    above = similar[same][:, np.newaxis] - similar[~same][np.newaxis]
     return float((above > 0).mean() + (above == 0).mean() / 2)
 
 
 def found(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
-    """The share of wordings whose stored question is the nearest of all stored ones of the language."""
+    """The share of wordings whose stored question is the most similar of all stored ones of the language."""
     stored = list(dict.fromkeys(pair.stored for pair in pairs))
     vectors = np.stack([embedder.embed_nowait(text).vector for text in stored])
     right = [pair for pair in pairs if pair.same]
@@ -81,7 +82,8 @@ def found(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
 
 def read_whole(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
     """The share of pairs that the model can read."""
-    return float(np.mean([not any(embedder.embed_nowait(t).partial for t in (p.stored, p.asked)) for p in pairs]))
+    texts = [(pair.stored, pair.asked) for pair in pairs]
+    return float(np.mean([not any(embedder.embed_nowait(text).partial for text in pair) for pair in texts]))
 
 
 def cost_ms(encoder: OnnxEncoder, texts: Sequence[str]) -> float:
@@ -95,11 +97,27 @@ def cost_ms(encoder: OnnxEncoder, texts: Sequence[str]) -> float:
     return min(times) * 1e3
 
 
+def row(
+    language: str, pairs: Sequence[traps.Trap], verifier: Verifier, encoder: OnnxEncoder, thresholds: Iterable[float]
+) -> list[str]:
+    """The cells of one model and language."""
+    embedder = Encoded(encoder)
+    served = [traps.tally(pairs, verifier, embedder, each)[-1] for each in thresholds]
+    return [
+        f"{language} ({served[0].right} / {served[0].wrong})",
+        tables.share(read_whole(pairs, embedder), 0),
+        tables.share(found(pairs, embedder), 0),
+        f"{auc(pairs, embedder):.2f}",
+        *(f"{each.right_served} / {each.wrong_served}" for each in served),
+        f"{cost_ms(encoder, [pair.asked for pair in pairs]):.1f}",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", help="names of models")
     parser.add_argument("--model-dir", type=Path, default=None, help="folder of the models")
-    parser.add_argument("--budgets", type=float, nargs="+", default=[0.01, 0.02, 0.05])
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.01, 0.02, 0.05], help="promises")
     given = parser.parse_args()
     verifier = OfItsLanguages(build_verifier(VerifierConfig(), EmbedderConfig()))
     thresholds = {each: ThresholdLedger(verifier.prior).threshold(each) for each in given.budgets}
@@ -107,17 +125,10 @@ def main() -> None:
     for name in given.models:
         folder = (given.model_dir or default_model_dir()) / name
         encoder = OnnxEncoder(folder if folder.exists() else default_model_dir() / name)
-        embedder = Encoded(encoder)
         for language, pairs in by_language().items():
-            served = [traps.tally(pairs, verifier, embedder, each)[-1] for each in thresholds.values()]
-            cells = [f"{c.right_served} / {c.wrong_served}" for c in served]
-            head = [name, f"{language} ({served[0].right} / {served[0].wrong})"]
-            texts = [pair.asked for pair in pairs]
-            rows.append([*head, tables.share(read_whole(pairs, embedder), 0), tables.share(found(pairs, embedder), 0), f"{auc(pairs, embedder):.2f}", *cells,
-                         f"{cost_ms(encoder, texts):.1f}"])  # fmt: skip
-    print(
-        tables.table(["model", "pairs", "read", "found", "AUC", *(f"{b:.0%}" for b in thresholds), "ms / text"], rows)
-    )
+            rows.append([name, *row(language, pairs, verifier, encoder, thresholds.values())])
+    columns = ["model", "pairs", "read", "found", "AUC", *(f"{each:.0%}" for each in thresholds), "ms / text"]
+    print(tables.table(columns, rows))
     verifier.close()
 
 
