@@ -2,9 +2,9 @@
 
     python -m quality.embedders all-MiniLM-L6-v2 multilingual-e5-small [--model-dir FOLDER]
 
-Each model is one that `nearhit model fetch` or `nearhit model build` made. `found` is the share of wordings whose own
-stored question is the most similar one of its language; `AUC` is that of the similarity among the pairs. The thresholds
-are those of the verifier for a route without labels. The cross-encoder is asked only about texts that it reads.
+Each model is one that `nearhit model fetch` or `nearhit model build` made. A wording is found if its own stored
+question is the most similar one of its language. `AUC` is that of the similarity among the pairs. The thresholds are
+those of the verifier for a route without labels. The cross-encoder is asked only about texts that it reads.
 """
 
 # ruff: noqa: T201 (a command prints)

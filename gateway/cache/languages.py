@@ -10,7 +10,6 @@ nearly every question has some. A text without any of them is taken for English,
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 LANGUAGES = frozenset({"en"})  # ISO 639-1 codes of the cross-encoder's training texts
 
@@ -65,4 +64,3 @@ def reads(text: str) -> bool:
     return foreign < english or (foreign == english and letters.isascii())
 
 
-kept = lru_cache(maxsize=1024)(reads)

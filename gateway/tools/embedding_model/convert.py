@@ -83,7 +83,7 @@ OTHERS = (
 
 
 def samples() -> list[str]:
-    """Return about 100 varied texts: questions, commands, code, fifteen languages, one text beyond most limits."""
+    """Return about 100 varied texts: questions, commands, code, many languages, one text beyond most limits."""
     framed = [frame.format(topic) for frame in FRAMES for topic in TOPICS]
     return [*framed, *OTHERS, " ".join(framed * 2)]
 
