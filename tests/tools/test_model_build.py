@@ -1,4 +1,4 @@
-"""`nearhit model build`: small models with random weights, and what is said where there is no model."""
+"""`nearhit model build`: a small model with random weights, and what is said where there is no model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.contracts.text_encoder_rules import RULES
 
 REPOSITORY = Path(__file__).parents[2]
 BUILD_ENV = REPOSITORY / ".venv-build"
-# The longest has 24 tokens with the prompt; the second and the third differ in case alone.
+# The second and the third differ in case alone.
 TEXTS = ["how are you?", "reset it", "RESET It", "ok", "2021", "2022", "a b c d e f g h", "turn it on", "turn it off"]
 
 
@@ -75,12 +75,12 @@ def test_a_name_that_cannot_be_a_folder_of_its_own_is_refused(tmp_path: Path, na
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models of tiny_models.py, with the vectors that sentence-transformers gives."""
+    """The model of tiny_model.py, with the vectors that sentence-transformers gives."""
     if not (BUILD_ENV / "bin" / "python").exists():
         pytest.skip("no build environment with torch: `make setup` leaves one in .venv-build")
     folder = tmp_path_factory.mktemp("sources")
     (folder / "texts.json").write_text(json.dumps(TEXTS))
-    script = Path(__file__).with_name("tiny_models.py")
+    script = Path(__file__).with_name("tiny_model.py")
     subprocess.run(
         [BUILD_ENV / "bin" / "python", "-I", script, folder, folder / "texts.json"],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"},
@@ -93,17 +93,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = tmp_path_factory.mktemp("models")
-    for name in ("root", "last"):
-        build(str(sources / name), name, models, silent, prompt=None, keep_env=BUILD_ENV)
+    build(str(sources / "tiny"), None, models, silent, prompt=None, keep_env=BUILD_ENV)
     return models
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["root", "last"])
-def test_a_built_model_gives_the_vectors_of_the_original(sources: Path, models: Path, name: str) -> None:
+def test_a_built_model_gives_the_vectors_of_the_original(sources: Path, models: Path) -> None:
     """Pooling, dense layer, lower-casing, prompt and normalising are those of its files."""
-    encoder = build_encoder(EmbeddingModel(model=name, model_dir=models))
-    expected = np.array(json.loads((sources / f"{name}.json").read_text()), np.float32)
+    encoder = build_encoder(EmbeddingModel(model="tiny", model_dir=models))
+    expected = np.array(json.loads((sources / "tiny.json").read_text()), np.float32)
     found = np.stack([each.vector for each in encoder.encode(TEXTS)])
     assert found.shape == expected.shape == (len(TEXTS), encoder.dimension)
     assert (found * expected).sum(1).min() > 0.98
@@ -113,43 +111,43 @@ def test_a_built_model_gives_the_vectors_of_the_original(sources: Path, models: 
 @pytest.mark.slow
 def test_a_built_model_keeps_the_contract_of_encoders(models: Path) -> None:
     for rule in RULES:
-        rule(OnnxEncoder(models / "last"))
+        rule(OnnxEncoder(models / "tiny"))
 
 
 @pytest.mark.slow
 def test_a_built_model_reads_as_many_tokens_as_its_files_say(models: Path) -> None:
-    encoder = OnnxEncoder(models / "last")
-    full, over = encoder.encode(["a " * 18, "a " * 19])  # "ask:" has four tokens, and [CLS] and [SEP] are two
-    assert (full.tokens, full.truncated) == (24, False)
-    assert (over.tokens, over.truncated) == (24, True)
+    encoder = OnnxEncoder(models / "tiny")
+    full, over = encoder.encode(["a " * 42, "a " * 43])  # "ask:" has four tokens, and [CLS] and [SEP] are two
+    assert (full.tokens, full.truncated) == (48, False)
+    assert (over.tokens, over.truncated) == (48, True)
     assert encoder.encode(["\u4f60\u597d"])[0].unreadable
 
 
 @pytest.mark.slow
 def test_the_manifest_says_how_it_was_made(models: Path, sources: Path) -> None:
-    manifest = load_manifest(models / "last")
-    assert manifest.about["reads"] == {"prompt": "ask: ", "max_tokens": 24, "unknown": "[UNK]"}
+    manifest = load_manifest(models / "tiny")
+    assert manifest.about["reads"] == {"prompt": "ask: ", "max_tokens": 48, "unknown": "[UNK]"}
     assert manifest.about["cosine_agreement"]["mean"] >= 0.995
     assert not manifest.about["shared_part"]["subtracted"]
     assert "model.safetensors" in manifest.about["source"]["sha256"]
-    assert sorted(file.name for file in models.iterdir()) == ["last", "root"]
+    assert sorted(file.name for file in models.iterdir()) == ["tiny"]
 
 
 @pytest.mark.slow
 def test_the_fingerprint_changes_with_the_prompt(models: Path, tmp_path: Path) -> None:
     """The graph is the same, and the vectors are not."""
-    other = Path(shutil.copytree(models / "last", tmp_path / "last"))
+    other = Path(shutil.copytree(models / "tiny", tmp_path / "tiny"))
     about = json.loads((other / "manifest.json").read_text())
     about["reads"]["prompt"] = ""
     (other / "manifest.json").write_text(json.dumps(about))
-    assert OnnxEncoder(other).fingerprint != OnnxEncoder(models / "last").fingerprint
-    reader, _ = load_reader(models / "last" / "tokenizer.json")
+    assert OnnxEncoder(other).fingerprint != OnnxEncoder(models / "tiny").fingerprint
+    reader, _ = load_reader(models / "tiny" / "tokenizer.json")
     assert len(reader.read("ok").ids) == 2 + 4 + 2  # a served model reads its prompt, too
 
 
 @pytest.mark.slow
 def test_a_damaged_model_names_the_command_that_makes_it(models: Path, tmp_path: Path) -> None:
-    other = Path(shutil.copytree(models / "last", tmp_path / "last"))
+    other = Path(shutil.copytree(models / "tiny", tmp_path / "tiny"))
     (other / "tokenizer.json").unlink()
     with pytest.raises(ModelCorrupt, match=r"tokenizer\.json is missing: run `nearhit model build`"):
         load_manifest(other)
@@ -160,10 +158,10 @@ def test_a_damaged_model_names_the_command_that_makes_it(models: Path, tmp_path:
 @pytest.mark.slow
 def test_a_model_without_its_weights_is_refused(sources: Path, tmp_path: Path) -> None:
     """The library would draw them at random."""
-    source = Path(shutil.copytree(sources / "last", tmp_path / "last"))
+    source = Path(shutil.copytree(sources / "tiny", tmp_path / "tiny"))
     dense = next(source.glob("*_Dense/model.safetensors"))
     dense.unlink()
-    with pytest.raises(FetchFailed, match=r"last (lacks some of the weights|cannot be read)"):
+    with pytest.raises(FetchFailed, match=r"tiny (lacks some of the weights|cannot be read)"):
         build(str(source), None, tmp_path / "models", silent, prompt=None, keep_env=BUILD_ENV)
     assert list((tmp_path / "models").iterdir()) == []
 

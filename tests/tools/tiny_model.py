@@ -1,9 +1,9 @@
-"""Makes small sentence-transformers models with random weights, one for each pooling, in the build environment.
+"""Makes a small sentence-transformers model with random weights, in the build environment.
 
-    python tiny_models.py FOLDER TEXTS.json
+    python tiny_model.py FOLDER TEXTS.json
 
-Each model has a prompt, a longest input, lower-casing and a dense layer. Beside it are its vectors for the texts, made
-by sentence-transformers: FOLDER/NAME.json.
+FOLDER/tiny has a prompt that its pooling leaves out, a longest input, lower-casing and a dense layer. FOLDER/tiny.json
+has its vectors for the texts, made by sentence-transformers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-WIDTH, DIMENSION, MAX_TOKENS, PROMPT = 64, 48, 24, "ask: "
-POOLINGS = {"root": "mean_sqrt_len_tokens", "last": "lasttoken"}
-NO_PROMPT = "root"  # its pooling leaves the prompt out
+NAME, WIDTH, DIMENSION, MAX_TOKENS, PROMPT = "tiny", 64, 48, 48, "ask: "
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -33,9 +31,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
-def make(folder: Path, name: str, texts: list[str]) -> None:
-    torch.manual_seed(len(name))
-    words, base = tokenizer(), folder / f"{name}-base"
+def make(folder: Path, texts: list[str]) -> None:
+    torch.manual_seed(1)
+    words, base = tokenizer(), folder / "base"
     config = BertConfig(
         vocab_size=len(words), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
         max_position_embeddings=64, initializer_range=0.3,
@@ -43,23 +41,21 @@ def make(folder: Path, name: str, texts: list[str]) -> None:
     BertModel(config).save_pretrained(base)
     words.save_pretrained(base)
     reader = Transformer(str(base), max_seq_length=MAX_TOKENS, do_lower_case=True)
-    pooling = Pooling(WIDTH, pooling_mode=POOLINGS[name], include_prompt=name != NO_PROMPT)
+    pooling = Pooling(WIDTH, pooling_mode="mean_sqrt_len_tokens", include_prompt=False)
     dense = Dense(WIDTH, DIMENSION, activation_function=torch.nn.Identity())
     parts = [reader, pooling, dense]
     # Vectors of random weights share a large part, which the bias takes away. So the converted model keeps its vectors.
     vectors = SentenceTransformer(modules=parts, device="cpu").encode(texts, prompt=PROMPT)
     dense.linear.bias.data -= torch.from_numpy(vectors.mean(0))
     model = SentenceTransformer(modules=[*parts, Normalize()], prompts={"query": PROMPT}, device="cpu")
-    model.save(str(folder / name))
+    model.save(str(folder / NAME))
 
 
 def main() -> None:
     folder, texts = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text("utf-8"))
-    for name in POOLINGS:
-        make(folder, name, texts)
-        read = SentenceTransformer(str(folder / name), device="cpu")
-        vectors = read.encode(texts, prompt=PROMPT, batch_size=1)
-        (folder / f"{name}.json").write_text(json.dumps(vectors.tolist()))
+    make(folder, texts)
+    vectors = SentenceTransformer(str(folder / NAME), device="cpu").encode(texts, prompt=PROMPT, batch_size=1)
+    (folder / f"{NAME}.json").write_text(json.dumps(vectors.tolist()))
 
 
 if __name__ == "__main__":
