@@ -46,7 +46,7 @@ def test_the_english_wordings_are_read() -> None:
         ("", True),
         ("2021", True),
         ("reset password", True),
-        ("best café near me", True),
+        ("Is there a good café near my office?", True),
         ("what does 猫 mean?", True),
         ("What does 'Wie geht es dir?' mean in English, and how do I answer it?", True),
         ("Passwort zurücksetzen", False),

@@ -9,6 +9,7 @@ has its vectors for the texts, made by sentence-transformers.
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 NAME, WIDTH, DIMENSION, MAX_TOKENS, PROMPT = "tiny", 64, 48, 48, "ask: "
 
 
+CONVERT = Path(__file__).parents[2] / "gateway" / "tools" / "embedding_model" / "convert.py"
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     signs = "abcdefghijklmnopqrstuvwxyz0123456789?.,:;'(){}=+-_*/\"<>"
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *signs, *(f"##{sign}" for sign in signs)]
@@ -31,7 +35,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
-def make(folder: Path, texts: list[str]) -> None:
+def make(folder: Path) -> None:
     torch.manual_seed(1)
     words, base = tokenizer(), folder / "base"
     config = BertConfig(
@@ -44,8 +48,11 @@ def make(folder: Path, texts: list[str]) -> None:
     pooling = Pooling(WIDTH, pooling_mode="mean_sqrt_len_tokens", include_prompt=False)
     dense = Dense(WIDTH, DIMENSION, activation_function=torch.nn.Identity())
     parts = [reader, pooling, dense]
-    # Vectors of random weights share a large part, which the bias takes away. So the converted model keeps its vectors.
-    vectors = SentenceTransformer(modules=parts, device="cpu").encode(texts, prompt=PROMPT)
+    # Vectors of random weights share a large part, which the bias takes away. So nothing is left for
+    # convert.py to subtract, and the converted model keeps its vectors.
+    vectors = SentenceTransformer(modules=parts, device="cpu").encode(
+        runpy.run_path(str(CONVERT))["samples"](), prompt=PROMPT
+    )
     dense.linear.bias.data -= torch.from_numpy(vectors.mean(0))
     model = SentenceTransformer(modules=[*parts, Normalize()], prompts={"query": PROMPT}, device="cpu")
     model.save(str(folder / NAME))
@@ -53,7 +60,7 @@ def make(folder: Path, texts: list[str]) -> None:
 
 def main() -> None:
     folder, texts = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text("utf-8"))
-    make(folder, texts)
+    make(folder)
     vectors = SentenceTransformer(str(folder / NAME), device="cpu").encode(texts, prompt=PROMPT, batch_size=1)
     (folder / f"{NAME}.json").write_text(json.dumps(vectors.tolist()))
 
