@@ -17,6 +17,7 @@ from gateway.adapters.system.weight_files import WeightFiles, WeightsCorrupt
 from gateway.cache import lexical
 from gateway.cache.features import LONGEST, NAMES, QuestionReading, features, kept, read, word_features
 from gateway.cache.forest import Forest, from_arrays
+from gateway.cache.languages import reads
 from gateway.cache.threshold.ledger import BANDS
 from gateway.errors import ModelUnavailable
 from gateway.messages import Refusal
@@ -79,6 +80,10 @@ def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
 # threshold.
 
 TOP, SPREAD = 5.0, 12.0
+
+# Log-odds that a pair loses whose language neither the trees nor the cross-encoder were trained on. In German and
+# Spanish the wordings with one harmful change are closer than free wordings of the same question.
+FOREIGN = 2.0
 
 TRAINED = WeightFiles("verifier", "the verifier's weights")
 
@@ -153,6 +158,10 @@ def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     )
 
 
+def _foreign(candidate: StoredCandidate) -> float:
+    return 0.0 if reads(candidate.question) else FOREIGN
+
+
 class LearnedVerifier:
     """The learned verifier. It implements `Verifier`."""
 
@@ -166,9 +175,10 @@ class LearnedVerifier:
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         mine, readings = read(question), [kept(candidate.question) for candidate in candidates]
         doubts = self._doubts(mine, question, readings, [candidate.question for candidate in candidates])
+        foreign = 0.0 if reads(question) else FOREIGN
         return [
             self.opinion(
-                self.weights.first.log_odds(candidate.similarity, doubt),
+                self.weights.first.log_odds(candidate.similarity, doubt) - (foreign or _foreign(candidate)),
                 lexical.difference(mine.checks, other.checks),
                 lexical.hard_difference(mine.checks, other.checks),
             )
@@ -269,9 +279,14 @@ class TwoStageVerifier:
         self.floor = first.floor
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
+        opinions = self._first.opinions(question, candidates)
+        if not reads(question):
+            return opinions
         return [
-            replace(opinion, ceiling=self._combined(candidate, opinion, MAX_LOGIT).score)
-            for candidate, opinion in zip(candidates, self._first.opinions(question, candidates), strict=True)
+            opinion
+            if _foreign(candidate)
+            else replace(opinion, ceiling=self._combined(candidate, opinion, MAX_LOGIT).score)
+            for candidate, opinion in zip(candidates, opinions, strict=True)
         ]
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
