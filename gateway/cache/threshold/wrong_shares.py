@@ -1,7 +1,7 @@
 """Estimate for each band of scores how often the best neighbour is wrong: the verifier's calibration, corrected by the
 labels of the route. Pure.
 
-The estimate is a Gaussian process on the log-odds of a wrong answer, by Laplace's approximation (Rasmussen and
+The estimate is a Gaussian process on the log-odds of a wrong answer. It uses Laplace's approximation (Rasmussen and
 Williams, Gaussian Processes for Machine Learning, 2006, section 3.4). Its mean is the calibration. Its covariance says
 how a route may differ from it: as a whole, in the slope over scores, and in single regions of scores.
 
