@@ -22,7 +22,8 @@ from gateway.messages import Embedding, Refusal
 from gateway.ports import VERBATIM, Acceptance, Evaluated, Opinion, StoredCandidate
 from tests.fixtures.entries import entry_of, judged_of, vector_of
 
-CONTROL = RouteControl([(0.5, 0.02)] * BANDS, "basis")
+# Wrong up to a score of 0.7, and right above it.
+CONTROL = RouteControl([(0.9 if band < 15 else 0.0, 0.002) for band in range(BANDS)], "basis")
 PROMISE, PLAIN = Acceptance(max_wrong_hits=0.01), Acceptance(min_similarity=0.9)
 
 
