@@ -79,10 +79,12 @@ class Replay:
         seed: int = 0,
         grow: bool = False,
         requests: slice = slice(None),
+        serve: bool = True,
     ) -> Run:
-        """`audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN."""
+        """`audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN. `serve`: False: whatever
+        is not the same words is a miss."""
         asked = order(self.world.stream, seed)[requests]
-        return asyncio.run(self._play(asked, control, budget, audit, np.random.default_rng(seed), grow))
+        return asyncio.run(self._play(asked, control, budget, audit, np.random.default_rng(seed), grow, serve))
 
     async def _play(
         self,
@@ -92,6 +94,7 @@ class Replay:
         audit: float,
         draw: np.random.Generator,
         grow: bool,
+        serve: bool,
     ) -> Run:
         decision = Decision(self.opinions, self._embedder, control, budget)
         cache = Cache(self.world, np.zeros(len(self.world.stored), bool), set())
@@ -106,7 +109,7 @@ class Replay:
             chosen = await self._look_up(decision, request, cache)
             if chosen is not None and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
                 control.met(chosen.score, decision.entries)
-            if chosen is not None and chosen.reason is None:
+            if chosen is not None and chosen.reason is None and (serve or chosen.verbatim):
                 stored[step] = int(chosen.entry.fingerprint)
                 if self._served(request, chosen, control, audit, draw):
                     audited += 1
