@@ -1,7 +1,7 @@
 """Replays a stream through the decision of the gateway.
 
-It uses the nearest stored questions by exact cosine, the verifier's opinions, the route's control with its evidence and
-threshold, and labels from misses and audits.
+It uses the nearest stored questions by exact cosine, and the verifier's opinions on them. The route's control has its
+evidence and its threshold, and learns from the labels of misses and audits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROWS_FROM, GROWS_TO = 1000, 2000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of each request, in the order in which they came."""
+    """The outcome of each request, in the order in which they came."""
 
     asked: NDArray[np.int64]
     stored: NDArray[np.int64]  # whose answer was served; -1: a miss
@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(slots=True)
 class Cache:
-    """What is stored, of one world."""
+    """The stored questions of one world."""
 
     world: World
     held: NDArray[np.bool_]

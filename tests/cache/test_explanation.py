@@ -1,4 +1,4 @@
-"""What is said of a judgement."""
+"""The explanation of a judgement."""
 
 from __future__ import annotations
 

@@ -58,8 +58,10 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def world(topics: int, *, right: float, wrong: float, others: int = 0, seed: int = 1, name: str = "made") -> World:
-    """Four questions a topic, three of them at a similarity of about `right` or `wrong` to the first: every other topic
-    asks the same four times, the rest ask four different things."""
+    """Four questions a topic, three of them at a similarity of about `right` or `wrong` to the first.
+
+    Every other topic asks the same four times, the rest ask four different things.
+    """
     draw = np.random.default_rng(seed)
     rows: list[tuple[str, int, np.ndarray]] = []
     for topic in range(topics):
@@ -98,6 +100,7 @@ def test_a_promise_is_kept_where_similarity_tells_right_from_wrong() -> None:
     assert kept.error <= 0.01
     assert kept.later <= 0.01
     assert kept.served > 0.3
+    assert kept.hindsight is not None
     assert kept.hindsight == pytest.approx(0.375, abs=0.01)  # three of the four questions of every other topic
     assert kept.relative == kept.served / kept.hindsight
 
