@@ -23,6 +23,7 @@ from gateway.messages import (
     Inspection,
     Lifetime,
     Response,
+    ScoredPrompt,
     TierDecision,
     TrafficFacts,
 )
@@ -97,7 +98,8 @@ class RequestContext:
         "directives", "owner", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served", "judged",
         "considered", "stored", "inspected", "stale_available", "gathering", "lease",
         # budget: when its answer is due, and how much it may cost
-        "deadline", "ttft_deadline", "tpot_s", "upstream_deadline", "priority", "complexity", "wish", "outlook",
+        "deadline", "ttft_deadline", "tpot_s", "upstream_deadline", "priority", "scored_prompt", "complexity", "wish",
+        "outlook",
         "light_only", "metered", "overloaded",
     )  # fmt: skip
 
@@ -176,7 +178,8 @@ class RequestContext:
         self.tpot_s: float | None = None  # maximum seconds per output token
         self.upstream_deadline = math.inf  # event loop time: the end of all attempts together, see `timeouts.total`
         self.priority = Priority.NORMAL  # for when there is not enough capacity for all
-        self.complexity: float | None = None  # in [0, 1]
+        self.scored_prompt: ScoredPrompt | None = None  # what routes learn from
+        self.complexity: float | None = None  # in [0, 1], by the score in force on the route
         self.wish: TierDecision | None = None  # the tier that the light/large rule prefers
         self.outlook: LatencyForecast | None = None  # predicted latency of the backends, if there is a budget
         self.light_only = False  # a limit of the policy restricts it to the lightest model
@@ -259,6 +262,7 @@ class RequestContext:
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
         child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
+        child.scored_prompt = None
         return child
 
     def with_call(self, call: Call) -> RequestContext:

@@ -607,6 +607,17 @@ class Lifetime:
         return self.ttl_s * (1.0 - self.jitter * int(entry.fingerprint[:8], 16) / 0x1_0000_0000)
 
 
+PromptRow = np.ndarray[tuple[int], np.dtype[np.float16]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """A prompt as the complexity model reads it. A route may learn to score the same row better."""
+
+    score: float  # the shipped complexity, in [0, 1]
+    row: PromptRow  # (k,): scaled features of the text, then the embedding; empty: only the score is known
+
+
 @dataclass(frozen=True, slots=True)
 class TierDecision:
     """The tier that the rule prefers, before budgets and failures are considered."""

@@ -13,7 +13,18 @@ from enum import StrEnum
 from typing import Protocol
 
 from gateway.limits import Demand, Return, TakeResult
-from gateway.messages import Call, EmbeddedVector, Embedding, Entry, Event, Neighbour, Outgoing, Refusal, Vector
+from gateway.messages import (
+    Call,
+    EmbeddedVector,
+    Embedding,
+    Entry,
+    Event,
+    Neighbour,
+    Outgoing,
+    Refusal,
+    ScoredPrompt,
+    Vector,
+)
 
 
 class Clock(Protocol):
@@ -647,5 +658,5 @@ class ComplexityScorer(Protocol):
     def basis(self) -> str:
         """The name of the weights and inputs of its scores. Scores of different bases do not compare."""
 
-    def score(self, text: str, max_tokens: int | None, vector: Vector | None) -> float:
-        """Return the complexity in [0, 1]. `vector` is the embedding of `text`, None if there is none."""
+    def judge(self, text: str, max_tokens: int | None, vector: Vector | None) -> ScoredPrompt:
+        """Return the complexity of a text. `vector` is the embedding of `text`, None if there is none."""

@@ -231,7 +231,8 @@ class Report:
 
     def traps(self) -> None:
         pairs = traps.load(self.given.eval)
-        thresholds = {budget: ThresholdLedger(self.verifier.prior).threshold(budget) for budget in self.given.budgets}
+        ledger = ThresholdLedger(self.verifier.prior)
+        thresholds = {budget: ledger.threshold(budget, ledger.growth(1)) for budget in self.given.budgets}
         tallies = {b: traps.tally(pairs, self.opinions, self.embedder, each) for b, each in thresholds.items()}
         self.found["traps"] = {f"{b:g}": [asdict(each) for each in group] for b, group in tallies.items()}
         self.say(

@@ -1,33 +1,70 @@
-"""Adapts the gateway's complexity scorer to the evaluation's `router_eval.py`. Run it from the repository's root.
+"""Measures the choice between a light and a large model, on recorded outcomes of many models.
+
+    python -m quality.complexity DATA                      # DATA: router_outcomes2.jsonl.gz
+
+It prints the tables of docs/quality.md, "The choice of the model". It also adapts the scorer to the evaluation's
+`router_eval.py`; run that from the repository's root.
 
     EVAL=folder of the evaluation tools
     .venv/bin/python $EVAL/router_eval.py --predictor quality.complexity:score             # the shipped weights
     .venv-training/bin/python $EVAL/router_eval.py --trainer quality.complexity:fit        # subjects held out
 
-The shipped weights were fitted on the prompts of that file, so the first command needs other prompts to measure unseen
-ones. The second command measures unseen prompts. NEARHIT_MODEL_DIR is the folder of the embedding models, if not the
+The shipped weights were fitted on the prompts of both files, so they need other prompts to measure unseen ones.
+`training.complexity --tables` holds prompts out. NEARHIT_MODEL_DIR is the folder of the embedding models, if not the
 default.
 """
 
+# ruff: noqa: T201, S311 (a command prints; drawn changes of texts)
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 import os
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import MODEL
+from gateway.messages import ScoredPrompt
 from gateway.routing.complexity import ComplexityModel, load_weights
+from gateway.routing.prompt_features import FloatArray
+from gateway.routing.residual_fit import LabelArrays, fit_residual
+from gateway.routing.route_score import MIN_LABELS, attempt_fit
+from training.gaps import apgr, many_models
+from training.perturb import typo
 
 MODELS = Path(os.environ.get("NEARHIT_MODEL_DIR", ".venv/share/nearhit/models"))
 Score = Callable[[Sequence[str]], list[float]]
 
+STEPS = 10  # of the curve, as in `router_eval.py`
+# Billions of parameters, as the cost of a call.
+SIZES = {
+    "codegemma-7b": 7, "gemma-2-9b-it": 9, "llama-3.1-8b-instruct": 8, "llama-3.1-nemotron-51b-instruct": 51,
+    "llama-3.3-nemotron-super-49b-v1": 49, "llama3-chatqa-1.5-70b": 70, "llama3-chatqa-1.5-8b": 8,
+    "mistral-7b-instruct-v0.3": 7, "qwen2.5-7b-instruct": 7,
+}  # fmt: skip
+LEARNED = (
+    ("mistral-7b-instruct-v0.3", "llama-3.1-nemotron-51b-instruct"),
+    ("llama-3.1-8b-instruct", "llama-3.1-nemotron-51b-instruct"),
+)
+LABELS = (MIN_LABELS, 1000, 4000)
+SPLITS = 5
+PERTURBED = 600
+BRITISH = {
+    "color": "colour", "center": "centre", "favorite": "favourite", "neighbor": "neighbour", "organize": "organise",
+    "realize": "realise", "traveled": "travelled", "meter": "metre", "meters": "metres", "analyze": "analyse",
+    "labor": "labour", "defense": "defence", "honor": "honour", "flavor": "flavour", "theater": "theatre",
+    "gray": "grey", "liters": "litres", "practice": "practise", "program": "programme", "percent": "per cent",
+}  # fmt: skip
+
 
 def score(prompts: Sequence[str]) -> list[float]:
-    encoder = OnnxEncoder(MODELS / MODEL)
-    return _scored(ComplexityModel(load_weights(), encoder.fingerprint), encoder, prompts)
+    return [each.score for each in judged(_shipped(), prompts)]
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> Score:
@@ -37,12 +74,139 @@ def fit(rows: Sequence[dict[str, Any]]) -> Score:
     rarity = training.Commonness(words)
     weights = training.trained(training.outcomes(rows, encoder, rarity), training.graded(encoder, rarity), rarity)
     model = ComplexityModel(weights, encoder.fingerprint)
-    return lambda prompts: _scored(model, encoder, prompts)
+    return lambda prompts: [each.score for each in judged((model, encoder), prompts)]
 
 
-def _scored(model: ComplexityModel, encoder: OnnxEncoder, prompts: Sequence[str]) -> list[float]:
-    def one(prompt: str) -> float:
+def _shipped() -> tuple[ComplexityModel, OnnxEncoder]:
+    encoder = OnnxEncoder(MODELS / MODEL)
+    return ComplexityModel(load_weights(), encoder.fingerprint), encoder
+
+
+def judged(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str]) -> list[ScoredPrompt]:
+    model, encoder = scorer
+
+    def one(prompt: str) -> ScoredPrompt:
         embedding = encoder.encode([prompt])[0]
-        return model.score(prompt, None, None if embedding.unreadable else embedding.vector)
+        return model.judge(prompt, None, None if embedding.unreadable else embedding.vector)
 
     return [one(prompt) for prompt in prompts]
+
+
+def show_pairs(scores: FloatArray, length: FloatArray, outcomes: Mapping[str, FloatArray]) -> None:
+    """Prints every pair, and the best single model whose calls cost no more than half of each."""
+    print("| light -> large | APGR shipped | length | half to the large one is right | always | is right |")
+    print("|---|---|---|---|---|---|")
+    means = {name: float(right.mean()) for name, right in outcomes.items()}
+    pairs = [(a, b) for a in outcomes for b in outcomes if means[b] > means[a]]
+    half, below = scores > np.median(scores), 0
+    for light, large in pairs:
+        both = outcomes[light], outcomes[large]
+        own, by_length = apgr(scores, *both, STEPS), apgr(length, *both, STEPS)
+        below += own < by_length
+        routed = float(np.where(half, both[1], both[0]).mean())
+        cost = (SIZES[light] + SIZES[large]) / 2
+        best = max((name for name in outcomes if SIZES[name] <= cost), key=means.__getitem__)
+        said = f"{best} | {means[best]:.3f}" if means[best] > routed else "none better |"
+        print(f"| {light} -> {large} | {own:.3f} | {by_length:.3f} | {routed:.3f} | {said} |")
+    print(f"\n{below} of {len(pairs)} pairs below length\n")
+
+
+def labels_of(prompts: Sequence[ScoredPrompt], worse: FloatArray) -> LabelArrays:
+    rest = np.stack([[p.score for p in prompts], worse, np.ones(len(worse))], axis=1)
+    return LabelArrays(np.array([p.row for p in prompts]), rest.astype(np.float32))
+
+
+def show_learned(prompts: Sequence[ScoredPrompt], outcomes: Mapping[str, FloatArray]) -> None:
+    """Prints the value of labels of a random part on the rest: means of the splits, and how many pass the gate.
+
+    A label is one bit, whether the light answer is worse, as the gateway's audits give it.
+    """
+    print("| light -> large | labels | APGR before | after | with the gate | passed | passed, labels shuffled |")
+    print("|---|---|---|---|---|---|---|")
+    for light, large in LEARNED:
+        given = labels_of(prompts, (outcomes[large] > outcomes[light]).astype(float))
+        for count in LABELS:
+            found = [_split(given, outcomes[light], outcomes[large], count, seed) for seed in range(SPLITS)]
+            before, after, gated, passed, by_chance = np.mean(found, axis=0)
+            print(
+                f"| {light} -> {large} | {count} | {before:.3f} | {after:.3f} | {gated:.3f} | {passed:.0%} "
+                f"| {by_chance:.0%} |"
+            )
+    print()
+
+
+def _split(given: LabelArrays, light: FloatArray, large: FloatArray, count: int, seed: int) -> tuple[float, ...]:
+    order = np.random.default_rng(seed).permutation(len(given))
+    seen, rest = order[:count], order[count:]
+    labels, asked = (LabelArrays(given.rows[at], given.rest[at]) for at in (seen, rest))
+    attempt = attempt_fit(labels)
+
+    def area(logits: FloatArray) -> float:
+        return apgr(logits, light[rest], large[rest], STEPS)
+
+    before, after = area(asked.logits), area(fit_residual(labels).logits(asked))
+    shuffled = labels.rest.copy()
+    np.random.default_rng(seed).shuffle(shuffled[:, 1])
+    passed = attempt.residual is not None
+    by_chance = attempt_fit(LabelArrays(labels.rows, shuffled)).residual is not None
+    return before, after, after if passed else before, float(passed), float(by_chance)
+
+
+def changes(draw: random.Random) -> Mapping[str, Callable[[str], str]]:
+    def british(text: str) -> str:
+        return " ".join(BRITISH.get(word, word) for word in text.split(" "))
+
+    return {
+        "lower case": str.lower,
+        "upper case": str.upper,
+        "please before": lambda text: f"Please, {text[:1].lower()}{text[1:]}",
+        "could you": lambda text: f"Could you please tell me: {text}",
+        "thanks after": lambda text: f"{text} Thank you!",
+        "no final mark": lambda text: text.rstrip("?.! "),
+        "British spelling": british,
+        "one typing error": lambda text: typo(text, draw) or text,
+        "three typing errors": lambda text: _times(text, draw, 3),
+    }
+
+
+def _times(text: str, draw: random.Random, count: int) -> str:
+    for _ in range(count):
+        text = typo(text, draw) or text
+    return text
+
+
+def show_robustness(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str], scores: FloatArray) -> None:
+    """Prints how often a change of the wording leaves the choice at the median threshold as it is."""
+    print("| change | changed prompts | choice unchanged |")
+    print("|---|---|---|")
+    threshold = float(np.median(scores))
+    sample = np.random.default_rng(0).permutation(len(prompts))[:PERTURBED]
+    for name, change in changes(random.Random(0)).items():
+        pairs = [(at, change(prompts[at])) for at in sample]
+        pairs = [(at, text) for at, text in pairs if text != prompts[at]]
+        found = judged(scorer, [text for _, text in pairs])
+        same = [(p.score > threshold) == (scores[at] > threshold) for p, (at, _) in zip(found, pairs, strict=True)]
+        print(f"| {name} | {len(same)} | {np.mean(same):.1%} |")
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="router_outcomes2.jsonl.gz")
+    parser.add_argument("--held-out", type=Path, help="scores of `training.complexity --held-out`, to learn on top of")
+    arguments = parser.parse_args()
+    prompts, models, right = many_models(arguments.data)
+    outcomes = {name: right[:, at] for at, name in enumerate(models)}
+    scorer = _shipped()
+    found = judged(scorer, prompts)
+    scores = np.array([each.score for each in found])
+    show_pairs(scores, np.array([len(prompt) for prompt in prompts], float), outcomes)
+    show_robustness(scorer, prompts, scores)
+    if arguments.held_out is not None:
+        unseen = json.loads(arguments.held_out.read_text())["vector"]
+        found = [ScoredPrompt(float(at), each.row) for at, each in zip(unseen, found, strict=True)]
+    show_learned(found, outcomes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,12 @@
-"""Trains the weights of complexity: `python -m training.complexity --outcomes JSONL.GZ --model DIR`.
+"""Trains the weights of complexity: `python -m training.complexity --outcomes JSONL.GZ --many JSONL.GZ --model DIR`.
 
-It uses only data that may ship: RouteLLM's outcomes of a light and a large model on MMLU subjects (Apache-2.0), and
-prompts of this project, graded by hand (prompts/graded.txt). It draws no random numbers, so one set of versions gives
-the same weights.
+It uses data that may ship: RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0), LLMRouter's outcomes of
+nine models (MIT), and our own prompts, graded by hand (prompts/graded.txt). It draws no random numbers, so one set of
+versions gives the same weights.
 
 `--tables` also prints the value of the scores on subjects that were held out (leave-domains-out), and on seen ones
 (in-domain). The first has five groups of subjects, each judged by weights without them. The second has five random
-folds.
+folds. The nine models' pairs come from five random folds, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from gateway.routing.complexity import (
     Variant,
 )
 from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
-from training import gaps
+from training import gaps, many_models
+from training.many_models import ManyOutcomes, Part
 
 HERE = Path(__file__).parent
 ENCODER, DIMENSION = "all-MiniLM-L6-v2", 384
@@ -45,14 +46,18 @@ COMMON_WORDS = 12_000  # of the tokenizer's vocabulary, which is in order of fre
 FIRST_WORD = 1996  # before it: marks, digits, single letters
 # Chosen over four cuts of the subjects into five groups. Embeddings are unit vectors: their factor sets how far they
 # may speak beside the features. More than this fits subjects, and loses on others.
-OPEN_RIDGE, OPEN_FEATURES, OPEN_VECTOR = 60.0, 0.3, 3.0
+OPEN_RIDGE, OPEN_FEATURES, OPEN_VECTOR, MANY_VECTOR = 60.0, 0.3, 3.0, 2.0
 EXAM_VECTOR, WRONG_C, ABLE_C = 6.0, 0.001, 0.0005
 # How far the fitted part is believed, and the graded part beside it. Fitted for each fold anew they lay between .4 and
 # 1.2, by which large subject was missing, and scores of different folds did not compare: APGR .569 instead of .591.
 TRUST, PRIOR = 0.8, 0.12
 GROUPS = 5
+# Features that another case of the same words changes say too little to let it change the choice of a model.
+CASED = np.array([name in ("shouted", "roman", "capitals", "acronyms") for name in NAMES])
+IGNORED = 1e9  # a deviation: scaled values are zero
 CREDITS = {
     "outcomes": "lm-sys/RouteLLM, routellm/evals, Apache-2.0 (MMLU: MIT)",
+    "outcomes of many models": "ulab-uiuc/LLMRouter, data/dcrouter_preprocessed/train.json, MIT",
     "graded prompts": "our own, written and graded by hand (training/prompts/graded.txt)",
     "common words": "the vocabulary of all-MiniLM-L6-v2, Apache-2.0",
 }
@@ -119,6 +124,12 @@ def outcomes(rows: Sequence[dict[str, Any]], encoder: OnnxEncoder, rarity: Commo
     )
 
 
+def many_outcomes(path: Path, encoder: OnnxEncoder, rarity: Commonness) -> ManyOutcomes:
+    prompts, models, scores = gaps.many_models(path)
+    features = np.array([PromptReading(prompt, rarity).features for prompt in prompts])
+    return ManyOutcomes(prompts, features, vectors_of(encoder, prompts), models, scores)
+
+
 def standard(values: FloatArray) -> Standard:
     return Standard(values.mean(0), values.std(0) + 1e-6)
 
@@ -143,6 +154,35 @@ def open_head(given: Graded, scale: Standard, variant: str) -> Linear:
     factors = (OPEN_FEATURES, OPEN_VECTOR)
     model = Ridge(OPEN_RIDGE).fit(joined(scale(given.features), given.vectors, variant, factors), given.logits)
     return linear(model.coef_, float(model.intercept_), len(NAMES), variant, factors)
+
+
+def ranking_head(given: Graded, many: ManyOutcomes, scale: Standard, variant: str) -> Linear:
+    """The graded prompts' head, plus what ranks the prompts of many models, calibrated on the grades."""
+    factors = (1.0, MANY_VECTOR)
+    begin = open_head(given, scale, variant)
+
+    def part(features: FloatArray, vectors: FloatArray) -> Part:
+        rows = scale(features)
+        return Part(joined(rows, vectors, variant, factors), applied(begin, rows, vectors))
+
+    asked, graded_ = part(many.features, many.vectors), part(given.features, given.vectors)
+    weights = many_models.gain_head(asked, many, graded_, given.logits)
+    slope, shift = two_numbers(graded_.offset + graded_.rows @ weights, 1.0 / (1.0 + np.exp(-given.logits)))
+    added = linear(weights, 0.0, len(NAMES), variant, factors)
+    features = slope * (begin.features + added.features)
+    if begin.vector is None or added.vector is None:
+        return Linear(features, None, slope * begin.bias + shift)
+    return Linear(features, slope * (begin.vector + added.vector), slope * begin.bias + shift)
+
+
+def two_numbers(scores: FloatArray, shares: FloatArray) -> tuple[float, float]:
+    """The slope and shift that make scores the logits of the shares (Platt 1999)."""
+    design, found = np.stack([scores, np.ones(len(scores))], axis=1), np.array([0.1, 0.0])
+    for _ in range(30):
+        sure = 1.0 / (1.0 + np.exp(-(design @ found)))
+        curvature = design.T @ (design * (sure * (1.0 - sure))[:, None])
+        found = found + np.linalg.solve(curvature, design.T @ (shares - sure))
+    return float(found[0]), float(found[1])
 
 
 def exam_heads(seen: Outcomes, scale: Standard, variant: str) -> tuple[Linear, Linear]:
@@ -178,13 +218,22 @@ def offset(logits: FloatArray, truth: FloatArray) -> float:
     return added
 
 
-def trained(seen: Outcomes, given: Graded, rarity: Commonness) -> ComplexityWeights:
+def pooled(one: FloatArray, other: FloatArray) -> Standard:
+    """Scale features by two sources of the same weight, whatever their sizes."""
+    mean = (one.mean(0) + other.mean(0)) / 2
+    variance = (((one - mean) ** 2).mean(0) + ((other - mean) ** 2).mean(0)) / 2
+    return Standard(mean, np.where(CASED, IGNORED, np.sqrt(variance) + 1e-6))
+
+
+def trained(seen: Outcomes, given: Graded, rarity: Commonness, many: ManyOutcomes | None = None) -> ComplexityWeights:
     seen = seen.at(seen.exam)
-    open_scale, exam_scale = standard(given.features), standard(seen.features)
+    open_scale = standard(given.features) if many is None else pooled(given.features, many.features)
+    exam_scale = standard(seen.features)
     worse = (seen.large > seen.light).astype(float)
     variants = {}
     for name in VARIANTS:
-        open_, heads = open_head(given, open_scale, name), exam_heads(seen, exam_scale, name)
+        open_ = open_head(given, open_scale, name) if many is None else ranking_head(given, many, open_scale, name)
+        heads = exam_heads(seen, exam_scale, name)
         graded_ = applied(open_, open_scale(seen.features[:, : len(NAMES)]), seen.vectors)
         mixed = TRUST * both_logit(heads, exam_scale, seen) + PRIOR * graded_
         variants[name] = Variant(open_, *heads, (TRUST, PRIOR, offset(mixed, worse)))
@@ -252,21 +301,62 @@ def tables(seen: Outcomes, given: Graded, rarity: Commonness) -> dict[str, Any]:
     return found
 
 
+def pair_rows(many: ManyOutcomes, scores: FloatArray) -> list[tuple[str, float, float]]:
+    """The pairs with their areas by the score and by length, the worst for the score first."""
+    found = []
+    for light, large in many.pairs:
+        both = many.scores[:, light], many.scores[:, large]
+        areas = gaps.apgr(scores, *both, 10), gaps.apgr(many.lengths, *both, 10)
+        found.append((f"{many.models[light]} -> {many.models[large]}", *areas))
+    return sorted(found, key=lambda row: row[1] - row[2])
+
+
+def many_held_out(given: Graded, many: ManyOutcomes, variant: str) -> FloatArray:
+    """(n,): each prompt's score by an open head that saw none of its fold. Levels of different folds are made equal."""
+    fold, scores = gaps.random_folds(len(many.prompts), GROUPS), np.zeros(len(many.prompts))
+    for at in range(GROUPS):
+        seen, asked = many.at(fold != at), many.at(fold == at)
+        scale = pooled(given.features, seen.features)
+        head = ranking_head(given, seen, scale, variant)
+        level = applied(head, scale(seen.features), seen.vectors)
+        scores[fold == at] = (applied(head, scale(asked.features), asked.vectors) - level.mean()) / level.std()
+    return scores
+
+
+def show_pairs(given: Graded, many: ManyOutcomes) -> None:
+    for variant in VARIANTS:
+        found = pair_rows(many, many_held_out(given, many, variant))
+        below = [row for row in found if row[1] < row[2]]
+        mean = sum(row[1] for row in found) / len(found)
+        print(f"pairs held out, {variant}: mean APGR {mean:.3f}, {len(below)} of {len(found)} below length")  # noqa: T201
+        for name, area, length in below:
+            print(f"    {name:<62} {area:.3f}, length {length:.3f}")  # noqa: T201
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outcomes", type=Path, required=True, help="routellm_outcomes.jsonl.gz")
+    parser.add_argument("--many", type=Path, required=True, help="router_outcomes2.jsonl.gz")
     parser.add_argument("--model", type=Path, required=True, help="folder of the embedding model")
     parser.add_argument("--out", type=Path, default=WEIGHTS)
+    parser.add_argument("--held-out", type=Path, help="write leave-part-out scores of the many models' prompts here")
     parser.add_argument("--tables", action="store_true", help="measure, and write nothing")
     arguments = parser.parse_args()
     encoder, words = OnnxEncoder(arguments.model, threads=2), common_words(arguments.model)
     rarity = Commonness(words)
     given, seen = graded(encoder, rarity), outcomes(gaps.rows(arguments.outcomes), encoder, rarity)
+    many = many_outcomes(arguments.many, encoder, rarity)
+    if arguments.held_out is not None:
+        unseen = {name: 1.0 / (1.0 + np.exp(-many_held_out(given, many, name))) for name in VARIANTS}
+        arguments.held_out.write_text(json.dumps({name: each.round(6).tolist() for name, each in unseen.items()}))
+        return
     if arguments.tables:
+        show_pairs(given, many)
         gaps.show(tables(seen, given, rarity), seen.light, seen.large, seen.prompts, seen.domains)
         return
-    weights = trained(seen, given, rarity)
-    saved(weights, words, {"outcomes": int(seen.exam.sum()), "graded": len(given.logits)}, arguments.out)
+    weights = trained(seen, given, rarity, many)
+    counts = {"outcomes": int(seen.exam.sum()), "many": len(many.prompts), "graded": len(given.logits)}
+    saved(weights, words, counts, arguments.out)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,16 @@ BINS = 10
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """Of lines with `prompt`, `weak`, `strong` and `domain`."""
+    """Return the lines: objects with `prompt` and outcomes."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.strip()]
+
+
+def many_models(path: Path) -> tuple[list[str], list[str], FloatArray]:
+    """Return prompts, models and scores (n, m)."""
+    found = rows(path)
+    models = sorted(found[0]["scores"])
+    return [row["prompt"] for row in found], models, np.array([[row["scores"][m] for m in models] for row in found])
 
 
 def random_folds(count: int, folds: int) -> npt.NDArray[np.int_]:

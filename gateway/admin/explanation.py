@@ -47,6 +47,7 @@ class Explanation:
     semantic: str
     question_tokens: int | None
     complexity: float | None
+    scored_by: str  # the model that scored, in words; empty: nothing was scored
     thresholds: tuple[float, ...]
     backend: str
     tier: str | None
@@ -82,7 +83,7 @@ class Explanation:
             "fingerprint": self.fingerprint or "none",
             "exact cache": self.exact,
             "semantic cache": self.semantic,
-            "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}",
+            "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
             **self._trial_lines(),
             "backend": f"{self.backend} ({self.reason}{self._threshold_text()})",
@@ -183,10 +184,12 @@ def build_explanation(
     decision: Decision,
     outlook: LatencyForecast | None,
     steps: Sequence[tuple[str, str]],
+    scored_by: str = "the shipped score",
 ) -> Explanation:
     """Build the explanation of a request that its route and `decision` have filled in.
 
-    `outlook` None: no latencies are known. `steps` are those of the route's pipeline.
+    `outlook` None: no latencies are known. `steps` are those of the route's pipeline. `scored_by`: the model of the
+    complexity.
     """
     bounded, embedding = request.outlook, request.embedding
     return Explanation(
@@ -202,6 +205,7 @@ def build_explanation(
         semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
         complexity=request.complexity,
+        scored_by="" if request.complexity is None else scored_by,
         thresholds=_thresholds(request, route),
         rule=_rule(route),
         to_hold_share=_to_hold_share(request, route),
@@ -352,4 +356,5 @@ class ExplainRequests:
         deciding = backend_choice_of(route, parts)
         decision = deciding.decide(request)
         steps = steps_of(route, self._deployment)
-        return build_explanation(request, call, route, decision, deciding.outlook(request), steps)
+        scored_by = str(parts.escalations.scores.of(route.name).source)
+        return build_explanation(request, call, route, decision, deciding.outlook(request), steps, scored_by)

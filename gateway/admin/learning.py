@@ -254,7 +254,7 @@ class RoutingHandler:
         route = await parse_reset_route(request, targets, "two models")
         if isinstance(route, web.Response):
             return route
-        self._escalations.of(route).reset()
+        self._escalations.reset(route)
         stored = await save_now(self._learning, route)
         return json_response({**self._route_report(route, targets[route]), "stored": stored})
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from gateway.admin.explanation import parse_request
 from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy, Route
@@ -22,7 +24,7 @@ from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import find_dialect
 from gateway.errors import BadRequest
 from gateway.latency_forecast import Prediction
-from gateway.messages import Bypass, Call
+from gateway.messages import Bypass, Call, ScoredPrompt
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import ComplexityScorer
 from gateway.routing.backend_choice import BackendChoice
@@ -64,8 +66,8 @@ class FixedScore:
     complexity: float
     basis = "as stated"
 
-    def score(self, text: str, max_tokens: int | None, vector: Any) -> float:
-        return self.complexity
+    def judge(self, text: str, max_tokens: int | None, vector: Any) -> ScoredPrompt:
+        return ScoredPrompt(self.complexity, np.zeros(0, np.float16))
 
 
 class PolicyTestRunner:

@@ -9,7 +9,7 @@ from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedde
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import MAX_BATCH, OnnxEncoder
-from gateway.adapters.onnx.model_files import MODEL, TOKENIZER_FILE, default_model_dir
+from gateway.adapters.onnx.model_files import MANIFEST_FILE, MODEL, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.system.clock import SystemClock
 from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.threshold_verifier import ThresholdVerifier
@@ -94,10 +94,12 @@ def _cross_encoder(
             data_dir=data_dir,
         )
         return closer
-    # It reads the word embeddings of the model that it was trained with.
-    if embedder.adapter != "onnx" or embedder.model != MODEL:
+    if embedder.adapter not in ("onnx", "sentence-transformers"):
         return None
-    return OnnxCrossEncoder(model_dir_of(embedder), WEIGHTS)
+    # It reads the word embeddings of the model that it was trained with, whichever model embeds.
+    words = (embedder.model_dir or default_model_dir()) / MODEL
+    is_embedder = embedder.adapter == "onnx" and embedder.model == MODEL
+    return OnnxCrossEncoder(words, WEIGHTS) if is_embedder or (words / MANIFEST_FILE).is_file() else None
 
 
 def model_dir_of(config: EmbeddingModel) -> Path:

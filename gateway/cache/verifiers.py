@@ -69,12 +69,13 @@ def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
 #
 #     score = 1 - (TOP - min(TOP, log-odds)) / SPREAD
 #     first opinion:   log-odds = bias + similarity * c + doubt * (1 - p) ** power
-#     second opinion:  log-odds = bias + first * log-odds of the first opinion + similarity * c + logit * l
+#     second opinion:  log-odds = bias + first * log-odds of the first opinion + similarity * c
+#                                 + refusal * min(l, 0) + approval * max(l, 0)
 #
 #     c: similarity    p: the trees' probability that both questions ask the same    l: the cross-encoder's logit
 #
 # The similarity is not an input of the trees: fitted together on generated pairs, the result lost on real ones (AUC
-# 0.826 against 0.867 for similarity alone). `training.combination` fits the seven numbers. Each route learns its own
+# 0.826 against 0.867 for similarity alone). `training.combination` fits the eight numbers. Each route learns its own
 # threshold.
 
 TOP, SPREAD = 5.0, 12.0
@@ -104,12 +105,13 @@ class SecondCombination:
     bias: float
     first: float
     similarity: float
-    logit: float
+    refusal: float  # per unit of a logit below 0
+    approval: float  # per unit of a logit above 0
 
     def log_odds(self, first: float, similarity: float, logit: float) -> float:
         """`first`: the log-odds of the first opinion. `logit`: from the cross-encoder, limited to +-`MAX_LOGIT`."""
-        limited = min(MAX_LOGIT, max(-MAX_LOGIT, logit))
-        return self.bias + self.first * first + self.similarity * similarity + self.logit * limited
+        read = self.refusal * max(-MAX_LOGIT, logit) if logit < 0 else self.approval * min(MAX_LOGIT, logit)
+        return self.bias + self.first * first + self.similarity * similarity + read
 
 
 def score_of(log_odds: float) -> float:

@@ -89,7 +89,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Train a light classifier on a large model's answers, for Triton or nearhit.",
     ),
     "index": ("gateway.cli.index", "Manage the index that finds similar questions."),
-    "model": ("gateway.cli.model", "Fetch the embedding model, or export it for Triton."),
+    "model": ("gateway.cli.model", "Fetch or build an embedding model, or export it for Triton."),
 }
 
 

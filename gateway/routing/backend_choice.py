@@ -13,7 +13,7 @@ from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.latency_forecast import LatencyForecast, Prediction, Remaining
-from gateway.messages import Call
+from gateway.messages import Call, ScoredPrompt
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import is_applicable
 from gateway.routing.latency_promises import Promises
@@ -76,7 +76,8 @@ class BackendChoice:
         Latencies are predicted only where there is a budget to compare them with.
         """
         if len(target.tiers) > 1:
-            request.complexity = score = self._score_complexity(request, call)
+            request.scored_prompt = prompt = self._score_prompt(request, call)
+            request.complexity = score = self._escalations.score(self._route.name, prompt)
             request.wish = self._escalations.wish(self._route.name, target, score)
         remaining, cascade = self._remaining(request), target.cascade
         predictions: Mapping[str, Prediction | None] = {}
@@ -116,7 +117,7 @@ class BackendChoice:
             return target
         return resolve_splits(target, sticky_key(call, request.tenant, "conversation"), self._rng)
 
-    def _score_complexity(self, request: RequestContext, call: Call) -> float:
+    def _score_prompt(self, request: RequestContext, call: Call) -> ScoredPrompt:
         """Score the question, which was embedded, or the whole prompt if there is none.
 
         The vector of a truncated text stands for its head, as in training. That of a text with unknown words is not
@@ -124,7 +125,7 @@ class BackendChoice:
         """
         embedding = request.embedding if call.focus is call.question else request.whole
         vector = None if embedding is None or embedding.unreadable else embedding.vector
-        return self._complexity.score(call.question or call.prompt, call.max_tokens, vector)
+        return self._complexity.judge(call.question or call.prompt, call.max_tokens, vector)
 
     def _predict(self, request: RequestContext, name: str) -> Prediction | None:
         features = call_features(request.call, self._route.name)

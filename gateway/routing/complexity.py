@@ -21,7 +21,7 @@ import numpy as np
 
 from gateway.adapters.system.weight_files import Tables, WeightFiles, WeightsCorrupt
 from gateway.errors import StartupError
-from gateway.messages import Vector
+from gateway.messages import PromptRow, ScoredPrompt, Vector
 from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -32,6 +32,9 @@ VARIANTS = ("text", "vector")
 
 # Features are clipped to this many standard deviations from their mean, so that no single one dominates.
 MAX_DEVIATIONS = 3.0
+
+# The factor of the embedding, a unit vector, in the row of a route's own fit. With 4, 1,000 labels give a point less.
+ROW_VECTOR = 2.0
 
 # Set by hand, as no data has it: the largest increase of the logit for long answers, and the tokens for half of it.
 OUTPUT, OUTPUT_HALF = 0.4, 1000
@@ -102,21 +105,37 @@ class ComplexityModel:
         return f"complexity {self._weights.digest[:12]} {'with' if self.reads_vectors else 'without'} vectors"
 
     def score(self, text: str, max_tokens: int | None, vector: Vector | None) -> float:
-        """Return the complexity in (0, 1). `vector`: the embedding of `text`. `max_tokens`: the client's limit.
+        """Return the complexity in (0, 1), see `judge`."""
+        return self.judge(text, max_tokens, vector).score
 
-        It takes 0.1 ms for a short text, 0.2 to 0.3 ms for 8 kB and more.
+    def judge(self, text: str, max_tokens: int | None, vector: Vector | None) -> ScoredPrompt:
+        """Return the complexity in (0, 1), and the row that a route's own fit reads.
+
+        `vector`: the embedding of `text`. `max_tokens`: the client's limit. It takes 0.1 ms for a short text, 0.2 to
+        0.3 ms for 8 kB and more.
         """
         weights = self._weights
         if not self.reads_vectors or (vector is not None and vector.shape != (weights.dimension,)):
             vector = None
         variant = weights.text if vector is None else weights.vector
         reading = PromptReading(text, weights.rarity)
-        logit = variant.open(weights.open(reading.features), vector)
+        scaled = weights.open(reading.features)
+        logit = variant.open(scaled, vector)
         if reading.options is not None:
             logit = variant.exam(weights.exam(np.concatenate([reading.features, reading.options])), vector, logit)
         if max_tokens is not None:
             logit += OUTPUT * max_tokens / (max_tokens + OUTPUT_HALF)
-        return sigmoid(logit)
+        return ScoredPrompt(sigmoid(logit), self._row(scaled, vector))
+
+    def _row(self, scaled: FloatArray, vector: Vector | None) -> PromptRow:
+        """Return the features and the embedding. Zeros stand for a missing embedding, if there usually is one."""
+        if not self.reads_vectors:
+            return scaled.astype(np.float16)
+        row = np.zeros(len(scaled) + self._weights.dimension, np.float16)
+        row[: len(scaled)] = scaled
+        if vector is not None:
+            row[len(scaled) :] = vector * ROW_VECTOR
+        return row
 
 
 def sigmoid(logit: float) -> float:

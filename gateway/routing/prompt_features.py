@@ -22,18 +22,35 @@ FloatArray = npt.NDArray[np.float64]
 
 # Characters. A longer text is judged by its head and tail, where questions stand; its length is a feature.
 HEAD, TAIL = 600, 800
+# A Chinese or Japanese sign counts as a word of three letters, and a quarter of them as long words, as in English.
+# Without this, hard prompts look as short as greetings.
+WIDE_LETTERS, WIDE_LONG = 3, 0.25
+_WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 MIN_OPTIONS = 2
 MAX_CUE_CHARACTERS = 40
 MAX_OPTIONS = 6
 
 _TOKEN = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:['\u2019][a-z]+)?|\d+(?:[.,:]\d+)*|__+|[^\w\s]"
+    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+(?:['\u2019][a-zA-Z]+)?|\d+(?:[.,:]\d+)*|__+|[^\w\s]"
 )
 # A line that begins with a letter and a full stop, a bracket or a colon.
 _OPTION = re.compile(r"^[ \t]*[(\[]?([A-J])[.):\]][ \t]+(\S.*)$", re.MULTILINE)
 _CUE = re.compile(r"\s*(?:Answer|Antwort|Respuesta|R\u00e9ponse)\s*:?\s*$")
 _SENTENCE = re.compile(r"[.!?]\s+(?=\S)")
 _FENCE = "```"
+# Courtesies around a request say nothing about its difficulty. Each is searched in `COURTESY` characters at one end.
+COURTESY = 80
+_GREETING = r"(?:(?:hi|hello|hey|hallo|hola|bonjour)(?: there)?[,!.]*\s+)?"
+_PLEASE = r"(?:please|kindly|bitte|por favor|s'il (?:te|vous) pla[i\u00ee]t)"
+_CAN_YOU = r"(?:can|could|would|will) you|would you mind|k\u00f6nnten sie|kannst du|podr\u00edas|pouvez-vous"
+_TELL_ME = r"(?:(?:tell|telling) me|let me know)"
+_BEFORE = re.compile(
+    rf"\s*{_GREETING}(?:(?:{_CAN_YOU})\s+(?:{_PLEASE},?\s+)?(?:{_TELL_ME}[,:]?\s+)?|{_PLEASE}[,:]?\s+(?:{_TELL_ME}[,:]?\s+)?)"
+    r"(?=\S)",
+    re.IGNORECASE,
+)
+_THANKS = r"(?:many )?thanks(?: a lot| in advance)?|thank you(?: very much| in advance)?|danke|gracias|merci"
+_AFTER = re.compile(rf"(?<=\S)(?:[,.;]?\s*{_PLEASE}|[,.;]?\s+(?:{_THANKS}))[.!]*\s*([?.]?)\s*$", re.IGNORECASE)
 
 KINDS = tuple(wordlists.KINDS)
 SIGNS = {
@@ -104,6 +121,7 @@ class PromptReading:
     __slots__ = ("features", "options")
 
     def __init__(self, text: str, rarity: Commonness) -> None:
+        text = without_courtesy(text)
         body = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]}\n{text[-TAIL:]}"
         if (cue := _CUE.search(body, max(0, len(body) - MAX_CUE_CHARACTERS))) is not None:
             body = body[: cue.start()]
@@ -115,11 +133,21 @@ class PromptReading:
         self.options = _option_features([match[2] for match in matches[:MAX_OPTIONS]], known, rarity) if exam else None
 
 
+def without_courtesy(text: str) -> str:
+    """Return a text without "please", "could you" and thanks at its ends. A text of courtesies alone stays as it is."""
+    before = _BEFORE.match(text, 0, COURTESY)
+    bare = text if before is None else text[before.end() :]
+    after = _AFTER.search(bare, max(0, len(bare) - COURTESY))
+    bare = bare if after is None else bare[: after.start()] + after[1]
+    return bare if bare.strip() else text
+
+
 class _Counted(NamedTuple):
     """Counts of the words, numbers and signs of a text."""
 
     words: int
     letters: int
+    wide: int  # Chinese and Japanese signs
     long: int
     longest: int
     function: int
@@ -143,7 +171,7 @@ class _Counted(NamedTuple):
 def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
     kinds, signs = [0] * len(KINDS), [0] * len(SIGNS)
     words = letters = long = longest = function = rare = numbers = large = 0
-    shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
+    wide = shouted = roman = capitals = acronyms = single = different = foreign = meant = 0
     rarities = 0.0
     content: set[str] = set()
     for token, count in Counter(tokens).items():
@@ -151,6 +179,9 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
         if first.isalpha():
             lower = token.lower()
             length = len(token)
+            if _WIDE.match(first):
+                wide += count
+                length = WIDE_LETTERS
             words += count
             letters += length * count
             long += count * (length >= 7)
@@ -182,7 +213,7 @@ def _count_tokens(tokens: Sequence[str], rarity: Commonness) -> _Counted:
                 signs[at] += count
             foreign += count * (not token.isascii())
     return _Counted(
-        words, letters, long, longest, function, meant, rarities, rare, numbers, different, large, shouted, roman,
+        words, letters, wide, long, longest, function, meant, rarities, rare, numbers, different, large, shouted, roman,
         capitals, acronyms, single, foreign, kinds, signs, frozenset(content),
     )  # fmt: skip
 
@@ -197,10 +228,10 @@ def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatAr
     cut = _SENTENCE.split(text.strip())
     log = math.log1p
     values = [
-        log(len(text) * whole),
+        log((len(text) + (WIDE_LETTERS - 1) * counts.wide) * whole),
         log(counts.words * whole),
         counts.letters / words,
-        counts.long / words,
+        (counts.long + WIDE_LONG * counts.wide) / words,
         counts.longest / words,
         counts.function / words,
         len(counts.content) / max(1, counts.meant),
@@ -209,7 +240,7 @@ def _text_features(text: str, omitted: int, rarity: Commonness) -> tuple[FloatAr
         log(counts.rare),
         log(len(cut) * whole),
         log(counts.words / len(cut)),
-        log(cut[-1].count(" ") + 1),
+        log(cut[-1].count(" ") + 1 + (len(_WIDE.findall(cut[-1])) if counts.wide else 0)),
         log(text.count("\n")),
         float("?" in cut[-1]),
         float(text.rstrip().endswith(":")),

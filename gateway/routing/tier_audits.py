@@ -54,7 +54,7 @@ class TierAudits:
         Answers that may not be stored are not audited.
         """
         rule = target.audit
-        if rule.share <= 0 or request.internal or request.complexity is None:
+        if rule.share <= 0 or request.internal or request.scored_prompt is None:
             return
         if len(target.tiers) == 1 or target.tier_with_backend(light.backend) != target.tiers[0].name:
             return
@@ -76,8 +76,8 @@ class TierAudits:
         await self._calls.close()
 
     async def _audit(self, request: RequestContext, light: Entry, target: Target, comparisons: AnswerComparer) -> None:
-        score = request.complexity
-        assert score is not None  # set, as `consider` checks it
+        prompt = request.scored_prompt
+        assert prompt is not None  # set, as `consider` checks it
         async with self._calls.limiter:
             large = await self._answer(request, light, target.tiers[-1].backend)
             if large is None:  # the reservation stays spent: the failed call may have cost as much
@@ -87,7 +87,7 @@ class TierAudits:
             label = await self._calls.label(comparisons, request, target.audit, answers, large.cost_dollars)
         if label is not Label.UNDECIDED:
             worse = label is Label.WRONG
-            self._escalations.observe(request.route, score, light_was_worse=worse, source="audit")
+            self._escalations.observe(request.route, prompt, light_was_worse=worse, source="audit")
         outcome = {Label.WRONG: "worse", Label.RIGHT: "as-good"}.get(label, "undecided")
         # last, so that a reader of the counter finds all of the above done
         self._telemetry.light_audits.add(request.route, outcome)

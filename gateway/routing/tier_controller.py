@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -257,6 +257,17 @@ class TierController:
     def reset(self) -> None:
         """Forget all that was learned. The spent share stays."""
         self._forget()
+
+    def rescore(self, answered: Sequence[tuple[float, bool]]) -> None:
+        """Start again with other scores: those of recent requests, and whether the large model answered.
+
+        The new scores are calibrated to the labels, so the calibration begins again.
+        """
+        self._calibration, self._routed = TierCalibration(), Routed()
+        self._scores = ScoreWindow([score for score, _ in answered[-CAPACITY:]])
+        for score, large in answered:
+            self._routed.add(score, large=large)
+        self._quality, self.version = None, self.version + 1
 
     # One request
 

@@ -1,7 +1,9 @@
-"""Keep the tier controllers of all routes, and their labels. They survive a reload of the policy."""
+"""Keep the tier controllers and the scores of all routes, and their labels. They survive a reload of the policy."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -9,12 +11,17 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.threshold.route_control import LearningEvent
 from gateway.config.policy.model import Policy, Target
 from gateway.context import RequestContext
-from gateway.messages import TierDecision
+from gateway.messages import ScoredPrompt, TierDecision
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.routing.residual_fit import row_from
+from gateway.routing.route_score import RouteScores, attempt_fit
 from gateway.routing.tier_controller import TierController
 
-MAX_ANSWERED = 5_000  # answers that feedback can still refer to: 2 MB
+LOG = logging.getLogger("nearhit.quality")
+
+MAX_ANSWERED = 5_000  # answers that feedback can still refer to: 7 MB
+REFIT_EVERY_S = 60.0  # seconds between two looks for routes with enough new labels
 # Weight of feedback on the light model: half of a comparison. Users who complain are no sample, and the large model
 # might give the same wrong answer.
 LIGHT_WEIGHT = 0.5
@@ -28,13 +35,16 @@ class TierAnswer:
     """A miss that either model could have answered."""
 
     route: str
-    score: float
+    prompt: ScoredPrompt
     light: bool
     has_feedback: bool = False  # a client gave feedback on it, which counts once
 
 
 class TierLearning:
-    """The tier controllers by route. `basis` names the scorer; `publish` gets a route's events for other gateways."""
+    """The tier controllers and scores by route.
+
+    `basis` names the shipped score; `publish` gets a route's events for other gateways.
+    """
 
     def __init__(
         self,
@@ -48,6 +58,7 @@ class TierLearning:
         self._clock = clock
         self._telemetry = telemetry
         self._routes: dict[str, TierController] = {}
+        self.scores = RouteScores(basis)
         self._answers: BoundedCache[tuple[str, str], TierAnswer] = BoundedCache(MAX_ANSWERED)
 
     def of(self, route: str) -> TierController:
@@ -65,8 +76,18 @@ class TierLearning:
         for route in policy.routes:
             if len(route.target.tiers) > 1:
                 self.of(route.name).learning = route.target.learn
+                self.scores.of(route.name)
+
+    def reset(self, route: str) -> None:
+        """Forget all that a route has learned. The spent share stays."""
+        self.of(route).reset()
+        self.scores.of(route).reset()
 
     # One request
+
+    def score(self, route: str, prompt: ScoredPrompt) -> float:
+        """Return the complexity in [0, 1], by the route's own fit if it has one."""
+        return self.scores.of(route).score(prompt)
 
     def wish(self, route: str, target: Target, score: float) -> TierDecision:
         return self.of(route).wish(target, score, self._clock.monotonic())
@@ -79,26 +100,36 @@ class TierLearning:
 
     def answered(self, request: RequestContext, *, large: bool, instead: bool) -> None:
         """Record the model that answered. `instead`: the other kind was called first."""
-        score = request.complexity
-        if score is None or request.internal:
+        score, prompt = request.complexity, request.scored_prompt
+        if score is None or prompt is None or request.internal:
             return
         if instead:
             self.of(request.route).recount(score, self._clock.monotonic(), large=large)
-        self._answers.put((request.tenant, request.id), TierAnswer(request.route, score, light=not large))
+        self._answers.put((request.tenant, request.id), TierAnswer(request.route, prompt, light=not large))
 
     # Learning
 
-    def observe(self, route: str, score: float, *, light_was_worse: bool, source: str, weight: float = 1.0) -> None:
+    def observe(
+        self, route: str, prompt: ScoredPrompt, *, light_was_worse: bool, source: str, weight: float = 1.0
+    ) -> None:
         """Record a label. `source`: feedback, audit or cascade. `weight`: see `TierController.observe`."""
         self._telemetry.routing_labels.add(route, source, "worse" if light_was_worse else "as-good")
-        self.of(route).observe(score, light_was_worse, source, weight)
-        self._publish(self.basis, route, (score, light_was_worse, weight))
+        control = self.of(route)
+        control.observe(self.score(route, prompt), light_was_worse, source, weight)
+        if control.learning and weight > 0:
+            self.scores.of(route).observe(prompt, light_was_worse, weight)
+        row = prompt.row.astype("<f2").tobytes() if weight > 0 else b""
+        self._publish(self.basis, route, (prompt.score, light_was_worse, weight, row))
 
     def apply_event(self, basis: str, route: str, label: LearningEvent) -> None:
         """Apply a label of another gateway. Raise `ValueError` or `TypeError` where it cannot be read."""
         if basis == self.basis and route in self._routes:
-            score, worse, weight = label
-            self._routes[route].apply_event(float(score), bool(worse), float(weight))
+            score, worse, weight, *rest = label  # gateways before fits send no row
+            prompt = ScoredPrompt(float(score), row_from(rest[0] if rest else b""))
+            control = self._routes[route]
+            control.apply_event(self.score(route, prompt), bool(worse), float(weight))
+            if control.learning and weight > 0:
+                self.scores.of(route).observe(prompt, bool(worse), float(weight))
 
     def feedback(self, tenant: str, request_id: str, verdict: str) -> TierAnswer | None:
         """Record a client's verdict on an answer, `right` or `wrong`. Only its first verdict counts.
@@ -112,5 +143,38 @@ class TierLearning:
         wrong = verdict == "wrong"
         weight = LIGHT_WEIGHT if answer.light else LARGE_WRONG_WEIGHT if wrong else LARGE_RIGHT_WEIGHT
         worse = wrong if answer.light else not wrong
-        self.observe(answer.route, answer.score, light_was_worse=worse, source="feedback", weight=weight)
+        self.observe(answer.route, answer.prompt, light_was_worse=worse, source="feedback", weight=weight)
         return answer
+
+    # Fitting
+
+    async def run(self) -> None:
+        """Fit the scores of routes with enough new labels, one after the other, in a thread."""
+        while True:
+            await asyncio.sleep(REFIT_EVERY_S)
+            await self.refit()
+
+    async def refit(self) -> None:
+        """Fit each route that is due, and put the fit in force if it passes the gate."""
+        for route, score in self.scores.all():
+            if not (self.of(route).learning and score.is_due):
+                continue
+            labels, resets = score.labels(), score.resets
+            attempt = await asyncio.to_thread(attempt_fit, labels)
+            if score.resets != resets:  # the route was reset meanwhile
+                continue
+            changes = score.apply(attempt, len(labels))
+            fields = {
+                "route": route,
+                "labels": len(labels),
+                "gain": round(attempt.gain, 2),
+                "scored_by": str(score.source),
+            }
+            LOG.info("the fit of a route's complexity was tried", extra={"fields": fields})
+            if changes:
+                self._rescore(route)
+
+    def _rescore(self, route: str) -> None:
+        """Replace what the controller knows of scores by the scores of the fit that is now in force."""
+        answers = [answer for answer in self._answers.values() if answer.route == route]
+        self.of(route).rescore([(self.score(route, answer.prompt), not answer.light) for answer in answers])

@@ -351,7 +351,11 @@ def _open_routing(stack: AsyncExitStack, inputs: PartsInputs, spaces: Spaces) ->
     )
     routing = StateKeeper(escalations, SnapshotStore(inputs.stores.redis, "routing"), position=fleet.position)
     stack.push_async_callback(routing.save)  # once nothing is learnt any more
+    scores = StateKeeper(escalations.scores, SnapshotStore(inputs.stores.redis, "complexity"))
+    stack.push_async_callback(scores.save)
     run_in(stack, routing.start())
+    run_in(stack, scores.start())
+    run_in(stack, escalations.run())
     fleet.share_breaker_hints(inputs.pools)
     fleet.share_learning(stack, spaces, escalations, routing)
     return escalations, routing

@@ -151,3 +151,12 @@ async def test_a_cascade_without_the_time_for_it_says_so(tmp_path: Path) -> None
             found = Explanation(**await answer.json())
         assert told(found)["tried first"] == "nobody, for want of time"
         assert found.backend == "big"
+
+
+async def test_the_explanation_names_the_model_that_scored(tmp_path: Path) -> None:
+    async with behind(tmp_path, policy_of("light: small, large: big"), "small", "big") as (served, _):
+        body = {"model": "m", "messages": [{"role": "user", "content": HARD}]}
+        async with served.session.post(served.admin_url + "/admin/explain", json=body) as answer:
+            found = Explanation(**await answer.json())
+        assert found.scored_by == "the shipped score; the route has 0 of 300 labels for its own fit"
+        assert found.scored_by in found.as_text()

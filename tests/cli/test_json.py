@@ -32,6 +32,7 @@ FAILING = {
     "simulate",
     "restart",
     "distill",
+    "model build",
     "model triton",
 }
 OFFLINE: dict[str, list[str]] = {
@@ -46,6 +47,7 @@ OFFLINE: dict[str, list[str]] = {
     "distill": ["{files}/answers.jsonl"],
     "index migrate": [],
     "model fetch": [],
+    "model build": ["{files}/new.yaml"],
     "model triton": ["{files}/new.yaml"],
 }
 ASKING: dict[str, list[str]] = {

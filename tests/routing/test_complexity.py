@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.adapters.system.clock import SystemClock
 from gateway.adapters.system.weight_files import WeightsCorrupt
+from gateway.admin.explanation import parse_request
 from gateway.messages import Vector
 from gateway.routing.complexity import (
     TRAINED,
@@ -269,4 +271,61 @@ def test_weights_of_another_shape_are_refused(arrays: dict[str, object], message
 def test_the_weights_weigh_little_and_say_what_they_were_made_from() -> None:
     about, arrays = _shipped()
     assert len(arrays) < 2_000_000
-    assert {"outcomes", "graded prompts", "common words"} == set(json.loads(about)["made_from"])
+    assert {"outcomes", "outcomes of many models", "graded prompts", "common words"} == set(
+        json.loads(about)["made_from"]
+    )
+
+
+KINDS = [json.loads(line) for line in (Path(__file__).parent / "easy_and_hard.jsonl").read_text("utf-8").splitlines()]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": f"tool_{at}",
+            "description": "Derive, compare and analyse the trade-offs of each step, then prove the result.",
+            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+        },
+    }
+    for at in range(20)
+]
+
+
+def test_the_file_has_two_hundred_prompts() -> None:
+    assert sum(len(kind["easy"]) + len(kind["hard"]) for kind in KINDS) == 200
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind["kind"]))
+def test_no_language_and_no_tool_list_sends_everything_to_one_side(kind: dict[str, list[str]]) -> None:
+    tools = TOOLS if kind["kind"] == "tools" else []
+    easy, hard = ([asked(text, tools) for text in kind[side]] for side in ("easy", "hard"))
+    assert in_order(easy, hard) >= 0.95
+    assert sum(each > 0.5 for each in easy) == 0
+    assert sum(each > 0.5 for each in hard) >= 3
+
+
+def asked(text: str, tools: list[dict[str, object]]) -> float:
+    """The score of a request with a list of tools, by the text that the gateway scores."""
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], **({"tools": tools} if tools else {})}
+    request, call = parse_request(body, SystemClock(), "the test")
+    assert request.complexity is None
+    return score(call.question or call.prompt)
+
+
+@pytest.mark.parametrize(
+    ("bare", "polite"),
+    [
+        ("what is a monad?", "Please, what is a monad?"),
+        ("Who wrote Hamlet?", "Could you please tell me: Who wrote Hamlet?"),
+        ("Who wrote Hamlet?", "Who wrote Hamlet? Thank you!"),
+        ("Explain TLS", "Hello, could you Explain TLS, please"),
+        ("Thanks", "Thanks"),
+    ],
+)
+def test_courtesies_change_no_feature(bare: str, polite: str) -> None:
+    assert score(polite) == score(bare)
+
+
+@pytest.mark.parametrize("text", EASY + HARD)
+def test_another_case_changes_a_score_little(text: str) -> None:
+    assert score(text.upper()) == pytest.approx(score(text), abs=0.05)
+    assert score(text.lower()) == pytest.approx(score(text), abs=0.05)

@@ -1,4 +1,4 @@
-"""Converts text to the token ids of all-MiniLM-L6-v2, and reports how it was read, as `Embedding` needs it."""
+"""Converts text to the token ids of an embedding model, and reports how it was read, as `Embedding` needs it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-MAX_TOKENS = 256  # the model's training length, including [CLS] and [SEP]
+from gateway.adapters.onnx.model_files import Reading
 
-# More characters than 256 tokens need: in 442 files of English and Python at most 1,179. The tokenizer reads all its
-# input: 0.3 ms for 1,000 characters, 1.2 ms for 4,000, 2.4 ms for 8,000.
-MAX_CHARACTERS = 4096
-
+# More characters than a token needs: in 442 files of English and Python, 256 tokens have at most 1,179. The tokenizer
+# reads all its input: 0.3 ms for 1,000 characters, 1.2 ms for 4,000, 2.4 ms for 8,000.
+MAX_CHARACTERS_PER_TOKEN = 16
 
 # Unicode categories of emoji and their modifiers.
 TONE = frozenset({"So", "Sk", "Cf", "Mn"})
@@ -31,19 +30,24 @@ class TokenizedText:
 class TextTokenizer:
     """`TextTokenizer` reads one text. `tokenizer` is the path of a tokenizer.json."""
 
-    def __init__(self, tokenizer: Path) -> None:
+    def __init__(self, tokenizer: Path, reading: Reading) -> None:
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._tokenizer.no_padding()  # the file configures padding to 128
-        self._tokenizer.enable_truncation(MAX_TOKENS)
-        self._unknown: int | None = self._tokenizer.token_to_id("[UNK]")
+        self._tokenizer.enable_truncation(reading.max_tokens)
+        self._unknown: int | None = self._tokenizer.token_to_id(reading.unknown)
+        self._prompt = reading.prompt
+        self._max_tokens = reading.max_tokens
+        self._max_characters = MAX_CHARACTERS_PER_TOKEN * reading.max_tokens
 
     def read(self, text: str) -> TokenizedText:
         # JSON can contain half a surrogate pair, which the tokenizer rejects. One such text must not fail the whole
         # batch.
-        read = self._tokenizer.encode(text[:MAX_CHARACTERS].encode("utf-8", "replace").decode())
-        ids = read.ids  # a new list each time
-        truncated = len(text) > MAX_CHARACTERS or (len(ids) == MAX_TOKENS and bool(read.overflowing))
-        return TokenizedText(ids, truncated, self._unknown in ids and self._unreadable(text, read))
+        asked = self._prompt + text[: self._max_characters]
+        read = self._tokenizer.encode(asked.encode("utf-8", "replace").decode())
+        # A tokenizer without special tokens reads nothing in an empty text, but a pass needs a token.
+        ids = read.ids or [0]  # a new list each time
+        truncated = len(text) > self._max_characters or (len(ids) == self._max_tokens and bool(read.overflowing))
+        return TokenizedText(ids, truncated, self._unknown in ids and self._unreadable(asked, read))
 
     def _unreadable(self, text: str, read: Encoding) -> bool:
         """Return whether an unknown token has a meaning. In Chinese two of three tokens are unknown; a sum sign is,

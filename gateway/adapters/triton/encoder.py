@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.adapters.onnx.model_files import ModelMissing, sha256_of
+from gateway.adapters.onnx.model_files import ModelMissing, reading_beside, sha256_of
 from gateway.adapters.onnx.tokenizer import TextTokenizer
 from gateway.adapters.triton.model import CachedMetadata, InputSpec, Matrix, MetadataCache, TokenRow, TritonModel
 from gateway.errors import EmbedderUnavailable, ModelUnavailable, StartupError
@@ -93,7 +93,7 @@ class TritonEncoder:
 def load_reader(tokenizer: Path) -> tuple[TextTokenizer, str]:
     """Return the tokenizer and the file's SHA-256. Raise `ModelMissing` or `StartupError`."""
     try:
-        return TextTokenizer(tokenizer), sha256_of(tokenizer)
+        return TextTokenizer(tokenizer, reading_beside(tokenizer)), sha256_of(tokenizer)
     except Exception as error:  # the library raises plain exceptions, also if the file is missing
         if not tokenizer.is_file():
             raise ModelMissing(f"the tokenizer {tokenizer} is missing: run `nearhit model fetch`") from None

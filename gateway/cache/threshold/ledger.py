@@ -88,7 +88,11 @@ GROWTH = 0.55
 
 MAX_GROWTH = 8.0  # beyond this factor only labels can tell
 
-MIN_SIZED_LOOKUPS = 20.0  # lookups before the typical size is known
+# A young cache has few entries to be wrong with. Below this factor the promise would allow scores that are wrong one
+# time in eight.
+MIN_GROWTH = 0.25
+
+PRIOR_ENTRIES = 1100  # geometric mean of the entries that the neighbours of the calibration were the nearest of
 
 MAX_COUNT = 1e9  # far beyond what fades; a greater one in a snapshot is damage
 
@@ -215,12 +219,13 @@ class ThresholdLedger:
     def growth(self, entries: int) -> float:
         """Return the factor on wrong hits that a cache of `entries` makes likely, compared with the counts so far.
 
-        It is at least 1: a smaller cache is no reason to take more risk.
+        The counts include those of the calibration. `entries` 0: not known, factor 1.
         """
-        if entries <= 0 or self.sized_lookups < MIN_SIZED_LOOKUPS:
+        if entries <= 0:
             return 1.0
-        typical = math.exp(self.log_size / self.sized_lookups)
-        return float(min(MAX_GROWTH, max(1.0, (entries / typical) ** GROWTH)))
+        lookups = self.sized_lookups + PRIOR_REQUESTS
+        typical = math.exp((self.log_size + PRIOR_REQUESTS * math.log(PRIOR_ENTRIES)) / lookups)
+        return float(min(MAX_GROWTH, max(MIN_GROWTH, (entries / typical) ** GROWTH)))
 
     def label(self, score: float, wrong: float) -> None:
         """Record that a neighbour with this score was wrong (1) or right (0)."""

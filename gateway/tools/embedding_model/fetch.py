@@ -31,7 +31,7 @@ from gateway.adapters.onnx.model_files import (
 )
 from gateway.tools.embedding_model.environment import PIP, FetchFailed, make_environment, python_of, run_step
 
-__all__ = ["FetchFailed", "build_environment", "fetch", "published_weights"]
+__all__ = ["FetchFailed", "build_environment", "exclusive_lock", "fetch", "install_model", "published_weights"]
 
 Progress = Callable[[str], None]
 
@@ -62,10 +62,10 @@ def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> 
     if _verify(target, progress):
         return target
     try:
-        with _exclusive_lock(model_dir), tempfile.TemporaryDirectory(prefix=".fetch-", dir=model_dir) as scratch:
+        with exclusive_lock(model_dir), tempfile.TemporaryDirectory(prefix=".fetch-", dir=model_dir) as scratch:
             if not _verify(target, lambda _: None):  # another process may have built it while this one waited
                 built = _build(Path(scratch), keep_env, progress)
-                _install_model(built, target, Path(scratch) / "replaced")
+                install_model(built, target, Path(scratch) / "replaced")
     except OSError as error:
         raise FetchFailed(f"the embedding model could not be written to {model_dir}: {error}") from error
     progress(f"the embedding model {MODEL} is in {target}")
@@ -186,18 +186,23 @@ def _manifest(built: Path) -> dict[str, Any]:
     report = built / "export.json"
     exported = json.loads(report.read_text())
     report.unlink()
-    files = {name: built / name for name in (MODEL_FILE, TOKENIZER_FILE)}
     return {
         "model": MODEL,
         "graph": GRAPH,
         "licence": "Apache-2.0",  # licence of the weights; their package is MIT, and is not kept
         "source": {"package": PACKAGE, "version": VERSION, "wheel_sha256": WHEEL_SHA256, "sha256": SOURCE_SHA256},
         **exported,
-        "files": {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()},
+        "files": digests_of(built),
     }
 
 
-def _install_model(built: Path, target: Path, replaced: Path) -> None:
+def digests_of(built: Path) -> dict[str, dict[str, str | int]]:
+    """Return the digests and sizes of graph and tokenizer, as `load_manifest` verifies them."""
+    files = {name: built / name for name in (MODEL_FILE, TOKENIZER_FILE)}
+    return {name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for name, file in files.items()}
+
+
+def install_model(built: Path, target: Path, replaced: Path) -> None:
     """Replace the model by renames only.
 
     A reader finds the old model, the new model, or for an instant none. It never finds a partial one.
@@ -208,7 +213,7 @@ def _install_model(built: Path, target: Path, replaced: Path) -> None:
 
 
 @contextmanager
-def _exclusive_lock(model_dir: Path) -> Iterator[None]:
+def exclusive_lock(model_dir: Path) -> Iterator[None]:
     """Let one process at a time build: `make setup` and a test run may both find the model missing."""
     model_dir.mkdir(parents=True, exist_ok=True)
     directory = os.open(model_dir, os.O_RDONLY)

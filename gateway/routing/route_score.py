@@ -1,0 +1,198 @@
+"""Score the complexity of a route's requests: by the shipped score, or by a better fit to its labels. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgpack
+import numpy as np
+
+from gateway.errors import SnapshotInvalid
+from gateway.messages import ScoredPrompt
+from gateway.routing.residual_fit import (
+    MARGIN,
+    LabelArrays,
+    PromptLabels,
+    Residual,
+    fit_residual,
+    gain_in_errors,
+)
+
+VERSION = 1
+
+MIN_LABELS = 300
+REFIT_GROWTH, MIN_NEW_LABELS = 0.1, 50  # a fit is tried again after a tenth more labels, and after 50 at least
+
+SAVE_EVERY = 50  # labels: a snapshot has up to 4 MB, and the loss of 50 labels changes no fit
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The result of a fit. `residual` None: it was not better than the shipped score."""
+
+    gain: float  # over the shipped score on labels it has not seen, in standard errors
+    residual: Residual | None
+
+
+def attempt_fit(labels: LabelArrays) -> Attempt:
+    """Fit, and keep the fit if it passes the gate. It takes seconds on one core: call it in a thread."""
+    gain = gain_in_errors(labels)
+    return Attempt(gain, fit_residual(labels) if gain >= MARGIN else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSource:
+    """The model that scores a route's requests."""
+
+    number: int  # of the fit in force, counted from 1; 0: the shipped score
+    fitted_to: int  # labels
+    labels: int  # that the route has now
+    gain: float | None  # of the last attempt, see `Attempt`; None: no attempt yet
+
+    def __str__(self) -> str:
+        if self.number:
+            return f"the route's own fit {self.number}, to {self.fitted_to:,} labels"
+        if self.gain is not None:
+            return f"the shipped score, as a fit to {self.fitted_to:,} labels was no better"
+        return f"the shipped score; the route has {self.labels:,} of {MIN_LABELS} labels for its own fit"
+
+
+class RouteScore:
+    """The labelled prompts of a route, and the fit in force."""
+
+    def __init__(self, basis: str) -> None:
+        self._basis = basis
+        self.resets = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._labels = PromptLabels()
+        self._residual: Residual | None = None
+        self._seen = 0  # labels so far, those that were dropped included
+        self._tried_at = 0  # of them, at the last attempt
+        self._fitted_to = 0  # labels of the last attempt
+        self._gain: float | None = None
+        self._number = 0
+        self._fits = 0  # numbers are not used twice
+        self._changes = 0  # attempts and resets
+        self.version = 0  # counts changes of the learned state
+
+    def reset(self) -> None:
+        """Forget the labels and the fit. Fit numbers go on."""
+        fits, changes = self._fits, self._changes
+        self._forget()
+        self._fits, self._changes, self.version = fits, changes + 1, 1
+        self.resets += 1
+
+    def score(self, prompt: ScoredPrompt) -> float:
+        """Return the complexity in [0, 1]. It takes 5 us beyond the shipped score."""
+        return prompt.score if self._residual is None else self._residual.score(prompt)
+
+    def observe(self, prompt: ScoredPrompt, light_was_worse: bool, weight: float) -> None:
+        """Record a label. `weight` in (0, 1]."""
+        if len(prompt.row):
+            self._labels.add(prompt, light_was_worse, min(1.0, weight))
+            self._seen += 1
+            self.version += 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are labels enough for another attempt."""
+        new = max(MIN_NEW_LABELS, REFIT_GROWTH * self._fitted_to)
+        return len(self._labels) >= MIN_LABELS and (self._tried_at == 0 or self._seen - self._tried_at >= new)
+
+    def labels(self) -> LabelArrays:
+        return self._labels.arrays()
+
+    def apply(self, attempt: Attempt, fitted_to: int) -> bool:
+        """Apply an attempt with so many labels, and return whether scores change.
+
+        A fit in force stays after a refused attempt that was better than the shipped score, and falls back to it
+        otherwise.
+        """
+        self._tried_at, self._fitted_to, self._gain = self._seen, fitted_to, attempt.gain
+        self._changes += 1
+        self.version += 1
+        if attempt.residual is not None:
+            self._fits += 1
+            self._residual, self._number = attempt.residual, self._fits
+            return True
+        if self._residual is None or attempt.gain > 0:
+            return False
+        self._residual, self._number = None, 0
+        return True
+
+    @property
+    def source(self) -> ScoreSource:
+        return ScoreSource(self._number, self._fitted_to, len(self._labels), self._gain)
+
+    # Saving and loading, see `LearnedState`
+
+    @property
+    def state(self) -> tuple[int, int]:
+        return self._changes, self._seen // SAVE_EVERY
+
+    def snapshot(self) -> bytes:
+        """Return the state as bytes, at most 4 MB."""
+        labels, fit = self._labels.arrays(), self._residual
+        packed: bytes = msgpack.packb(
+            (
+                VERSION,
+                self._basis,
+                labels.rows.shape[1],
+                labels.rows.astype("<f2").tobytes(),
+                labels.rest.astype("<f4").tobytes(),
+                None if fit is None else (fit.slope, fit.bias, fit.weights.astype("<f4").tobytes()),
+                (self._seen, self._tried_at, self._fitted_to, self._number, self._fits, self._changes),
+                self._gain,
+            )
+        )
+        return packed
+
+    def restore(self, data: bytes) -> None:
+        """Load a snapshot. Raise `SnapshotInvalid`."""
+        try:
+            form, basis, width, rows, rest, fit, counts, gain = msgpack.unpackb(data, use_list=False)
+            if (form, basis) != (VERSION, self._basis):
+                raise SnapshotInvalid(
+                    f"labels of version {form!r} with {basis!r}, expected version {VERSION}, {self._basis!r}"
+                )
+            shape = (-1, int(width)) if width else (0, 0)
+            kept = LabelArrays(np.frombuffer(rows, "<f2").reshape(shape), np.frombuffer(rest, "<f4").reshape(-1, 3))
+            residual = None if fit is None else _residual_from(*fit)
+            seen, tried_at, fitted_to, number, fits, changes = (int(count) for count in counts)
+            gain = None if gain is None else float(gain)
+            labels = PromptLabels()
+            labels.restore(kept)
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            raise SnapshotInvalid(str(error) or type(error).__name__) from None
+        self._labels, self._residual, self._gain = labels, residual, gain
+        self._seen, self._tried_at, self._fitted_to = seen, tried_at, fitted_to
+        self._number, self._fits, self._changes, self.version = number, fits, changes, seen + changes
+
+
+def _residual_from(slope: float, bias: float, weights: bytes) -> Residual:
+    values = np.frombuffer(weights, "<f4")
+    if not np.isfinite([*values, slope, bias]).all():
+        raise ValueError("the numbers of a fit must be finite")
+    return Residual(float(slope), float(bias), values)
+
+
+class RouteScores:
+    """The scores by route. `basis` names the shipped score and its inputs."""
+
+    def __init__(self, basis: str) -> None:
+        self._basis = basis
+        self._routes: dict[str, RouteScore] = {}
+
+    def of(self, route: str) -> RouteScore:
+        """Return the score of a route."""
+        score = self._routes.get(route)
+        if score is None:
+            score = self._routes[route] = RouteScore(self._basis)
+        return score
+
+    def all(self) -> Iterator[tuple[str, RouteScore]]:
+        """Yield every route that was used so far."""
+        return ((route, self.of(route)) for route in tuple(self._routes))
