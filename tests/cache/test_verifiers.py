@@ -1,8 +1,8 @@
 """The learned verifier and its second stage: what they must score low, what high, and that the weights are the trained
 ones.
 
-"Served" here: the score of both stages reaches the threshold of a route that has learnt nothing yet and may err in 1 %
-of requests.
+"Served" here: the score of both stages reaches the threshold of a route that has learnt nothing yet, has one stored
+answer, and may err in 1 % of requests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from gateway.messages import Refusal
 from gateway.ports import Acceptance, Opinion, StoredCandidate
 
 VERIFIER = LearnedVerifier(load_weights())
-LEAST = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=0.01))
+LEAST = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=0.01), entries=1)
 MODEL_DIR = default_model_dir() / MODEL
 TRAPS = [json.loads(line) for line in (Path(__file__).parent / "traps.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -74,7 +74,7 @@ OPPOSITES = [
 
 
 # The arithmetic, with numbers of its own.
-FIRST, SECOND = FirstCombination(-8.0, 12.0, -3.0), SecondCombination(-1.0, 0.5, 2.0, 0.6)
+FIRST, SECOND = FirstCombination(-8.0, 12.0, -3.0), SecondCombination(-1.0, 0.5, 2.0, 0.4, 0.6)
 WEIGHED = LearnedVerifier(
     replace(load_weights(), first=FIRST, second=SECOND, calibration=Calibration((12.0, -7.0), [(0.5, 0.02)] * BANDS))
 )
@@ -160,7 +160,8 @@ def test_the_weights_have_the_signs_of_what_they_weigh() -> None:
     assert first.similarity > 0
     assert first.doubt < 0
     assert second.first >= 0
-    assert second.logit > 0
+    assert second.refusal > 0
+    assert second.approval > 0
 
 
 @given(st.floats(-200, 200), st.floats(-200, 200))
@@ -189,10 +190,11 @@ def test_the_first_opinion_weighs_similarity_and_doubt() -> None:
 
 
 async def test_the_second_opinion_weighs_the_first_one_the_similarity_and_the_logit() -> None:
-    for logit, counted in ((2.0, 2.0), (-3.0, -3.0), (1e9, MAX_LOGIT), (-1e9, -MAX_LOGIT)):
+    limits = ((1e9, 0.6 * MAX_LOGIT), (-1e9, -0.4 * MAX_LOGIT))
+    for logit, counted in ((2.0, 0.6 * 2.0), (-3.0, 0.4 * -3.0), (0.0, 0.0), *limits):
         verifier = TwoStageVerifier(WEIGHED, Scripted(logit))
         found = await last_opinion(verifier, "How do I reset it?", "How do I  reset it?", 0.7)
-        assert found.score == pytest.approx(score_of(-1.0 + 0.5 * 0.4 + 2.0 * 0.7 + 0.6 * counted))
+        assert found.score == pytest.approx(score_of(-1.0 + 0.5 * 0.4 + 2.0 * 0.7 + counted))
         assert found.probability == pytest.approx(1 / (1 + np.exp(-(12.0 * found.score - 7.0))))
         assert found.ceiling is None
         verifier.close()

@@ -12,7 +12,10 @@ from gateway.cache.threshold.ledger import (
     CENTRES,
     LOWEST,
     MAX_AUDIT_WEIGHT,
+    MAX_GROWTH,
     MIN_AUDIT_WEIGHT,
+    MIN_GROWTH,
+    PRIOR_ENTRIES,
     WIDTH,
     ThresholdLedger,
     band_of,
@@ -88,13 +91,13 @@ def test_wrong_hits_never_lower_it_by_much(labels: list[tuple[float, bool]], abo
     assert ledger.threshold(0.05) >= before - WIDTH - 1e-9
 
 
-@given(st.floats(1.0, 8.0), st.floats(1.0, 8.0), st.integers(0, 3))
+@given(st.floats(MIN_GROWTH, MAX_GROWTH), st.floats(MIN_GROWTH, MAX_GROWTH), st.integers(0, 3))
 @settings(deadline=None, max_examples=20)
 def test_growth_never_lowers_it(a: float, b: float, seed: int) -> None:
     ledger = ThresholdLedger(PRIOR)
     traffic(ledger, np.random.default_rng(seed), 100, wrong_below=0.85)
     assert ledger.threshold(0.05, max(a, b)) >= ledger.threshold(0.05, min(a, b))
-    assert ledger.threshold(0.05, 8.0) > ledger.threshold(0.05)
+    assert ledger.threshold(0.05, MAX_GROWTH) > ledger.threshold(0.05)
 
 
 def test_a_restart_does_not_move_it() -> None:
@@ -169,14 +172,24 @@ def test_scores_beyond_the_bands_count_in_the_outer_ones() -> None:
 
 def test_a_cache_that_suddenly_holds_more_is_dared_less() -> None:
     ledger = ThresholdLedger(PRIOR)
-    for _ in range(100):
-        ledger.advance(1)
-        ledger.observe(0.9, entries=1000)
-    assert ledger.growth(1000) == pytest.approx(1.0)
-    assert ledger.growth(3500) == pytest.approx(2.0, rel=0.01)  # what was measured
-    assert ledger.growth(100) == ledger.growth(0) == 1.0
-    assert ledger.threshold(0.05, ledger.growth(10_000)) > ledger.threshold(0.05)
     for _ in range(5000):
         ledger.advance(1)
-        ledger.observe(0.9, entries=10_000)
-    assert ledger.growth(10_000) < 1.01  # met and labelled at this size: nothing is left to be guessed
+        ledger.observe(0.9, entries=PRIOR_ENTRIES)
+    assert ledger.growth(PRIOR_ENTRIES) == pytest.approx(1.0)
+    assert ledger.growth(round(3.5 * PRIOR_ENTRIES)) == pytest.approx(2.0, rel=0.01)  # as was measured
+    assert ledger.growth(10**9) == MAX_GROWTH
+    assert ledger.threshold(0.05, ledger.growth(10 * PRIOR_ENTRIES)) > ledger.threshold(0.05)
+    for _ in range(10_000):
+        ledger.advance(1)
+        ledger.observe(0.9, entries=10 * PRIOR_ENTRIES)
+    assert ledger.growth(10 * PRIOR_ENTRIES) < 1.15  # met and labelled at this size: little is left to be guessed
+
+
+def test_a_young_cache_is_dared_more_within_bounds() -> None:
+    ledger = ThresholdLedger(PRIOR)
+    assert ledger.growth(0) == 1.0, "not known"
+    assert ledger.growth(1) == MIN_GROWTH
+    assert ledger.growth(PRIOR_ENTRIES) == pytest.approx(1.0)
+    sizes = [ledger.growth(entries) for entries in (1, 100, 300, 1000, 3000, 10**9)]
+    assert sizes == sorted(sizes)
+    assert ledger.threshold(0.05, ledger.growth(1)) < ledger.threshold(0.05)
