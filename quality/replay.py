@@ -1,7 +1,7 @@
 """Replays a stream through the decision of the gateway.
 
-It uses the nearest stored questions by exact cosine, the verifier's opinions, the route's control with its evidence and
-threshold, and labels from misses and audits.
+It uses the nearest stored questions by exact cosine, and the verifier's opinions on them. The route's control has its
+evidence and its threshold, and learns from the labels of misses and audits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROWS_FROM, GROWS_TO = 1000, 2000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of each request, in the order in which they came."""
+    """The outcome of each request, in the order in which they came."""
 
     asked: NDArray[np.int64]
     stored: NDArray[np.int64]  # whose answer was served; -1: a miss
@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(slots=True)
 class Cache:
-    """What is stored, of one world."""
+    """The stored questions of one world."""
 
     world: World
     held: NDArray[np.bool_]
@@ -79,10 +79,12 @@ class Replay:
         seed: int = 0,
         grow: bool = False,
         requests: slice = slice(None),
+        serve: bool = True,
     ) -> Run:
-        """`audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN."""
+        """`audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN. `serve`: False: whatever
+        is not the same words is a miss."""
         asked = order(self.world.stream, seed)[requests]
-        return asyncio.run(self._play(asked, control, budget, audit, np.random.default_rng(seed), grow))
+        return asyncio.run(self._play(asked, control, budget, audit, np.random.default_rng(seed), grow, serve))
 
     async def _play(
         self,
@@ -92,6 +94,7 @@ class Replay:
         audit: float,
         draw: np.random.Generator,
         grow: bool,
+        serve: bool,
     ) -> Run:
         decision = Decision(self.opinions, self._embedder, control, budget)
         cache = Cache(self.world, np.zeros(len(self.world.stored), bool), set())
@@ -106,7 +109,7 @@ class Replay:
             chosen = await self._look_up(decision, request, cache)
             if chosen is not None and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
                 control.met(chosen.score, decision.entries)
-            if chosen is not None and chosen.reason is None:
+            if chosen is not None and chosen.reason is None and (serve or chosen.verbatim):
                 stored[step] = int(chosen.entry.fingerprint)
                 if self._served(request, chosen, control, audit, draw):
                     audited += 1

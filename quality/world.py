@@ -10,6 +10,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.cache.threshold.ledger import BANDS
 from gateway.messages import Refusal
 from gateway.ports import Opinion, StoredCandidate, TextEncoder, Verifier
 from quality.decision import Stored
@@ -26,7 +27,7 @@ class Plain:
 
     basis = "similarity"
     floor = 0.6
-    prior = ((0.0, 0.0),)
+    prior = ((0.0, 0.0),) * BANDS
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         return [Opinion(candidate.similarity, candidate.similarity) for candidate in candidates]

@@ -1,7 +1,7 @@
 """Trains the verifier's weights: `python -m training.verifier --banking CSV --clinc JSON --model DIR`.
 
 It uses only data that may ship: hand-written wordings, generated pairs, banking77 and clinc150. One seed and one set of
-versions give the same weights. `training.prior` then measures the scores.
+versions give the same weights. `training.combination` and `training.prior` then fit and measure the scores.
 """
 
 # ruff: noqa: S311 (a seed makes it reproducible)

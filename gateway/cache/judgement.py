@@ -78,7 +78,9 @@ async def varying_parts_opinion(
     candidate = StoredCandidate(parts.stored, similarity)
     (first,) = verifier.opinions(parts.query, [candidate])
     inner = await verifier.second_opinion(parts.query, candidate, first) or replace(first, ceiling=None)
-    return whole if inner.score >= whole.score else replace(inner, doubt=Refusal.TEMPLATE)
+    if inner.veto is None and inner.score >= whole.score:
+        return whole
+    return replace(inner, doubt=Refusal.TEMPLATE)
 
 
 # How likely a stored answer fits a question: each candidate's score against its route's threshold. The semantic cache,
@@ -121,7 +123,8 @@ def floor_of(acceptance: Acceptance, verifier: Verifier) -> float:
 
 
 def _unread(scores: CandidateScores) -> tuple[int, ...]:
-    """Return the candidates whose second opinion could reach the threshold, the best first. Verbatim ones need none."""
+    """Return the candidates that reach the threshold or could by a second opinion, the best first. Verbatim ones need
+    none."""
     if scores.chosen.verbatim:
         return ()
     readable = [
@@ -129,7 +132,7 @@ def _unread(scores: CandidateScores) -> tuple[int, ...]:
         for at, judged in enumerate(scores.judged)
         if judged.opinion.veto is None
         and judged.opinion.ceiling is not None
-        and judged.opinion.ceiling + scores.shift >= scores.threshold
+        and max(judged.opinion.score, judged.opinion.ceiling) + scores.shift >= scores.threshold
     ]
     return tuple(sorted(readable, key=lambda at: (-scores.judged[at].score, at))[:MAX_SECOND_OPINIONS])
 

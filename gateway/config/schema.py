@@ -168,7 +168,7 @@ class TrafficConfig(Section):
 
 
 class CrossEncoderConfig(Section):
-    """The cross-encoder, which reads a question and a neighbour near the threshold together."""
+    """The cross-encoder, which reads a question and a neighbour that could be served together."""
 
     adapter: Annotated[Literal["onnx", "triton"], one_of("onnx", "triton")] = "onnx"
     """`onnx`: in process, for the `onnx` embedder; with another one there is no cross-encoder. `triton`: on a server
@@ -192,15 +192,15 @@ class VerifierConfig(Section):
     """The verifier, which decides whether the answer of a similar question may be served."""
 
     adapter: Annotated[Literal["checks", "learned"], one_of("checks", "learned")] = "learned"
-    """`learned`: similarity, minus the doubt of boosted trees (docs/decisions/0006). `checks`: similarity, with lexical
-    checks that refuse."""
+    """`learned`: the log-odds of a right answer, from similarity, boosted trees and the cross-encoder
+    (docs/decisions/0006). `checks`: similarity, with lexical checks that refuse."""
     cross_encoder: Annotated[
         CrossEncoderConfig | None,
         BeforeValidator(_cross_encoder, json_schema_input_type=CrossEncoderConfig | str | bool | None),
         ON_OR_OFF,
     ] = CrossEncoderConfig()
-    """For `learned`: a small model that reads neighbours near the threshold again, in 1.5 ms. `off`: no such model. A
-    mapping configures it."""
+    """For `learned`: a small model that reads the best two neighbours that could be served, in 1.5 ms each. `off`: no
+    such model. A mapping configures it."""
 
 
 # RFC 6454 section 6.2: nothing behind the host and the port, not even a slash.

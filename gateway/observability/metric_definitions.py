@@ -146,7 +146,7 @@ class QualityMetrics:
         self.audit_cost = Counter("nearhit_audit_cost_dollars_total", "Dollars spent on audits", ("route",))
         self.second_opinions = Counter(
             "nearhit_second_opinions_total",
-            "Lookups near the threshold, by whether they were examined more closely",
+            "Lookups with a neighbour that a second opinion could get served, by whether there was one",
             ("route", "outcome"),
         )
         self.acceptance_threshold = Gauge(

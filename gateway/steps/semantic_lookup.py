@@ -228,6 +228,8 @@ class SemanticLookup:
             await self._scorer.apply_second_opinion(scores)
         finally:
             request.since("verify", started)
+        if scores.unread:
+            self._telemetry.second_opinions.add(request.route, "none" if scores.second is None else "asked")
         return self._serve(request, scores, fresh_neighbours)
 
     def _serve(

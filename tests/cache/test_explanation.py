@@ -1,4 +1,4 @@
-"""What is said of a judgement."""
+"""The explanation of a judgement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.fixtures.entries import vector_of
 from tests.fixtures.targets import one_backend
 
 PROMISE, PLAIN = Semantic(60.0, Acceptance(max_wrong_hits=0.01)), Semantic(60.0, Acceptance(min_similarity=0.9))
-NOTHING_WRONG = [(0.0, 0.02)] * BANDS
+# Wrong up to a score of 0.7, and right above it.
+PRIOR = [(0.9 if band < 15 else 0.0, 0.002) for band in range(BANDS)]
 STORED, ASKED = "where is my parcel", "where has my parcel got to"
 
 
@@ -43,7 +44,7 @@ class Placed:
 class Scripted:
     """A verifier of one opinion, and of one on a closer look."""
 
-    basis, floor, prior = "scripted-1", 0.5, NOTHING_WRONG
+    basis, floor, prior = "scripted-1", 0.5, PRIOR
 
     def __init__(self, first: Opinion, second: Opinion | None = None) -> None:
         self._first, self._second = first, second
@@ -67,7 +68,7 @@ def pair_of(
     embedder: Placed | None = None,
     pair: PairRequest | None = None,
 ) -> ExplainedPair:
-    control = control or RouteControl(NOTHING_WRONG, "basis")
+    control = control or RouteControl(PRIOR, "basis")
     embedder = embedder or Placed(vector_of(1), vector_of(1))
     return asyncio.run(
         explain_pair(pair or PairRequest(STORED, ASKED), "r", rule, control, embedder, Scripted(first, second))
@@ -99,20 +100,29 @@ def test_a_veto_stands_whatever_the_score() -> None:
     assert decision(found) == "not served: payload: a veto, whatever the score"
 
 
-def test_near_the_threshold_the_second_opinion_decides() -> None:
-    threshold = RouteControl(NOTHING_WRONG, "basis").threshold(PROMISE.acceptance)
-    near = Opinion(threshold + 0.01, 0.5)
-    assert pair_of(near).served
-    assert "none given" in pair_of(near).as_text()
-    found = pair_of(near, Opinion(threshold - 0.2, 0.1))
-    assert (found.gray, found.served) == (True, False)
-    assert found.second_opinion == pytest.approx(threshold - 0.2)
-    assert found.opinion == pytest.approx(threshold + 0.01)
-    assert not pair_of(Opinion(threshold + 0.2, 0.5), Opinion(0.0, 0.0)).gray, "clear: the second one is not asked"
+def test_a_second_opinion_decides_where_it_could_get_the_answer_served() -> None:
+    threshold = RouteControl(PRIOR, "basis").threshold(PROMISE.acceptance)
+    low, high = Opinion(threshold - 0.1, 0.5), Opinion(threshold + 0.1, 0.5)
+    open_low, open_high = (replace(each, ceiling=threshold + 0.2) for each in (low, high))
+    raised, lowered = pair_of(open_low, high), pair_of(open_high, low)
+    assert (raised.read_closely, raised.served, lowered.read_closely, lowered.served) == (True, True, True, False)
+    assert (raised.opinion, raised.second_opinion) == (pytest.approx(low.score), pytest.approx(high.score))
+    assert lowered.score == pytest.approx(low.score)
+    assert f"{high.score:.4f}" in raised.as_text()
+
+
+def test_without_a_second_opinion_the_first_one_decides_and_the_text_says_why() -> None:
+    threshold = RouteControl(PRIOR, "basis").threshold(PROMISE.acceptance)
+    absent = pair_of(Opinion(threshold + 0.1, 0.5, ceiling=threshold + 0.2))
+    assert (absent.read_closely, absent.second_opinion, absent.served) == (True, None, True)
+    assert "none given" in absent.as_text()
+    too_low = pair_of(Opinion(threshold - 0.2, 0.5, ceiling=threshold - 0.1), Opinion(1.0, 1.0))
+    assert (too_low.read_closely, too_low.second_opinion, too_low.served) == (False, None, False)
+    assert "not asked: it could not change the decision" in too_low.as_text()
 
 
 def test_what_the_route_has_learnt_nearby_is_a_shift_of_its_own() -> None:
-    control = RouteControl(NOTHING_WRONG, "basis")
+    control = RouteControl(PRIOR, "basis")
     for _ in range(5):
         control.learn(Observation(vector_of(1), 0.9, 0.8, Label.WRONG))
     found = pair_of(Opinion(0.9, 0.8), control=control)

@@ -1,17 +1,29 @@
-"""What is made of the candidates that a lookup found."""
+"""The judgement of the candidates that a lookup found."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from gateway.cache.judgement import best_index, evaluate, is_verbatim
+from gateway.cache.feedback import Counterexamples
+from gateway.cache.judgement import (
+    MAX_SECOND_OPINIONS,
+    CandidateScorer,
+    CandidateScores,
+    best_index,
+    evaluate,
+    is_verbatim,
+)
 from gateway.cache.threshold.ledger import BANDS
-from gateway.cache.threshold.route_control import RouteControl
-from gateway.messages import Refusal
-from gateway.ports import VERBATIM, Acceptance, Evaluated, Opinion
-from tests.fixtures.entries import judged_of
+from gateway.cache.threshold.route_control import Observation, RouteControl
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.messages import Embedding, Refusal
+from gateway.ports import VERBATIM, Acceptance, Evaluated, Opinion, StoredCandidate
+from tests.fixtures.entries import entry_of, judged_of, vector_of
 
-CONTROL = RouteControl([(0.5, 0.02)] * BANDS, "basis")
+# Wrong up to a score of 0.7, and right above it.
+CONTROL = RouteControl([(0.9 if band < 15 else 0.0, 0.002) for band in range(BANDS)], "basis")
 PROMISE, PLAIN = Acceptance(max_wrong_hits=0.01), Acceptance(min_similarity=0.9)
 
 
@@ -33,7 +45,7 @@ def test_a_veto_stands_whatever_the_score() -> None:
 
 def test_the_same_words_need_no_threshold() -> None:
     found = of(VERBATIM, PROMISE)
-    assert (found.reason, found.verbatim, found.gray) == (None, True, False)
+    assert (found.reason, found.verbatim, found.final) == (None, True, True)
 
 
 def test_a_plain_threshold_holds_the_similarity_and_heeds_counterexamples() -> None:
@@ -63,3 +75,140 @@ def test_the_best_is_verbatim_then_without_a_veto_then_by_score() -> None:
 )
 def test_spaces_do_not_matter_except_in_lines_of_code(a: str, b: str, same: bool) -> None:
     assert is_verbatim(a, b) is same is is_verbatim(b, a)
+
+
+class Reader:
+    """A verifier that says for each stored question what it is told to say, and remembers which ones it has read."""
+
+    basis, floor, prior = "reader-1", 0.5, [(0.5, 0.002)] * BANDS
+
+    def __init__(self, first: dict[str, Opinion], second: dict[str, Opinion | None]) -> None:
+        self._first, self._second = first, second
+        self.read: list[str] = []
+
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
+        return [self._first[each.question] for each in candidates]
+
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
+        self.read.append(candidate.question)
+        return self._second.get(candidate.question)
+
+    def features(self, question: str, candidate: StoredCandidate) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class Parts:
+    """An embedder to which all texts are alike."""
+
+    fingerprint, dimension = "parts", 16
+
+    async def embed(self, text: str, owner: str = "") -> Embedding:
+        return self.embed_nowait(text, owner)
+
+    def embed_nowait(self, text: str, owner: str = "") -> Embedding:
+        return Embedding(vector_of(1), 3, False)
+
+
+async def scores_of(
+    first: dict[str, Opinion],
+    second: dict[str, Opinion | None],
+    *,
+    asked: str = "asked",
+    control: RouteControl | None = None,
+) -> tuple[CandidateScores, list[str]]:
+    """Judge the stored questions, the most similar first; return the scores and which ones were read closely."""
+    verifier = Reader(first, second)
+    scorer = CandidateScorer(verifier, Parts(), PROMISE, Counterexamples())
+    near = [(entry_of(name, question=name), 0.95) for name in list(first) if name != "good"]
+    scores = scorer.of(asked, "", Embedding(vector_of(1), 3, False), near, control or CONTROL, 0)
+    if scorer.needs_second_opinion(scores):
+        await scorer.apply_second_opinion(scores)
+    return scores, verifier.read
+
+
+LEAST = CONTROL.threshold(PROMISE)
+
+
+def open_at(score: float, ceiling: float, **fields: Refusal) -> Opinion:
+    """A first opinion that a second one may correct, relative to the threshold."""
+    return Opinion(LEAST + score, 0.5, ceiling=LEAST + ceiling, **fields)
+
+
+def final_at(score: float) -> Opinion:
+    return Opinion(LEAST + score, 0.5)
+
+
+async def test_the_best_two_that_could_be_served_are_read_and_the_best_of_them_is_chosen() -> None:
+    first = {"a": open_at(-0.2, 0.1), "b": open_at(-0.1, 0.1), "c": open_at(-0.3, 0.1)}
+    scores, read = await scores_of(first, {"a": final_at(0.08), "b": final_at(-0.4)})
+    assert read == ["b", "a"]
+    assert len(read) == MAX_SECOND_OPINIONS
+    assert (scores.chosen.entry.question, scores.chosen.reason, scores.chosen.final) == ("a", None, True)
+    assert scores.second == final_at(0.08)
+
+
+async def test_a_candidate_that_was_not_read_is_not_chosen_however_good_its_first_opinion() -> None:
+    first = {"a": open_at(0.3, 0.4), "b": open_at(0.2, 0.4), "c": open_at(0.1, 0.4)}
+    scores, read = await scores_of(first, {"a": final_at(-0.3), "b": final_at(-0.2)})
+    assert read == ["a", "b"]
+    assert scores.chosen.entry.question == "b"
+    assert scores.chosen.reason is Refusal.SIMILARITY
+
+
+async def test_what_no_second_opinion_could_get_served_is_not_read_and_is_not_final() -> None:
+    scores, read = await scores_of({"a": open_at(-0.2, -0.01)}, {"a": final_at(0.2)})
+    assert read == []
+    assert (scores.chosen.reason, scores.chosen.final) == (Refusal.SIMILARITY, False)
+
+
+async def test_nothing_is_served_on_a_first_opinion_that_could_be_corrected() -> None:
+    """Even where the weights of the second stage promise no more than the first one says."""
+    scores, read = await scores_of({"a": open_at(0.2, -0.1)}, {"a": final_at(-0.3)})
+    assert read == ["a"]
+    assert scores.chosen.reason is Refusal.SIMILARITY
+
+
+async def test_without_a_second_opinion_the_first_one_stands() -> None:
+    for score, reason in ((0.01, None), (-0.01, Refusal.SIMILARITY)):
+        scores, read = await scores_of({"a": open_at(score, 0.2)}, {})
+        assert read == ["a"]
+        assert (scores.chosen.reason, scores.chosen.final, scores.second) == (reason, True, None)
+
+
+async def test_neither_a_veto_nor_the_same_words_are_read() -> None:
+    scores, read = await scores_of({"a": open_at(0.2, 0.3, veto=Refusal.CODE)}, {"a": final_at(0.3)})
+    assert (read, scores.chosen.reason) == ([], Refusal.CODE)
+    scores, read = await scores_of({"a": open_at(0.2, 0.3), " asked ": open_at(0.0, 0.3)}, {"a": final_at(0.3)})
+    assert (read, scores.chosen.verbatim, scores.chosen.reason) == ([], True, None)
+
+
+async def test_what_was_learnt_nearby_decides_too_what_is_read() -> None:
+    control = RouteControl([(0.5, 0.02)] * BANDS, "basis")
+    first = {"a": open_at(-0.1, 0.1)}
+    for _ in range(5):
+        control.learn(Observation(vector_of(1), 0.9, 0.9, Label.WRONG))
+    _, read = await scores_of(first, {"a": final_at(0.1)}, control=control)
+    assert read == []
+
+
+FRAME = " ".join(["Classify the following review, written by a customer of our shop, by its tone:"] * 3)
+
+
+async def test_a_veto_on_the_differing_parts_stands_whatever_their_score() -> None:
+    stored, asked = f"{FRAME} good", f"{FRAME} bad"
+    first = {stored: final_at(0.1), "good": Opinion(1.0, 0.9, veto=Refusal.ANTONYM)}
+    scores, _ = await scores_of(first, {}, asked=asked)
+    assert (scores.chosen.opinion.veto, scores.chosen.reason) == (Refusal.ANTONYM, Refusal.ANTONYM)
+
+
+async def test_the_differing_parts_are_read_closely_too() -> None:
+    stored, asked = f"{FRAME} good", f"{FRAME} bad"
+    first = {stored: open_at(0.1, 0.2), "good": open_at(0.1, 0.2)}
+    scores, read = await scores_of(first, {stored: final_at(0.1), "good": final_at(-0.1)}, asked=asked)
+    assert read == [stored, "good"]
+    assert scores.chosen.reason is Refusal.TEMPLATE
+    scores, _ = await scores_of(first, {stored: final_at(0.1), "good": final_at(0.2)}, asked=asked)
+    assert scores.chosen.reason is None

@@ -1,16 +1,22 @@
-"""The learned verifier: what it must score low, what high, and that its weights are the trained ones.
+"""The learned verifier and its second stage: what they must score low, what high, and that the weights are the trained
+ones.
 
-"Served" here: its score reaches the threshold of a route that has learnt nothing yet and may err in 1 % of requests.
+"Served" here: the score of both stages reaches the threshold of a route that has learnt nothing yet, has one stored
+answer, and may err in 1 % of requests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import logging
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -22,18 +28,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx.model_files import MODEL, MODEL_FILE, TOKENIZER_FILE, default_model_dir
 from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.features import NAMES
 from gateway.cache.forest import from_arrays
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import RouteControl
-from gateway.cache.verifiers import WEIGHTS, LearnedVerifier, load_weights, provenance
+from gateway.cache.verifiers import (
+    MAX_LOGIT,
+    MAX_WAITING,
+    WEIGHTS,
+    Calibration,
+    FirstCombination,
+    LearnedVerifier,
+    SecondCombination,
+    TwoStageVerifier,
+    load_weights,
+    log_odds_of,
+    provenance,
+    score_of,
+)
+from gateway.errors import ModelUnavailable
 from gateway.messages import Refusal
 from gateway.ports import Acceptance, Opinion, StoredCandidate
 
 VERIFIER = LearnedVerifier(load_weights())
-LEAST = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=0.01))
+LEAST = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=0.01), entries=1)
+MODEL_DIR = default_model_dir() / MODEL
 TRAPS = [json.loads(line) for line in (Path(__file__).parent / "traps.jsonl").read_text(encoding="utf-8").splitlines()]
 
 OPPOSITES = [
@@ -51,20 +73,62 @@ OPPOSITES = [
 ]
 
 
+# The arithmetic, with numbers of its own.
+FIRST, SECOND = FirstCombination(-8.0, 12.0, -3.0), SecondCombination(-1.0, 0.5, 2.0, 0.4, 0.6)
+WEIGHED = LearnedVerifier(
+    replace(load_weights(), first=FIRST, second=SECOND, calibration=Calibration((12.0, -7.0), [(0.5, 0.02)] * BANDS))
+)
+
+
+class Scripted:
+    """A cross-encoder of one logit for every pair, or of one error."""
+
+    digest, threads = "scripted", 1
+
+    def __init__(self, logit: float = 0.0, error: Exception | None = None) -> None:
+        self.logit, self.error = logit, error
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def score(self, query: str, stored: Sequence[str]) -> list[float]:
+        self.may_answer.wait()
+        if self.error is not None:
+            raise self.error
+        return [self.logit] * len(stored)
+
+
 async def opinion_of(a: str, b: str, similarity: float) -> Opinion:
     (opinion,) = VERIFIER.opinions(a, [StoredCandidate(b, similarity)])
     return opinion
 
 
-async def served(a: str, b: str, similarity: float) -> bool:
-    opinion = await opinion_of(a, b, similarity)
+@pytest.fixture(scope="module")
+def both() -> Iterator[TwoStageVerifier]:
+    """Both stages with the weights that ship."""
+    if not (MODEL_DIR / MODEL_FILE).exists():
+        pytest.skip("the embedding model is not built: run `make setup`")
+    verifier = TwoStageVerifier(VERIFIER, OnnxCrossEncoder(MODEL_DIR, WEIGHTS))
+    yield verifier
+    verifier.close()
+
+
+async def last_opinion(verifier: TwoStageVerifier, a: str, b: str, similarity: float) -> Opinion:
+    candidate = StoredCandidate(b, similarity)
+    (first,) = verifier.opinions(a, [candidate])
+    second = await verifier.second_opinion(a, candidate, first)
+    assert second is not None
+    return second
+
+
+async def served(verifier: TwoStageVerifier, a: str, b: str, similarity: float) -> bool:
+    opinion = await last_opinion(verifier, a, b, similarity)
     return opinion.veto is None and opinion.score >= LEAST
 
 
 @pytest.mark.parametrize(("a", "b"), OPPOSITES)
-async def test_an_opposite_is_refused_however_similar(a: str, b: str) -> None:
-    assert not await served(a, b, 0.97)
-    assert not await served(b, a, 0.97)
+async def test_an_opposite_is_refused_however_similar(both: TwoStageVerifier, a: str, b: str) -> None:
+    assert not await served(both, a, b, 0.97)
+    assert not await served(both, b, a, 0.97)
 
 
 @pytest.mark.parametrize(
@@ -76,31 +140,114 @@ async def test_an_opposite_is_refused_however_similar(a: str, b: str) -> None:
         ("Why doesn't it work?", "Why does it not work?"),
     ],
 )
-async def test_a_paraphrase_is_served(a: str, b: str) -> None:
-    assert await served(a, b, 0.95)
-
-
-async def test_the_same_question_scores_1_and_is_all_but_sure() -> None:
-    opinion = await opinion_of("How do I turn the alarm on?", "How do I turn  the alarm on?", 1.0)
-    assert opinion.score == 1.0
-    assert opinion.probability > 0.9
-    assert (opinion.veto, opinion.doubt) == (None, None)
+async def test_a_paraphrase_is_served(both: TwoStageVerifier, a: str, b: str) -> None:
+    assert await served(both, a, b, 0.95)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200), st.text(max_size=200), st.floats(0, 1))
 def test_no_question_scores_higher_than_the_same_question(a: str, b: str, similarity: float) -> None:
-    same, other = VERIFIER.opinions(a, [StoredCandidate(a, 1.0), StoredCandidate(b, similarity)])
-    assert same.score == 1.0
-    assert other.score <= 1.0
+    spaced = f" {a}  "
+    same, other, again = VERIFIER.opinions(
+        a, [StoredCandidate(a, 1.0), StoredCandidate(b, similarity), StoredCandidate(spaced, 1.0)]
+    )
+    assert other.score <= same.score == again.score <= 1.0
     assert 0.0 <= other.probability <= same.probability <= 1.0
 
 
-@given(st.floats(-1, 1), st.floats(-1, 1))
-def test_a_higher_margin_never_lowers_score_or_probability(a: float, b: float) -> None:
-    low, high = (VERIFIER.opinion(margin) for margin in sorted((a, b)))
-    assert low.score <= high.score
-    assert low.probability <= high.probability
+def test_the_weights_have_the_signs_of_what_they_weigh() -> None:
+    first, second = VERIFIER.weights.first, VERIFIER.weights.second
+    assert first.similarity > 0
+    assert first.doubt < 0
+    assert second.first >= 0
+    assert second.refusal > 0
+    assert second.approval > 0
+
+
+@given(st.floats(-200, 200), st.floats(-200, 200))
+def test_higher_log_odds_never_lower_score_or_probability(a: float, b: float) -> None:
+    low, high = (WEIGHED.opinion(each) for each in sorted((a, b)))
+    assert low.score <= high.score <= 1.0
+    assert 0.0 <= low.probability <= high.probability <= 1.0
+
+
+@given(st.floats(-200, 5))
+def test_log_odds_come_back_from_their_score(log_odds: float) -> None:
+    assert log_odds_of(score_of(log_odds)) == pytest.approx(log_odds, abs=1e-9)
+
+
+def test_beyond_the_top_every_score_is_1() -> None:
+    assert score_of(5.0) == score_of(50.0) == 1.0
+    assert score_of(-7.0) == 0.0
+
+
+def test_the_first_opinion_weighs_similarity_and_doubt() -> None:
+    (same,) = WEIGHED.opinions("How do I reset it?", [StoredCandidate("How do  I reset it?", 0.9)])
+    assert same.score == pytest.approx(score_of(-8.0 + 12.0 * 0.9))
+    (other,) = WEIGHED.opinions("Who won in 2021?", [StoredCandidate("Who won in 2022?", 0.9)])
+    assert other.score == pytest.approx(score_of(-8.0 + 12.0 * 0.9 - 3.0)), "a named difference is full doubt"
+    assert (same.ceiling, other.ceiling) == (None, None), "without a second stage every opinion is final"
+
+
+async def test_the_second_opinion_weighs_the_first_one_the_similarity_and_the_logit() -> None:
+    limits = ((1e9, 0.6 * MAX_LOGIT), (-1e9, -0.4 * MAX_LOGIT))
+    for logit, counted in ((2.0, 0.6 * 2.0), (-3.0, 0.4 * -3.0), (0.0, 0.0), *limits):
+        verifier = TwoStageVerifier(WEIGHED, Scripted(logit))
+        found = await last_opinion(verifier, "How do I reset it?", "How do I  reset it?", 0.7)
+        assert found.score == pytest.approx(score_of(-1.0 + 0.5 * 0.4 + 2.0 * 0.7 + counted))
+        assert found.probability == pytest.approx(1 / (1 + np.exp(-(12.0 * found.score - 7.0))))
+        assert found.ceiling is None
+        verifier.close()
+
+
+@given(
+    st.floats(allow_nan=False), st.floats(0, 1), st.sampled_from(["Who won in 2021?", "Who won?", "Who lost in 2022?"])
+)
+@settings(deadline=None, max_examples=40)
+def test_no_second_opinion_is_above_the_ceiling(logit: float, similarity: float, stored: str) -> None:
+    verifier, candidate = TwoStageVerifier(WEIGHED, Scripted(logit)), StoredCandidate(stored, similarity)
+    (first,) = verifier.opinions("Who won in 2022?", [candidate])
+    second = asyncio.run(verifier.second_opinion("Who won in 2022?", candidate, first))
+    verifier.close()
+    assert second is not None
+    assert first.ceiling is not None
+    assert second.score <= first.ceiling + 1e-12
+
+
+async def test_the_second_opinion_keeps_the_veto_and_the_doubt_of_the_first() -> None:
+    verifier = TwoStageVerifier(WEIGHED, Scripted(MAX_LOGIT))
+    payload = await last_opinion(verifier, "Translate to German: good morning", "Translate to German: good night", 0.97)
+    assert payload.veto is Refusal.PAYLOAD
+    doubted = await last_opinion(verifier, "Who won in 2021?", "Who won in 2022?", 0.97)
+    assert doubted.doubt is Refusal.NUMBERS
+    verifier.close()
+
+
+@pytest.mark.parametrize("error", [ModelUnavailable("away"), RuntimeError("it was about: secret")])
+async def test_a_cross_encoder_that_fails_gives_no_opinion(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    verifier, candidate = TwoStageVerifier(WEIGHED, Scripted(error=error)), StoredCandidate("secret", 0.9)
+    (first,) = verifier.opinions("asked", [candidate])
+    with caplog.at_level(logging.ERROR, "nearhit.semantic"):
+        assert await verifier.second_opinion("asked", candidate, first) is None
+    assert "secret" not in caplog.text
+    verifier.close()
+
+
+async def test_more_pairs_than_may_wait_get_no_second_opinion() -> None:
+    reader, candidate = Scripted(), StoredCandidate("stored", 0.9)
+    reader.may_answer.clear()
+    verifier = TwoStageVerifier(WEIGHED, reader)
+    (first,) = verifier.opinions("asked", [candidate])
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [
+            tasks.create_task(verifier.second_opinion("asked", candidate, first)) for _ in range(MAX_WAITING + 2)
+        ]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert all(each.result() is None for each in done)
+        reader.may_answer.set()
+    found = [each.result() for each in waiting]
+    assert [each is None for each in found] == [False] * MAX_WAITING + [True] * 2
+    verifier.close()
 
 
 async def test_no_candidates_no_opinions() -> None:
@@ -121,16 +268,15 @@ async def test_it_has_no_second_opinion_to_give() -> None:
     assert await VERIFIER.second_opinion("b", candidate, await opinion_of("b", "a", 0.9)) is None
 
 
-async def test_a_text_longer_than_is_read_is_served_only_to_its_equal() -> None:
+async def test_a_text_longer_than_is_read_is_sure_only_of_its_equal() -> None:
     long = "how do I do this " * 6000
     started = time.process_time()
-    equal, longer = VERIFIER.opinions(long, [StoredCandidate(long, 1.0), StoredCandidate(long + "now", 1.0)])
-    assert (equal.score >= LEAST, longer.score >= LEAST) == (True, False)
+    assert VERIFIER.doubts(long, [long, long + "now"]) == [0.0, 1.0]
     assert time.process_time() - started < 1.0
 
 
 def test_a_route_that_knows_nothing_yet_serves_something_and_not_everything() -> None:
-    assert 0.7 < LEAST < 1.0
+    assert 0.5 < LEAST < 1.0
 
 
 def test_the_prior_is_of_all_bands_and_never_worse_for_a_better_score() -> None:
@@ -147,8 +293,7 @@ def test_the_basis_names_the_weights() -> None:
 def test_scores_are_the_same_each_time() -> None:
     again = LearnedVerifier(load_weights())
     stored = [b for _, b in OPPOSITES]
-    ones = [0.9] * len(stored)
-    assert VERIFIER.margins("x", stored, ones) == again.margins("x", stored, ones)
+    assert VERIFIER.doubts("x", stored) == again.doubts("x", stored)
 
 
 @pytest.fixture
@@ -288,40 +433,32 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader() -> Reader:
-    model_dir = default_model_dir() / MODEL
-    if not (model_dir / MODEL_FILE).exists():
+    if not (MODEL_DIR / MODEL_FILE).exists():
         pytest.skip("the embedding model is not built: run `make setup`")
-    return Reader(model_dir)
-
-
-def shares(reader: Reader, kinds: set[str]) -> tuple[float, float]:
-    """Right pairs served and wrong pairs served, over their own number."""
-    counts = {True: [0, 0], False: [0, 0]}
-    for trap in (trap for trap in TRAPS if trap["kind"] in kinds):
-        asked, stored = trap["asked"], trap["stored"]
-        (margin,) = VERIFIER.margins(asked, [stored], [float(reader.read(asked) @ reader.read(stored))])
-        counts[trap["same"]][0] += VERIFIER.opinion(margin).score >= LEAST
-        counts[trap["same"]][1] += 1
-    return counts[True][0] / counts[True][1], counts[False][0] / counts[False][1]
+    return Reader(MODEL_DIR)
 
 
 KINDS = {"number", "date", "unit", "entity", "negation", "direction", "scope"}
 
 
-@pytest.mark.parametrize(
-    ("kinds", "right", "wrong"),
-    [
-        (KINDS, 0.63, 0.02),  # measured: 131 and 4 of 204 each
-        ({"word-swap"}, 0.84, 0.02),  # 44 and 0 of 50 each
-    ],
-)
-def test_right_traps_are_served_and_wrong_ones_refused(
-    reader: Reader, kinds: set[str], right: float, wrong: float
+@pytest.mark.parametrize("kinds", [KINDS, {"word-swap"}])
+async def test_traps_are_told_apart_and_far_better_than_by_similarity(
+    reader: Reader, both: TwoStageVerifier, kinds: set[str]
 ) -> None:
-    """Similarity alone serves 161 right and 69 wrong of 204, 47 and 50 of 50, at the threshold of the same route."""
-    served_right, served_wrong = shares(reader, kinds)
-    assert served_right >= right
-    assert served_wrong <= wrong
+    """Half of the right pairs stand above all but 5 % of the wrong ones. At the threshold next to no wrong one is."""
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    plain: dict[bool, list[float]] = {True: [], False: []}
+    for trap in (trap for trap in TRAPS if trap["kind"] in kinds):
+        similarity = float(reader.read(trap["asked"]) @ reader.read(trap["stored"]))
+        opinion = await last_opinion(both, trap["asked"], trap["stored"], similarity)
+        scores[trap["same"]].append(opinion.score if opinion.veto is None else -np.inf)
+        plain[trap["same"]].append(similarity)
+
+    def found(by: dict[bool, list[float]]) -> float:
+        return float((np.array(by[True]) > np.sort(by[False])[int(0.95 * len(by[False]))]).mean())
+
+    assert found(scores) >= max(0.5, 2 * found(plain))
+    assert (np.array(scores[False]) >= LEAST).mean() <= 0.03
 
 
 def test_judging_four_candidates_takes_a_millisecond_or_so() -> None:
@@ -330,6 +467,6 @@ def test_judging_four_candidates_takes_a_millisecond_or_so() -> None:
     times = []
     for _ in range(20):
         started = time.process_time()
-        VERIFIER.margins("How do I turn the alarm on?", stored, [0.9] * 4)
+        VERIFIER.doubts("How do I turn the alarm on?", stored)
         times.append(time.process_time() - started)
     assert min(times) < 0.005

@@ -11,10 +11,10 @@ from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Embedding
 from gateway.ports import Opinion, StoredCandidate
 from quality.decision import Encoded, Fixed
-from quality.figures import Point, keeping, share_kept, windows, within
+from quality.figures import Point, precision_area, served_at, share_kept, windows, within
 from quality.http_run import samples, total
 from quality.labels import Labels, pair_key
-from quality.offline import curve, promise
+from quality.offline import adaptation, curve, promise
 from quality.replay import GROWN, Replay
 from quality.streams import Stream, alone, from_pairs, joined, order
 from quality.world import Opinions, World
@@ -58,8 +58,10 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def world(topics: int, *, right: float, wrong: float, others: int = 0, seed: int = 1, name: str = "made") -> World:
-    """Four questions a topic, three of them at a similarity of about `right` or `wrong` to the first: every other topic
-    asks the same four times, the rest ask four different things."""
+    """Four questions a topic, three of them at a similarity of about `right` or `wrong` to the first.
+
+    Every other topic asks the same four times, the rest ask four different things.
+    """
     draw = np.random.default_rng(seed)
     rows: list[tuple[str, int, np.ndarray]] = []
     for topic in range(topics):
@@ -93,11 +95,14 @@ def test_a_threshold_between_right_and_wrong_serves_every_repeat_and_nothing_wro
 def test_a_promise_is_kept_where_similarity_tells_right_from_wrong() -> None:
     replay = replay_of(world(700, right=0.99, wrong=0.75), wrong_above=0.01)
     hindsight = curve(replay, 0.01, learn=True, audit=0.05, seeds=1)
-    kept = promise(replay, replay.labels, 0.01, hindsight, seeds=2, audit=0.05, grow=False)
-    assert kept.kept == 1.0
+    kept = promise(replay, "raw", 0.01, hindsight, seeds=2, audit=0.05, grow=False)
+    assert (kept.labels, kept.kept) == ("raw", 1.0)
     assert kept.error <= 0.01
+    assert kept.later <= 0.01
     assert kept.served > 0.3
-    assert kept.hindsight == 0.375  # three of the four questions of every other topic
+    assert kept.hindsight is not None
+    assert kept.hindsight == pytest.approx(0.375, abs=0.01)  # three of the four questions of every other topic
+    assert kept.relative == kept.served / kept.hindsight
 
 
 def test_a_promise_is_kept_where_similarity_tells_nothing_by_serving_next_to_nothing() -> None:
@@ -132,15 +137,72 @@ def test_a_growing_cache_holds_ten_times_as_many() -> None:
     assert grown == plain + (GROWN - 1) * quarter
 
 
-def test_hindsight_is_the_best_of_the_thresholds_that_keep_the_promise() -> None:
-    quiet, loud = np.zeros(2000, bool), np.arange(2000) % 50 == 0
-    curve_ = [Point(0.9, 0.1, 0.0, (quiet,)), Point(0.8, 0.2, 0.001, (quiet,)), Point(0.7, 0.3, 0.02, (loud,))]
-    best = keeping(curve_, 0.01)
-    assert best is not None
-    assert best.threshold == 0.8
-    assert keeping(curve_, 0.02) is curve_[2]
-    assert within(curve_, 0.02) is curve_[2]
-    assert keeping([curve_[2]], 0.01) is None
+class Unreadable(Similar):
+    """A verifier whose second opinions could not get anything served."""
+
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
+        return [Opinion(0.0, 0.0, ceiling=0.1) for _ in candidates]
+
+
+class Corrected(Similar):
+    """A verifier that says the similarity only on a closer look."""
+
+    def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
+        return [Opinion(0.5, 0.5, ceiling=1.0) for _ in candidates]
+
+    async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
+        return Opinion(candidate.similarity, candidate.similarity)
+
+
+def test_what_nobody_has_read_closely_teaches_nothing() -> None:
+    made = world(100, right=0.99, wrong=0.75)
+    replay = Replay(made, Opinions(Unreadable(), None), Encoded(Unused()), Labels(made.stream, {}))
+    control = RouteControl(Unreadable().prior, "similar")
+    assert not replay.play(control, 0.01).served.any()
+    assert control.labels == 0
+
+
+def test_second_opinions_decide_a_replay() -> None:
+    made = world(100, right=0.99, wrong=0.75)
+    replay = Replay(made, Opinions(Corrected(), None), Encoded(Unused()), Labels(made.stream, {}))
+    run = replay.play(Fixed(Corrected(), 0.9, learn=False), 0.01, audit=0)
+    assert int(run.served.sum()) == 150
+    assert not run.wrong(replay.labels).any()
+
+
+def test_a_route_that_adapts_to_a_domain_reads_every_neighbour_closely() -> None:
+    made = world(100, right=0.99, wrong=0.75)
+    replay = Replay(made, Opinions(Corrected(), None), Encoded(Unused()), Labels(made.stream, {}))
+    (found,) = adaptation(replay, [0.02], audit=0.0)
+    assert found.labels > 50
+    assert found.taught == pytest.approx(1.0, abs=0.1)
+
+
+def test_hindsight_is_what_fixed_thresholds_serve_at_the_same_error() -> None:
+    quiet = (np.zeros(10, bool),)
+    curve_ = [Point(0.9, 0.1, 0.0, quiet), Point(0.8, 0.2, 0.0, quiet), Point(0.7, 0.4, 0.02, quiet)]
+    assert served_at(curve_, 0.0) == pytest.approx(0.2)
+    assert served_at(curve_, 0.01) == pytest.approx(0.3), "halfway between the two nearest points"
+    assert served_at(curve_, 0.02) == pytest.approx(0.4)
+    assert served_at(curve_, 0.03) is None, "the curve ends before it"
+    assert served_at([], 0.01) is None
+    assert within(curve_, 0.01) is curve_[1]
+
+
+def test_the_area_under_precision_is_all_that_is_served_less_what_is_wrong() -> None:
+    quiet = (np.zeros(10, bool),)
+    assert precision_area([Point(0.9, 0.5, 0.0, quiet)]) == pytest.approx(0.5)
+    falling = [Point(0.9, 0.0, 0.0, quiet), Point(0.8, 0.4, 0.2, quiet)]
+    assert precision_area(falling) == pytest.approx(0.4 * 0.75)  # precision falls from 1 to one half
+    assert precision_area([]) == 0.0
+
+
+def test_a_promise_is_kept_by_the_orders_that_hold_it_over_all_requests() -> None:
+    wrong = np.zeros(2000, bool)
+    wrong[:20] = True
+    assert share_kept([wrong], 0.01) == 1.0
+    assert share_kept([wrong, ~wrong], 0.01) == 0.5
+    assert share_kept([wrong], 0.0099) == 0.0
 
 
 def test_windows_are_counted_at_every_start() -> None:

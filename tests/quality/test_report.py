@@ -29,6 +29,7 @@ def test_the_report_runs_own_pairs_through_a_real_gateway(tmp_path: Path) -> Non
     assert {row["budget"] for row in found["replays"]} == {0.05}
     assert found["cost_us"]["opinions"] > 0
     assert set(found["curves"]) == {"similarity", "verifier", "evidence"}
-    for title in ("Through the gateway", "Promises, replayed", "Cost"):
+    assert {(rung["score"], len(rung["served"])) for rung in found["ladder"]} == {("similarity", 1), ("verifier", 1)}
+    for title in ("Through the gateway", "The ladder", "Promises, replayed", "Cost"):
         assert f"## {title}" in done.stdout
     assert "No change of domain: DATA" in done.stdout

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from quality.traps import FILES, FOLDER, load
+from quality.traps import EVERYDAY, FILES, FOLDER, Trap, load
 
 WORDINGS = Path(__file__).parents[2] / "training" / "wordings"
 KINDS = {"number", "date", "unit", "entity", "negation", "direction", "scope", "swap", "de", "es", "zh"}
@@ -41,3 +41,12 @@ def test_no_text_is_among_the_wordings_that_train_the_verifier() -> None:
             trained.update(each["text"].casefold().strip(" ?.") for each in group["other"])
     texts = {text.casefold().strip(" ?.") for trap in load() for text in (trap.stored, trap.asked)}
     assert not texts & trained
+
+
+def test_the_everyday_pairs_of_an_evaluation_join_them(tmp_path: Path) -> None:
+    assert load(tmp_path) == load(), "a folder without them"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / EVERYDAY).write_text(
+        '{"a": "what now", "b": "and now", "y": 1}\n{"a": "x", "b": "z", "y": 0}\n'
+    )
+    assert load(tmp_path)[-2:] == [Trap("everyday", "what now", "and now", True), Trap("everyday", "x", "z", False)]

@@ -94,6 +94,8 @@ MIN_GROWTH = 0.25
 
 PRIOR_ENTRIES = 1100  # geometric mean of the entries that the neighbours of the calibration were the nearest of
 
+MAX_COUNT = 1e9  # far beyond what fades; a greater one in a snapshot is damage
+
 MAX_PENDING_OBSERVATIONS = 64  # observations between two updates of the arrays
 
 MAX_AUDIT_WEIGHT, MIN_AUDIT_WEIGHT = 5.0, 0.3  # factors on the mean audit share
@@ -149,7 +151,7 @@ class ThresholdLedger:
         them.
         """
         self._labels, self._wrong, self._met = labels, wrong, met
-        self._odds: FloatArray | None = None  # of the last posterior: where the next one begins
+        self._pull: FloatArray | None = None  # of the last posterior: where the next one begins
         self._pending_requests = 0  # requests not yet applied to the arrays
         # not yet applied either: (band, `_pending_requests` at that moment)
         self._observations: list[tuple[int, int]] = []
@@ -242,8 +244,8 @@ class ThresholdLedger:
 
     def wrong_shares(self) -> WrongShares:
         """Return the share of wrong neighbours in each band, from calibration and labels."""
-        posterior = self._model.posterior(self.labels, self.wrong, self._odds)
-        self._odds = posterior.odds
+        posterior = self._model.posterior(self.labels, self.wrong, self._pull)
+        self._pull = posterior.pull
         return posterior.shares()
 
     def wrong_among(self, served: Sequence[float]) -> tuple[float, float]:
@@ -276,6 +278,6 @@ def band_of(score: float) -> int:
 def band_counts(values: Sequence[float], bands: int) -> NDArray[np.float64]:
     """Read counts by band, shape (bands,), from a snapshot. Raise `SnapshotInvalid`."""
     array = np.array(values, np.float64)
-    if array.shape != (bands,) or not np.isfinite(array).all() or (array < 0).any():
-        raise SnapshotInvalid(f"counts have shape {array.shape}, expected {bands} finite counts of at least 0")
+    if array.shape != (bands,) or not ((array >= 0) & (array <= MAX_COUNT)).all():  # a NaN is neither
+        raise SnapshotInvalid(f"counts have shape {array.shape}, expected {bands} counts from 0 to {MAX_COUNT:g}")
     return array

@@ -103,7 +103,7 @@ VERSION = 4
 
 GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this ratio
 
-REFRESH_EVERY = 10  # lookups and labels between two computations of the threshold, which takes 0.1 ms
+REFRESH_EVERY = 10  # lookups and labels between two computations of the threshold, which takes 0.5 ms
 
 
 @dataclass(frozen=True, slots=True)

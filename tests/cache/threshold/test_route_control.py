@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
-from gateway.cache.threshold.route_control import Controls, Observation, RouteControl
+from gateway.cache.threshold.route_control import VERSION, Controls, Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import SnapshotInvalid
 from gateway.ports import Acceptance
@@ -15,6 +15,7 @@ from tests.fixtures.entries import vector_of
 
 PRIOR = [(max(0.02, 0.9 - 1.2 * max(0.0, LOWEST + WIDTH * b - 0.6)), 0.02) for b in range(BANDS)]
 PROMISE = Acceptance(max_wrong_hits=0.01)
+NO_COUNTS = [[0.0] * BANDS] * 3
 
 
 def seen(control: RouteControl, score: float, label: Label, seed: int = 1) -> None:
@@ -82,14 +83,16 @@ def test_a_restart_keeps_what_was_learnt() -> None:
     [
         b"",
         b"\xc1",
-        msgpack.packb((2, "basis")),
-        msgpack.packb((1, "basis", [[0.0] * BANDS] * 3, 0.0, {}, [b"", b"", 0], 7)),
-        msgpack.packb((2, "another basis", [[0.0] * BANDS] * 3, 0.0, {}, [b"", b"", 0], 7)),
-        msgpack.packb((2, "basis", [[0.0] * 3] * 3, 0.0, {}, [b"", b"", 0], 7)),
-        msgpack.packb((2, "basis", [[-1.0] * BANDS] * 3, 0.0, {}, [b"", b"", 0], 7)),
-        msgpack.packb((2, "basis", [[0.0] * BANDS] * 3, 0.0, {"no": 1}, [b"", b"", 0], 7)),
-        msgpack.packb((2, "basis", [[0.0] * BANDS] * 3, 0.0, {}, [b"\0" * 6, b"\0" * 8, 3], 7)),
-        msgpack.packb((2, "basis", [[0.0] * BANDS] * 3, "many", {}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION, "basis")),
+        msgpack.packb((VERSION - 1, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION, "another basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION, "basis", [[0.0] * 3] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION, "basis", [[-1.0] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION, "basis", [[1e300] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION, "basis", [[float("nan")] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {"no": 1}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"\0" * 6, b"\0" * 8, 3], 7)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, ("many", 0.0, 0.0), {}, [b"", b"", 0], 7)),
     ],
 )
 def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing(data: bytes) -> None:
@@ -98,6 +101,13 @@ def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing(data: bytes
     with pytest.raises(SnapshotInvalid):
         control.restore(data)
     assert (control.threshold(PROMISE), control.labels) == before
+
+
+def test_a_snapshot_that_fits_is_not_refused() -> None:
+    """The same form as those that are refused."""
+    RouteControl(PRIOR, "basis").restore(
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7))
+    )
 
 
 def test_routes_do_not_learn_from_each_other() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gateway.cache.threshold.wrong_hits import Label, WrongHits
+from gateway.cache.threshold.wrong_hits import Label, WrongHits, wilson_interval
 
 
 def test_without_audits_nothing_is_known_but_how_often_it_could_be() -> None:
@@ -80,3 +80,9 @@ def test_the_interval_contains_the_truth_in_nine_of_ten_runs(true: float) -> Non
         estimate = counts.estimate()
         contained += estimate.of_all_low <= wrong_hits / requests <= estimate.of_all_high
     assert contained >= 45
+
+
+def test_wilson_is_the_textbook_interval() -> None:
+    low, high = wilson_interval(0.1, 100)  # Brown, Cai and DasGupta 2001, formula (4), by hand
+    assert (low, high) == (pytest.approx(0.0552, abs=2e-4), pytest.approx(0.1744, abs=2e-4))
+    assert wilson_interval(0.5, 0) == (0.0, 1.0)
