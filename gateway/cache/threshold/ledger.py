@@ -73,7 +73,7 @@ CENTRES: FloatArray = LOWEST + WIDTH * (np.arange(BANDS, dtype=np.float64) + 0.5
 
 AIM = 0.85  # share of the promise that the expected wrong hits may take
 
-MARGIN = 0.45  # standard deviations of the expected share that are added to it
+MARGIN = 0.25  # standard deviations of the expected share that are added to it
 
 LABEL_MEMORY = 10_000  # requests after which a label's weight is 1/e, because traffic changes
 
