@@ -75,6 +75,7 @@ async def explain_pair(
 ) -> ExplainedPair:
     """Judge the pair as the semantic lookup would if `pair.stored` were the only stored question.
 
+    The threshold is that of a cache of the usual size, as operators ask about caches that are full.
     Counterexamples are left out, because they belong to an entry. A short template is not recognised, because that
     needs other stored questions. Raise `EmbedderUnavailable`.
     """

@@ -130,7 +130,8 @@ class SemanticLookup:
             return None
         nearby = [(inflight[at].entry, float(similarities[at])) for at in nearest]
         with request.timer("verify"):
-            control, entries = self._controls.of(request.route), self._index.count(request.scope)
+            control = self._controls.of(request.route)
+            entries = self._index.count(request.scope) + len(inflight)
             scores = self._scorer.of(question, request.owner, embedding, nearby, control, entries)
             if self._scorer.needs_second_opinion(scores):
                 await self._scorer.apply_second_opinion(scores)

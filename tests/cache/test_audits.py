@@ -482,7 +482,7 @@ async def test_a_restart_finds_threshold_and_evidence_as_they_were(start: Start)
         for seed in range(400):
             score = 0.6 + seed / 1000
             control.met(score)
-            control.learn(Observation(vector_of(seed, 384), score, 0.5, Label.RIGHT))
+            control.learn(Observation(vector_of(seed, 384), score, 0.5, Label.WRONG))
         control.hit()
         control.audited(Label.WRONG, 0.5)
         moved = control.score(vector_of(7, 384), 0.8)

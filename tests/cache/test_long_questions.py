@@ -159,8 +159,7 @@ async def answer_each(request: web.Request, call: dict[str, Any]) -> web.StreamR
 @pytest.fixture
 async def served(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
     backends = {"main": {"adapter": "openai", "url": upstream.url}}
-    policy = BOTH_CACHES.replace("1%", "5%")
-    async with gateway_of(config_of(tmp_path, backends, embedder={"adapter": "onnx"}), policy) as gateway:
+    async with gateway_of(config_of(tmp_path, backends, embedder={"adapter": "onnx"}), BOTH_CACHES) as gateway:
         yield gateway
 
 

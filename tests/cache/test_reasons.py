@@ -132,8 +132,9 @@ async def test_the_log_says_what_every_judged_lookup_came_to(told: Told) -> None
     assert "judged" not in told.line(first)
     judged = told.line(await told.ask(ASKED))["judged"]
     assert set(judged) >= {"similarity", "score", "threshold", "probability"}
-    for name in ("similarity", "score", "threshold", "probability"):
+    for name in ("similarity", "score", "probability"):
         assert judged[name] == pytest.approx(expected[name], abs=0.0001), name
+    assert 0.4 <= judged["threshold"] <= expected["threshold"], "explain assumes a cache of the usual size"
     assert "judged" not in told.line(await told.ask(STORED)), "an exact hit is not judged"
 
 
