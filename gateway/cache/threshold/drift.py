@@ -1,8 +1,8 @@
 """Detect that neighbours prove wrong more often than the labels of the route predict. Pure.
 
 A label is 1 for a wrong neighbour and 0 for a right one. Before it is learned from, the ledger predicts the share p of
-wrong neighbours at its score. The detector adds up the log of the likelihood ratio of two hypotheses, and never lets
-the sum fall below 0 (Page, Continuous inspection schemes, 1954):
+wrong neighbours at its score. The detector adds up the log of the likelihood ratio of two hypotheses. The sum never
+falls below 0 (Page, Continuous inspection schemes, 1954):
 
 - the neighbour is wrong with probability p, or
 - its odds of being wrong are `FACTOR` times as high: FACTOR p / (1 - p + FACTOR p).
