@@ -90,6 +90,8 @@ class HistoryReport(TypedDict):
     routed: dict[str, Series]
     saved: dict[str, Series]
     shed: Series
+    drift_alarms: dict[str, Series]
+    """By route; only routes with an alarm in this time."""
     wrong_hits: dict[str, WrongHitLevels]
     """By route; shares in [0, 1]."""
 

@@ -80,6 +80,8 @@ class RouteQuality(TypedDict):
     threshold: float
     labels: int
     """Labelled lookups that the route has learned from."""
+    labels_since_drift: int | None
+    """Labels since the last drift alarm. Null: no alarm so far."""
     version: int
     requests: float
     """Requests behind the shares. Old ones count less."""
@@ -149,6 +151,7 @@ def _route_report(route: str, rule: Semantic, control: RouteControl) -> RouteQua
         "learning": control.learning,
         "threshold": control.threshold(rule.acceptance),
         "labels": control.labels,
+        "labels_since_drift": control.labels_since_drift,
         "version": control.version,
         "requests": round(control.requests, 1),
         "served": round(control.served, 1),

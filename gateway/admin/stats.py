@@ -40,6 +40,7 @@ def set_policy_gauges(telemetry: Telemetry, policy: Policy) -> None:
         telemetry.promised_confidence.set(route.name, value=route.slo.confidence)
         if route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None:
             telemetry.max_wrong_hits.set(route.name, value=route.semantic.acceptance.max_wrong_hits)
+            telemetry.drift_alarms.add(route.name, amount=0.0)  # an alert sees only increases of a known counter
 
 
 def set_size_gauges(telemetry: Telemetry) -> CacheSizes:

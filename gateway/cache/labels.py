@@ -44,7 +44,13 @@ class Labels:
         """
         self._telemetry.labels.add(route, source, label)
         if not judged.verbatim:
-            self._controls.of(route).learn(observation_of(judged, label))
+            if self._controls.of(route).learn(observation_of(judged, label)):
+                self._telemetry.drift_alarms.add(route)
+                LOG.warning(
+                    "drift: neighbours are wrong more often than the route has learned, so its labels are forgotten "
+                    "and the threshold falls back to the calibration",
+                    extra={"fields": {"route": route}},
+                )
             self._on_label(route, judged, label)
 
     async def refute(self, relation: Relation) -> bool:

@@ -149,6 +149,11 @@ class QualityMetrics:
             "Lookups with a neighbour that a second opinion could get served, by whether there was one",
             ("route", "outcome"),
         )
+        self.drift_alarms = Counter(
+            "nearhit_drift_alarms_total",
+            "Times that the labels proved wrong more often than a route had learned, so that it forgot them",
+            ("route",),
+        )
         self.acceptance_threshold = Gauge(
             "nearhit_acceptance_threshold", "Score that a neighbour must reach to be served", ("route",)
         )

@@ -209,6 +209,7 @@ def totals(telemetry: Telemetry) -> dict[str, float]:
     values["unrouted"] = telemetry.unrouted
     _add(values, telemetry.routed, "routed", 1, 2)
     _add(values, telemetry.shed, "shed")
+    _add(values, telemetry.drift_alarms, "drift", 0)
     for name, metric in SAVED.items():
         _add(values, getattr(telemetry, metric), f"saved.{name}")
     _add_buckets(values, telemetry.request_seconds, "seconds", 1)
@@ -246,6 +247,7 @@ def as_json(window: TimelineWindow) -> dict[str, Any]:
         "routed": {name: window.total(f"routed.{name}") for name in window.named("routed.")},
         "saved": {name: window.total(f"saved.{name}") for name in SAVED},
         "shed": window.total("shed"),
+        "drift_alarms": {name: window.total(f"drift.{name}") for name in window.named("drift.")},
         "wrong_hits": {
             route: {name: np.where(watched, window.level(f"=wrong.{name}.{route}"), np.nan) for name in LEVELS}
             for route in window.named("=wrong.low.")

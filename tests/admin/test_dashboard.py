@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import expect
 
+from gateway.cache.threshold.wrong_hits import Label
 from tests.fixtures.dashboard import LOOP, Showing, Shown
+from tests.fixtures.entries import judged_of, vector_of
 from tests.fixtures.gateways import TIERS
 
 pytestmark = LOOP
@@ -131,6 +133,25 @@ async def test_a_rejected_policy_is_on_top_as_text(shown: Shown) -> None:
     assert "<img src=x" in str(fault)
     await expect(shown.page.locator("#alerts img")).to_have_count(0)
     await expect(shown.page).to_have_title("Policy rejected · Overview · nearhit")
+    assert shown.console == []
+
+
+async def test_a_drift_alarm_is_an_alert_and_an_event(shown: Shown) -> None:
+    space, telemetry = shown.served.gateway.parts.space, shown.served.gateway.parts.telemetry
+    vector = vector_of(1, space.embedder.dimension)
+    await shown.open()
+    await expect(shown.card("Drift alarms")).to_contain_text("No drift alarm in this time.")
+    for label in [Label.RIGHT] * 300 + [Label.WRONG] * 60:
+        space.labels.report("default", judged_of(score=0.75, vector=vector), label, "miss")
+        if telemetry.drift_alarms.values["default",]:
+            break
+    shown.served.gateway.dashboard.history_recorder.record()
+    await shown.open()
+    await expect(shown.page.locator("#alert-drift li")).to_have_text(
+        "default: 0 labels since the alarm, shown until 1,000"
+    )
+    await expect(shown.page.locator("#drift tbody tr")).to_have_count(1)
+    assert (await shown.table("#drift"))["default"][1] == "1 alarm: the threshold fell back to the calibration"
     assert shown.console == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.load import policy_from_text
-from tests.fixtures.entries import vector_of
+from tests.fixtures.entries import judged_of, vector_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream
 
@@ -83,6 +84,37 @@ async def test_what_audits_tell_is_shown_with_its_interval(upstream: Upstream, t
         served_wrong = shown["wrong_hits"]["of_served"]
         assert served_wrong["share"] == pytest.approx(0.1)
         assert served_wrong["low"] < 0.1 < served_wrong["high"]
+
+
+def report(served: Served, label: Label, count: int) -> None:
+    for _ in range(count):
+        judged = judged_of(score=0.75, vector=vector_of(1, 384))
+        served.gateway.parts.space.labels.report("default", judged, label, "miss")
+
+
+async def test_a_drift_alarm_is_counted_logged_and_shown(
+    upstream: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_of(config(tmp_path, upstream), POLICY) as served:
+        alarms = served.gateway.parts.telemetry.drift_alarms.values
+        assert alarms == {("default",): 0.0}, "an alert needs the zero, only where labels are learned"
+        at_first = (await quality(served))["default"]["threshold"]
+        report(served, Label.RIGHT, 300)
+        learnt = (await quality(served))["default"]
+        assert (learnt["labels"], learnt["labels_since_drift"]) == (300, None)
+        assert learnt["threshold"] < at_first
+        with caplog.at_level(logging.WARNING, logger="nearhit.quality"):
+            for _ in range(60):
+                report(served, Label.WRONG, 1)
+                if alarms["default",]:
+                    break
+        assert alarms == {("default",): 1.0}
+        (said,) = [record for record in caplog.records if record.name == "nearhit.quality"]
+        assert said.getMessage().startswith("drift: ")
+        assert said.fields == {"route": "default"}  # type: ignore[attr-defined]
+        after = (await quality(served))["default"]
+        assert (after["labels"], after["labels_since_drift"]) == (0, 0)
+        assert after["threshold"] >= at_first
 
 
 async def test_a_route_can_be_made_to_forget_for_good(upstream: Upstream, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 /* The alerts that every view shows. */
 
-import { plural } from "./format.js";
+import { count, plural } from "./format.js";
+
+const RELEARNED = 1000; // labels after which a route has learned its new answers
 
 export const BREAKER = { closed: ["closed", "good"], half_open: ["half-open: a few calls probe it", "warn"], open: ["open: it is not called", "bad"], waits: ["asked us to wait", "warn"] };
 export const breaker = (name) => BREAKER[name] || [name, "warn"];
@@ -13,5 +15,8 @@ export function troubles(stats) {
   const failing = Object.entries(stats.backends).filter(([, b]) => b.breaker !== "closed");
   if (failing.length) found.push({ id: "alert-backends", level: "warn", title: "Backends keep failing", text: "If a route has another tier, that tier takes over.",
     list: failing.map(([name, b]) => `${name}: its circuit breaker is ${breaker(b.breaker)[0]}`) });
+  const drifted = (stats.quality || []).filter((r) => r.labels_since_drift !== null && r.labels_since_drift < RELEARNED);
+  if (drifted.length) found.push({ id: "alert-drift", level: "warn", title: "Answers changed: stored ones prove wrong more often than learned", text: "A drift alarm made these routes forget their labels. Their thresholds begin at the calibration and follow new labels.",
+    list: drifted.map((r) => `${r.route}: ${plural(r.labels_since_drift, "label", "labels")} since the alarm, shown until ${count(RELEARNED)}`) });
   return found;
 }

@@ -11,8 +11,10 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from gateway.cache.threshold.drift import DriftDetector
 from gateway.cache.threshold.ledger import BANDS, ThresholdLedger, ThresholdState, TrafficCounts, band_counts, band_of
 from gateway.cache.threshold.wrong_hits import Label, WrongHitEstimate, WrongHits
+from gateway.cache.threshold.wrong_shares import FloatArray
 from gateway.errors import SnapshotInvalid
 from gateway.messages import Vector
 from gateway.ports import Acceptance, PriorBands
@@ -148,12 +150,16 @@ class RouteControl:
         self._raw_ledger = ThresholdLedger(self._prior)
         self._pending_requests = 0  # requests not yet applied to `_raw_ledger`
         self._evidence = Evidence()
+        self._drift = DriftDetector()
+        self.labels_since_drift: int | None = None  # None: no alarm so far
         self._wrong_hits = WrongHits()
         self._requests = 0
         self._changes_since_refresh = 0
         self._pending = 0  # requests not yet applied to `_wrong_hits`
         self._thresholds: dict[tuple[float, int], float] = {}
         self._shares = self._ledger.wrong_shares().mean
+        self._labels_since_shares = 0
+        self._budget: float | None = None  # the promise of the last lookup
         self._threshold_state: ThresholdState | None = None  # of the last computed threshold
         self._weights: list[float] | None = None  # audit weights of that state, computed on demand
         self.current_threshold: float | None = None  # the threshold of the last lookup
@@ -200,7 +206,7 @@ class RouteControl:
         if acceptance.min_similarity is not None:
             self.current_threshold = acceptance.min_similarity
             return acceptance.min_similarity
-        budget = acceptance.max_wrong_hits or 0.0
+        budget = self._budget = acceptance.max_wrong_hits or 0.0
         if self._changes_since_refresh >= self.refresh_every:
             self._thresholds.clear()
             self._changes_since_refresh = 0
@@ -210,6 +216,7 @@ class RouteControl:
             self._threshold_state = self._ledger.state_for(budget, GROWTH_STEP**step)
             known = self._thresholds[budget, step] = self._threshold_state.threshold
             self._shares, self._weights = self._threshold_state.shares.mean, None
+            self._labels_since_shares = 0
         self.current_threshold = known
         return known
 
@@ -249,20 +256,65 @@ class RouteControl:
 
     # Learning
 
-    def learn(self, observation: Observation) -> None:
-        """Learn from a miss, an audit or feedback."""
+    def learn(self, observation: Observation) -> bool:
+        """Learn from a miss, an audit or feedback. Return whether the label raises the drift alarm."""
         if observation.label is Label.UNDECIDED or not self.learning:
-            return
+            return False
         self._learn(observation)
         self.version += 1
         vector = observation.vector.astype("<f2").tobytes()
         self._report(("label", vector, observation.score, observation.probability, observation.label.value))
+        if not self._drift.is_raised:
+            return False
+        self._fall_back(*self._labels_to_keep())
+        self.version += 1
+        self._report(("drift", self._ledger.labels.tolist(), self._ledger.wrong.tolist()))
+        return True
 
     def _learn(self, observation: Observation) -> None:
         wrong = observation.label is Label.WRONG
+        self._drift.add(band_of(observation.score), self._predicted(observation.score), float(wrong))
+        if self.labels_since_drift is not None:
+            self.labels_since_drift += 1
+        self._labels_since_shares += 1
         self._ledger.label(observation.score, float(wrong))
         self._evidence.add(LabelledLookup(observation.vector, observation.probability, float(not wrong)))
         self._changes_since_refresh += 1
+
+    def _predicted(self, score: float) -> float:
+        """Return the wrong share that the labels so far predict for a neighbour with this score.
+
+        Lookups keep the shares up to date. A gateway that only hears of the labels of others does it here.
+        """
+        if self._labels_since_shares >= self.refresh_every:
+            self._shares, self._labels_since_shares = self._ledger.wrong_shares().mean, 0
+        return float(self._shares[band_of(score)])
+
+    def _labels_to_keep(self) -> tuple[FloatArray, FloatArray]:
+        """Return the labels, and the wrong ones among them, by band, that stay after a drift alarm.
+
+        These are the labels since the change where they make the threshold higher than the calibration alone does.
+        Otherwise it would fall on a route that is harder than the calibration.
+        """
+        none = np.zeros(BANDS), np.zeros(BANDS)
+        since = self._drift.labels.copy(), self._drift.wrong.copy()
+        if self._budget is None:
+            return none
+        cold, known = (self._ledger_with(*labels).threshold(self._budget) for labels in (none, since))
+        return since if known > cold else none
+
+    def _ledger_with(self, labels: FloatArray, wrong: FloatArray) -> ThresholdLedger:
+        """Return a ledger with this traffic and other labels."""
+        kept, other = self._ledger, ThresholdLedger(self._prior)
+        other.restore(labels, wrong, kept.met, kept.requests, kept.sized_lookups, kept.log_size)
+        return other
+
+    def _fall_back(self, labels: FloatArray, wrong: FloatArray) -> None:
+        """Forget all labels but these. The traffic and the measured wrong hits stay."""
+        self._raw_ledger = self._ledger_with(labels, wrong)
+        self._evidence, self._drift, self.labels_since_drift = Evidence(), DriftDetector(), 0
+        self._thresholds.clear()
+        self._shares, self._labels_since_shares = self._ledger.wrong_shares().mean, 0
 
     def audited(self, label: Label, chance: float) -> None:
         self._advanced_wrong_hits().audited(label, chance)
@@ -304,6 +356,9 @@ class RouteControl:
             self._advanced_wrong_hits().audited(Label(row[0]), float(row[1]))
         elif kind == "complaint":
             self._advanced_wrong_hits().record_complaint()
+        elif kind == "drift":
+            labels, wrong = row
+            self._fall_back(band_counts(labels, BANDS), band_counts(wrong, BANDS))
         elif kind == "reset":
             self._reset()
 
@@ -351,6 +406,7 @@ class RouteControl:
                 asdict(self._advanced_wrong_hits()),
                 self._evidence.rows() if evidence else (b"", b"", 0),
                 self.version,
+                (self.labels_since_drift, *self._drift.row()),
             )
         )
         return packed
@@ -358,7 +414,8 @@ class RouteControl:
     def restore(self, data: bytes) -> None:
         """Load a snapshot. Raise `SnapshotInvalid`."""
         try:
-            form, basis, arrays, sizes, wrong_hits, rows, version = msgpack.unpackb(data, use_list=False)
+            fields = msgpack.unpackb(data, use_list=False)
+            form, basis, arrays, sizes, wrong_hits, rows, version, (since_drift, *drift_row) = fields
             if (form, basis) != (VERSION, self.basis):
                 raise SnapshotInvalid(
                     f"learned by version {form!r} with {basis!r}, expected version {VERSION} with {self.basis!r}"
@@ -368,14 +425,17 @@ class RouteControl:
             evidence.restore(*rows)
             requests, sized_lookups, log_size = map(float, sizes)
             version = int(version)
+            drift = DriftDetector.of_row(tuple(drift_row))
+            since_drift = None if since_drift is None else int(since_drift)
             known = WrongHits(**{name: float(value) for name, value in wrong_hits.items()})
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._ledger.restore(labels, wrong, met, requests, sized_lookups, log_size)
         self._evidence, self._wrong_hits = evidence, known
+        self._drift, self.labels_since_drift = drift, since_drift
         self.version = version
         self._thresholds.clear()
-        self._shares = self._ledger.wrong_shares().mean
+        self._shares, self._labels_since_shares = self._ledger.wrong_shares().mean, 0
 
 
 class Controls:

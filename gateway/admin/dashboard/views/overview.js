@@ -42,7 +42,7 @@ export function mount(root, { params, fail, remember }) {
       card("Latency by verdict", { span: 6, actions: quantiles }, charts.latency.node),
       card("Latency by stage", { span: 6 }, charts.stages.node),
       card("Saved by hits", { span: 6, actions: choice("What was saved", Object.entries(SAVED).map(([key, [text]]) => [key, text]), saved, (value) => { saved = value; draw(); }) }, charts.saved.node),
-      parts.wrong.node, parts.routing.share, parts.routing.why, parts.wrong.routes, parts.routing.rules,
+      parts.wrong.node, parts.routing.share, parts.routing.why, parts.wrong.routes, parts.wrong.events, parts.routing.rules,
       card("Verdicts and latency", { span: 6, note: "since the start", id: "verdicts" }, verdicts.node),
       card("Neighbours refused", { span: 6, note: "since the start", id: "refusals" }, refusals.node)));
 

@@ -1,8 +1,8 @@
-/* The share of wrong semantic hits with its interval, for the overview. */
+/* The share of wrong semantic hits with its interval, and the drift alarms, for the overview. */
 
 import { Chart } from "../charts.js";
 import { card, el, head, num, svg, table } from "../dom.js";
-import { count, figure, percent } from "../format.js";
+import { count, figure, moment, percent, plural } from "../format.js";
 
 const hundredths = (share) => percent(share, 2);
 
@@ -11,10 +11,12 @@ export function wrongHits() {
   const routes = table("Wrong semantic hits by route", [{ title: "Route", wide: true }, "Promised", "Measured", { title: "95 % interval and promise" }, { title: "Of hits", n: true }, { title: "Threshold", n: true }, { title: "Labels", n: true }], "No route has a semantic cache.");
   const pick = el("select", { "aria-label": "Route", on: { change: () => trend && draw(trend) } });
   const node = card("Wrong semantic hits", { span: 6, note: "of all requests, as audits measure it", actions: pick }, chart.node);
+  const events = table("Drift alarms", [{ title: "Route", wide: true }, "Time", "Event"], "No drift alarm in this time.");
   let trend = null, promised = {};
 
   function draw(told) {
     trend = told;
+    events.update(driftAlarms(trend));
     const names = Object.keys(trend.wrong_hits), route = names.includes(pick.value) ? pick.value : names[0];
     if ([...pick.options].map((o) => o.value).join() !== names.join()) pick.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
     if (route) pick.value = route;
@@ -33,6 +35,7 @@ export function wrongHits() {
 
   return {
     node, draw, charts: [chart], routes: card("Wrong semantic hits by route", { span: 12, note: "now, with the 95 % interval of the audits", id: "quality" }, routes.node),
+    events: card("Drift alarms", { span: 12, note: "labels forgotten, because stored answers proved wrong more often than learned", id: "drift" }, events.node),
     update(stats) {
       const all = stats.quality || [];
       promised = Object.fromEntries(all.map((r) => [r.route, r.max_wrong_hits]));
@@ -45,6 +48,15 @@ export function wrongHits() {
       }));
     },
   };
+}
+
+const MAX_ALARMS = 20; // rows
+
+/* The slots with alarms, newest first. */
+function driftAlarms(trend) {
+  const rows = Object.entries(trend.drift_alarms).flatMap(([route, counts]) => counts.map((n, i) => ({ route, n, at: trend.at[i] })).filter(({ n }) => n > 0));
+  return rows.sort((a, b) => b.at - a.at).slice(0, MAX_ALARMS)
+    .map(({ route, n, at }) => [head(route), moment(at), `${plural(n, "alarm", "alarms")}: the threshold fell back to the calibration`]);
 }
 
 /* The interval as a bar, the share as a dot, the promise as a line. The text next to it has the figures. */
