@@ -149,7 +149,7 @@ def main() -> None:
     world, labels = embedded(stream, encoder, given.folder), Labels(stream, {})
     replay = Recurrence(world, opinions, Encoded(encoder), labels, given.lifetime)
     print(
-        "| threshold | links | decoys | seed | exact % | semantic % | links % | wrong % | refused by a decoy % | right % |"
+        "| threshold | links | decoys | seed | exact % | semantic % | links % | wrong % | decoyed % | right of them % |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for threshold, seed, links, decoys in product(given.thresholds, range(given.seeds), (False, True), (False, True)):
