@@ -662,7 +662,7 @@ class Judgement(Evaluated):
 
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped
 
-MAX_LINKS = 100_000  # some 28 MB in a gateway; beyond it the oldest are dropped
+MAX_LINKS = 100_000  # 28 to 39 MB in a gateway; beyond it the oldest are dropped
 
 
 class ComplexityScorer(Protocol):

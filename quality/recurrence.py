@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.cache.decoys import Decoys
-from gateway.cache.links import LEAST_PROBABILITY
+from gateway.cache.links import LEAST_PROBABILITY, MAX_PER_QUESTION
 from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import Judgement
@@ -51,19 +51,19 @@ class Outcome:
 class Learned:
     """What a replay learns of pairs. None: off."""
 
-    links: dict[int, int] | None
+    links: dict[int, list[int]] | None
     decoys: Decoys | None
     wrong: set[tuple[int, int]] = field(default_factory=set)
 
 
-def drawn(asked: int, requests: int, exponent: float, seed: int) -> NDArray[np.int64]:
-    """Return requests for questions whose popularity follows a power law. `exponent` 0: each question once."""
+def drawn(questions: NDArray[np.int64], requests: int, exponent: float, seed: int) -> NDArray[np.int64]:
+    """Return requests for questions whose popularity follows a power law. `requests` 0: each question once."""
     draw = np.random.default_rng(seed)
-    questions = draw.permutation(asked)
-    if exponent == 0:
+    questions = draw.permutation(questions)
+    if requests == 0:
         return questions
-    weights = np.arange(1, asked + 1) ** -exponent
-    return questions[draw.choice(asked, requests, p=weights / weights.sum())]
+    weights = np.arange(1.0, len(questions) + 1) ** -exponent
+    return questions[draw.choice(len(questions), requests, p=weights / weights.sum())]
 
 
 class Recurrence:
@@ -82,8 +82,8 @@ class Recurrence:
             if until[request] > step:
                 outcome.exact += 1
                 continue
-            linked = None if learned.links is None else learned.links.get(request)
-            if linked is not None and until[linked] > step and (request, linked) not in learned.wrong:
+            linked = self._linked(learned, request, until > step)
+            if linked is not None:
                 right = self._labels.same(request, linked)
                 outcome.semantic, outcome.links = outcome.semantic + 1, outcome.links + 1
                 outcome.wrong += not right
@@ -110,6 +110,11 @@ class Recurrence:
                     self._learn(learned, request, entry, chosen, right=right)
         return outcome
 
+    def _linked(self, learned: Learned, request: int, fresh: NDArray[np.bool_]) -> int | None:
+        """Return a fresh entry that is linked to the question."""
+        entries = [] if learned.links is None else learned.links.get(request, [])
+        return next((each for each in entries if fresh[each] and (request, each) not in learned.wrong), None)
+
     async def _look_up(
         self, decision: Decision, request: int, fresh: NDArray[np.bool_], learned: Learned
     ) -> Judgement | None:
@@ -130,16 +135,19 @@ class Recurrence:
             if learned.decoys is not None:
                 learned.decoys.add(str(entry), self._world.vectors[request])
         elif learned.links is not None and chosen is not None and chosen.probability >= LEAST_PROBABILITY:
-            learned.links[request], learned.links[entry] = entry, request
+            for question, other in ((request, entry), (entry, request)):
+                others = learned.links.setdefault(question, [])
+                learned.links[question] = [other, *(each for each in others if each != other)][:MAX_PER_QUESTION]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--eval", type=Path, required=True, help="folder of the evaluation tools")
     parser.add_argument("--folder", type=Path, default=Path("build") / "quality", help="for vectors and opinions")
-    parser.add_argument("--requests", type=int, default=15_000)
+    parser.add_argument("--requests", type=int, default=15_000, help="0: each question once")
     parser.add_argument("--lifetime", type=int, default=3_000, help="requests for which an answer is fresh")
-    parser.add_argument("--exponent", type=float, default=0.8, help="of the popularity; 0: each question comes once")
+    parser.add_argument("--exponent", type=float, default=0.8, help="of the power law of popularity; 0: uniform")
+    parser.add_argument("--reworded", action="store_true", help="only questions with other wordings in the stream")
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.6, 0.5, 0.4])
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
@@ -148,12 +156,15 @@ def main() -> None:
     opinions = Opinions(build_verifier(VerifierConfig(), EmbedderConfig()), given.folder, encoder.fingerprint)
     world, labels = embedded(stream, encoder, given.folder), Labels(stream, {})
     replay = Recurrence(world, opinions, Encoded(encoder), labels, given.lifetime)
+    answers = np.array(stream.answers[: stream.asked])
+    alike = np.bincount(answers)[answers]
+    questions = np.flatnonzero(alike > given.reworded)
     print(
         "| threshold | links | decoys | seed | exact % | semantic % | links % | wrong % | decoyed % | right of them % |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for threshold, seed, links, decoys in product(given.thresholds, range(given.seeds), (False, True), (False, True)):
-        asked = drawn(stream.asked, given.requests, given.exponent, seed)
+        asked = drawn(questions, given.requests, given.exponent, seed)
         learned = Learned({} if links else None, Decoys() if decoys else None)
         outcome = asyncio.run(replay.play(asked, threshold, learned, seed))
         print(f"| {threshold} | {links} | {decoys} | {seed} | {outcome.row()} |", flush=True)

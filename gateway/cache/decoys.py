@@ -14,7 +14,7 @@ MAX_DECOYS = 20_000  # in all: 15 MB with 384 dimensions; the entries that were 
 MAX_PER_ENTRY = 8  # the oldest are dropped
 
 # A question is repelled if its cosine to the decoy is at least NEAR, and at least MARGIN above its cosine to the entry.
-NEAR, MARGIN = 0.9, 0.02
+NEAR, MARGIN = 0.8, 0.05
 
 SAME = 0.98  # cosine: a decoy this close to another one replaces it
 

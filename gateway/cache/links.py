@@ -18,9 +18,11 @@ from gateway.ports import MAX_LINKS
 # or the route's labels gave the pair at least this probability.
 LEAST_PROBABILITY = 0.1
 
+MAX_PER_QUESTION = 4  # entries: the latest ones
+
 HALF = 16  # bytes of each digest in memory; an entry of another scope is never served, whatever the key says
 
-_VALUE = struct.Struct("<32sf")
+_ENTRY = struct.Struct("<32sf")  # fingerprint and similarity
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def link_of(scope: str, question: str, fingerprint: str, similarity: float) -> L
 
 
 class Links:
-    """The links in force. The least recently used ones are dropped beyond the bound."""
+    """The links in force. Beyond `limit` questions the least recently asked ones are dropped."""
 
     def __init__(self, limit: int = MAX_LINKS) -> None:
         self._links: BoundedCache[bytes, bytes] = BoundedCache(limit)
@@ -51,31 +53,35 @@ class Links:
         return len(self._links)
 
     def add(self, keys: Iterable[str]) -> None:
-        """Add links by their keys. A question has one link, the latest. Unreadable keys are left out."""
+        """Add links by their keys. Unreadable keys are left out."""
         for key in keys:
             try:
                 scope, asked, fingerprint, similarity = key.split(":")
-                self._links.put(_short(scope, asked), _VALUE.pack(bytes.fromhex(fingerprint), float(similarity)))
+                question = _short(scope, asked)
+                added = _ENTRY.pack(bytes.fromhex(fingerprint), float(similarity))
             except (ValueError, struct.error):  # of another version
                 continue
+            others = [entry for entry in _split(self._links.peek(question)) if entry[:32] != added[:32]]
+            self._links.put(question, b"".join([added, *others[: MAX_PER_QUESTION - 1]]))
 
-    def find(self, scope: str, question: str) -> Link | None:
-        """Return the link of a question. While there is none at all, the question is not hashed."""
+    def find(self, scope: str, question: str) -> list[Link]:
+        """Return the links of a question, the latest first. While there are none at all, it is not hashed."""
         if not len(self._links):
-            return None
+            return []
         asked = _digest(question)
-        value = self._links.get(_short(scope, asked))
-        if value is None:
-            return None
-        fingerprint, similarity = _VALUE.unpack(value)
-        return Link(scope, asked, fingerprint.hex(), similarity)
+        entries = map(_ENTRY.unpack, _split(self._links.get(_short(scope, asked))))
+        return [Link(scope, asked, fingerprint.hex(), similarity) for fingerprint, similarity in entries]
 
     def entries_of(self, question: str) -> list[str]:
         """Return the fingerprints of the entries that are linked to this question, in all scopes. It scans all links,
         so it is for explanations and not for requests."""
         asked = bytes.fromhex(_digest(question))[:HALF]
         values = [value for key, value in zip(self._links, self._links.values(), strict=True) if key[HALF:] == asked]
-        return [_VALUE.unpack(value)[0].hex() for value in values]
+        return [entry[:32].hex() for value in values for entry in _split(value)]
+
+
+def _split(value: bytes | None) -> list[bytes]:
+    return [] if value is None else [value[at : at + _ENTRY.size] for at in range(0, len(value), _ENTRY.size)]
 
 
 def _digest(question: str) -> str:

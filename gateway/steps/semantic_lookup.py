@@ -20,6 +20,7 @@ from gateway.cache.threshold.route_control import Controls
 from gateway.config.policy.model import Semantic
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
+from gateway.long_questions import fold_spaces
 from gateway.messages import Basis, Embedding, Entry, Lifetime, Neighbour, Refusal, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import LINKED, Clock, Judgement, NearbyStore, VectorIndex
@@ -87,21 +88,31 @@ class SemanticLookup:
         return self._start_search(search) if link is None else self._follow(search, link)
 
     def _link_of(self, search: _Search) -> Link | None:
-        """Return the link of the question, unless its own answer is there or the link proved wrong.
+        """Return a link of the question whose entry may be fresh; None: there is none, or the question has an answer of
+        its own.
 
         A plain threshold is the operator's word, and nothing is served below it.
         """
         request = search.request
-        link = None if self._plain else self._memory.links.find(request.scope, search.question)
-        if link is None or not (self._index.shared or self._index.holds(link.fingerprint)):
+        links = [] if self._plain else self._memory.links.find(request.scope, search.question)
+        if not links or self._may_be_fresh(request, request.fingerprint):
             return None
-        if self._memory.counterexamples.is_refuted(request.scope, search.question, link.fingerprint):
-            return None
-        own = self._store.peek(request.fingerprint)
-        if own is None:
-            return None if self._index.holds(request.fingerprint) else link
-        is_fresh = freshness_of(own, self._lifetime, request.directives, self._clock.wall()).fresh
-        return None if is_fresh else link
+        return next((link for link in links if self._is_followed(search, link)), None)
+
+    def _is_followed(self, search: _Search, link: Link) -> bool:
+        """Return whether the linked entry may be fresh, and nobody called it wrong for the question."""
+        refuted, scope = self._memory.counterexamples.is_refuted, search.request.scope
+        questions = {search.question, fold_spaces(search.question)}
+        if any(refuted(scope, question, link.fingerprint) for question in questions):
+            return False
+        return self._index.shared or self._may_be_fresh(search.request, link.fingerprint)
+
+    def _may_be_fresh(self, request: RequestContext, fingerprint: str) -> bool:
+        """Return whether an entry in memory is fresh. One that only the index has counts as fresh."""
+        entry = self._store.peek(fingerprint)
+        if entry is None:
+            return self._index.holds(fingerprint)
+        return freshness_of(entry, self._lifetime, request.directives, self._clock.wall()).fresh
 
     def _follow(self, search: _Search, link: Link) -> Response | Awaitable[Response | None] | None:
         """Return the linked answer. If it cannot be served, search."""
@@ -130,11 +141,9 @@ class SemanticLookup:
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
         if not _is_own(request, entry) or not freshness.fresh or self._store.banned(entry):
             return None
-        control = self._controls.of(request.route)
+        control, question = self._controls.of(request.route), fold_spaces(search.question)  # as the link has it
         threshold = control.threshold(self._acceptance, self._index.count(request.scope))
-        judged = Judgement(
-            link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, search.question, search.embedding.vector
-        )
+        judged = Judgement(link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, question, search.embedding.vector)
         request.since("search", search.started)
         request.considered, request.judged = [judged], judged
         control.hit()

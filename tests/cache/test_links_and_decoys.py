@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.cache.decoys import MARGIN, MAX_PER_ENTRY, NEAR, Decoys
-from gateway.cache.links import Links, link_of
+from gateway.cache.links import MAX_PER_QUESTION, Links, link_of
 from gateway.messages import Vector
 from gateway.observability.access_log import AccessLog
 from tests.cache.test_audits import ASKED, HIT, MISS, OTHER, STORED, answering, config, other, policy, same, two_misses
@@ -186,6 +186,15 @@ async def test_a_link_that_a_client_calls_wrong_is_not_followed_again(promising:
     assert promising.gateway.parts.space.controls.of("default").labels == learned, "it had no score to learn from"
 
 
+async def test_a_link_that_is_wrong_is_wrong_for_any_spaces(promising: Served) -> None:
+    await linked(promising)
+    hit = await promising.chat(f" {ASKED} ")
+    said = {"request_id": hit.headers["x-request-id"], "verdict": "wrong"}
+    assert (await promising.post("/v1/feedback", said)).status == 200
+    assert (await promising.chat(f"{ASKED}  ")).cache_status == MISS
+    assert link_hits(promising) == 1
+
+
 async def test_hits_by_links_are_audited(start: Start, upstream: Upstream) -> None:
     upstream.answer = answering(same)
     async with start(policy(accept="max_wrong_hits: 0.1%")) as served:
@@ -209,9 +218,16 @@ async def test_a_link_outlives_the_gateway(start: Start, upstream: Upstream) -> 
 def test_links_are_bounded_and_drop_the_least_recently_used() -> None:
     links = Links(2)
     links.add(link_of(SCOPE, question, ENTRY, 0.9).key() for question in "ab")
-    assert links.find(SCOPE, "a") is not None
+    assert links.find(SCOPE, "a")
     links.add([link_of(SCOPE, "c", ENTRY, 0.9).key()])
-    assert [links.find(SCOPE, question) is not None for question in "abc"] == [True, False, True]
+    assert [len(links.find(SCOPE, question)) for question in "abc"] == [1, 0, 1]
+
+
+def test_a_question_has_the_latest_links_and_each_once() -> None:
+    links, entries = Links(), [hexed(f"{number}") for number in range(MAX_PER_QUESTION + 1)]
+    links.add(link_of(SCOPE, "a", entry, 0.9).key() for entry in [*entries, entries[2]])
+    assert [link.fingerprint for link in links.find(SCOPE, "a")] == [entries[2], *reversed(entries[3:]), entries[1]]
+    assert len(links) == 1
 
 
 def test_a_link_is_read_as_it_was_written_and_another_version_s_is_left_out() -> None:
@@ -219,8 +235,8 @@ def test_a_link_is_read_as_it_was_written_and_another_version_s_is_left_out() ->
     links.add(["", "x:y:z:1", f"{SCOPE}:{SCOPE}:{ENTRY}", f"{link.key()}:more", f"{SCOPE}:{SCOPE}:{ENTRY}:high"])
     assert len(links) == 0
     links.add([link.key()])
-    assert links.find(SCOPE, "a") == link
-    assert links.find(hexed("another"), "a") is None
+    assert links.find(SCOPE, "a") == [link]
+    assert links.find(hexed("another"), "a") == []
     assert links.entries_of("a") == [ENTRY]
 
 
