@@ -208,7 +208,7 @@ class LinkStore(Protocol):
 
 
 class RelationStore(CounterexampleStore, LinkStore, Protocol):
-    """What is known of pairs of a question and an entry."""
+    """The counterexamples and the links of all gateways on a store. Raises `StoreUnavailable`."""
 
 
 class LearningStore(Protocol):

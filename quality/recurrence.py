@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.cache.decoys import Decoys
+from gateway.cache.judgement import MAX_CANDIDATES
 from gateway.cache.links import LEAST_PROBABILITY, MAX_PER_QUESTION
 from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import Judgement
 from quality.decision import Decision, Encoded, Fixed
 from quality.labels import Labels
-from quality.replay import MAX_CANDIDATES
 from quality.streams import alone, from_evaluation
 from quality.world import Opinions, World, embedded
 
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Learned:
-    """What a replay learns of pairs. None: off."""
+    """The pairs that a replay has learned. None: off."""
 
     links: dict[int, list[int]] | None
     decoys: Decoys | None

@@ -26,7 +26,10 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LearnedPairs:
-    """What labels say of single pairs of a question and an entry. `store` keeps it for all gateways, but for decoys."""
+    """The knowledge of single pairs of a question and an entry.
+
+    `store` keeps counterexamples and links for all gateways. Decoys are kept in memory.
+    """
 
     counterexamples: Counterexamples
     links: Links
@@ -66,7 +69,7 @@ class Labels:
     async def link(self, judged: Judgement, fresh: Entry) -> None:
         """Link two questions whose answers were found equal, each to the entry of the other.
 
-        Whichever entry is fresh then answers both. `fresh` holds the fresh answer to the question of `judged`.
+        The entry that is fresh then answers both. `fresh` holds the fresh answer to the question of `judged`.
         """
         stored = judged.entry
         if judged.verbatim or judged.linked or judged.probability < LEAST_PROBABILITY:
