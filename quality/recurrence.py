@@ -54,6 +54,7 @@ class Learned:
     links: dict[int, list[int]] | None
     decoys: Decoys | None
     wrong: set[tuple[int, int]] = field(default_factory=set)
+    reported: float = 0.0  # share of wrong hits that clients report; no fresh answer is fetched for them
 
 
 def drawn(questions: NDArray[np.int64], requests: int, exponent: float, seed: int) -> NDArray[np.int64]:
@@ -104,6 +105,8 @@ class Recurrence:
                 if draw.random() < AUDITED:
                     until[request] = step + self._lifetime
                     self._learn(learned, request, entry, chosen, right=right)
+                elif not right and draw.random() < learned.reported:
+                    self._learn(learned, request, entry, chosen, right=False)
             else:
                 until[request] = step + self._lifetime
                 if chosen.final and chosen.opinion.veto is None:
@@ -147,6 +150,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=15_000, help="0: each question once")
     parser.add_argument("--lifetime", type=int, default=3_000, help="requests for which an answer is fresh")
     parser.add_argument("--exponent", type=float, default=0.8, help="of the power law of popularity; 0: uniform")
+    parser.add_argument("--reported", type=float, default=0.0, help="share of wrong hits that clients report")
     parser.add_argument("--reworded", action="store_true", help="only questions with other wordings in the stream")
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.6, 0.5, 0.4])
     parser.add_argument("--seeds", type=int, default=1)
@@ -165,7 +169,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     for threshold, seed, links, decoys in product(given.thresholds, range(given.seeds), (False, True), (False, True)):
         asked = drawn(questions, given.requests, given.exponent, seed)
-        learned = Learned({} if links else None, Decoys() if decoys else None)
+        learned = Learned({} if links else None, Decoys() if decoys else None, reported=given.reported)
         outcome = asyncio.run(replay.play(asked, threshold, learned, seed))
         print(f"| {threshold} | {links} | {decoys} | {seed} | {outcome.row()} |", flush=True)
         opinions.save()
