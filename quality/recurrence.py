@@ -78,7 +78,7 @@ class Recurrence:
         control = Fixed(self._opinions, threshold, learn=False)
         decision = Decision(self._opinions, self._embedder, control, 0.01, learned.decoys)
         until, outcome = np.full(len(self._world.stored), -1), Outcome(len(asked))
-        draw = np.random.default_rng(seed)
+        draws = np.random.default_rng(seed).random((len(asked), 2))  # the same in each row of the table
         for step, request in enumerate(map(int, asked)):
             if until[request] > step:
                 outcome.exact += 1
@@ -88,7 +88,7 @@ class Recurrence:
                 right = self._labels.same(request, linked)
                 outcome.semantic, outcome.links = outcome.semantic + 1, outcome.links + 1
                 outcome.wrong += not right
-                if draw.random() < AUDITED:
+                if draws[step, 0] < AUDITED:
                     until[request] = step + self._lifetime
                     self._learn(learned, request, linked, None, right=right)
                 continue
@@ -102,10 +102,10 @@ class Recurrence:
                 outcome.decoys, outcome.right_refused = outcome.decoys + 1, outcome.right_refused + right
             if chosen.reason is None:
                 outcome.semantic, outcome.wrong = outcome.semantic + 1, outcome.wrong + (not right)
-                if draw.random() < AUDITED:
+                if draws[step, 0] < AUDITED:
                     until[request] = step + self._lifetime
                     self._learn(learned, request, entry, chosen, right=right)
-                elif not right and draw.random() < learned.reported:
+                elif not right and draws[step, 1] < learned.reported:
                     self._learn(learned, request, entry, chosen, right=False)
             else:
                 until[request] = step + self._lifetime

@@ -1,4 +1,4 @@
-"""What a store of counterexamples and links must do: the real one on real servers."""
+"""Every store of counterexamples and links keeps them, bounded: the real one on real servers."""
 
 from __future__ import annotations
 
