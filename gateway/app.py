@@ -109,7 +109,7 @@ class Gateway:
             routes=[
                 *self.access.admin,
                 *self.dashboard.routes(),
-                *ExplainHandler(lambda: self.policy, parts.spaces).routes(),
+                *ExplainHandler(lambda: self.policy, parts.spaces, parts.memory).routes(),
                 *ExplainRequests(lambda: self.policy, lambda: self.parts, self._deployment).routes(),
                 *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
                 *LimitsHandler(parts.quotas).routes(),

@@ -281,10 +281,11 @@ def replication_of(stores: Stores, parts: Parts, removal: Purge) -> Replication 
     """Build the replication. Return None if no other gateway uses this store."""
     if stores.changes is None or stores.journal is None:
         return None
-    known = parts.memory.counterexamples
+    known, links = parts.memory.counterexamples, parts.memory.links
 
     async def reread() -> None:
         known.add(await stores.redis.counterexamples())
+        links.add(await stores.redis.links())
         await removal.refresh()
 
     replication = Replication(
@@ -292,6 +293,7 @@ def replication_of(stores: Stores, parts: Parts, removal: Purge) -> Replication 
         parts.spaces,
         parts.store,
         known,
+        links,
         parts.telemetry,
         parts.clock,
         gateway=stores.journal.gateway,
@@ -318,6 +320,7 @@ def recovery_of(
         stores.redis,
         space.index,
         parts.memory.counterexamples,
+        parts.memory.links,
         parts.clock,
         space.checkpoints,
         None if removal is None else space.learning,

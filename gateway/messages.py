@@ -62,9 +62,16 @@ class Refusal(StrEnum):
     ENTITIES = "entities"
     DIRECTION = "direction"
     ANTONYM = "antonym"
-    COUNTEREXAMPLE = "counterexample"  # a client reported this answer as wrong for this question
+    COUNTEREXAMPLE = "counterexample"  # a client or an audit found this answer wrong for this question
+    DECOY = "decoy"  # the answer was wrong for a question that is more like this one than the entry's own
     EXPIRED = "expired"
     FOREIGN = "foreign"  # the entry's scope differs from the one in the index
+
+
+class Basis(StrEnum):
+    """Why a neighbour's answer was served without regard to its score."""
+
+    LINK = "link"  # a fresh answer to this question equalled the stored one
 
 
 class Admission(StrEnum):
@@ -116,7 +123,7 @@ class Provenance:
     """The origin of an answer: the source of Cache-Status, the x-nearhit-* headers and the metric labels."""
 
     verdict: Verdict
-    reason: str | None = None  # a member of Bypass, Refusal or Choice, or the kind of an error
+    reason: str | None = None  # a member of Bypass, Refusal, Basis or Choice, or the kind of an error
     similarity: float | None = None  # semantic hits: in [0, 1]
     age_s: float | None = None  # hits: seconds since the answer was made
     ttl_s: float | None = None  # hits: seconds of freshness left

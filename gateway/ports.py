@@ -208,6 +208,20 @@ class CounterexampleStore(Protocol):
         """Return the keys, oldest first. Their number is bounded: the oldest are deleted."""
 
 
+class LinkStore(Protocol):
+    """Links between questions and entries (`gateway.cache.links`), for all gateways on a store. Raises
+    `StoreUnavailable`."""
+
+    async def add_links(self, keys: Sequence[str]) -> None: ...
+
+    async def links(self) -> list[str]:
+        """Return the keys, oldest first. Their number is bounded: the oldest are deleted."""
+
+
+class RelationStore(CounterexampleStore, LinkStore, Protocol):
+    """The counterexamples and the links of all gateways on a store. Raises `StoreUnavailable`."""
+
+
 class LearningStore(Protocol):
     """The learning state of routes, which survives a restart. Raises `StoreUnavailable`."""
 
@@ -460,6 +474,7 @@ class ChangeKind(StrEnum):
     VECTORS = "vectors"  # entries with a vector were added, or entries removed: fingerprints
     RECORDS = "records"  # entries were added that no index finds: fingerprints
     COUNTEREXAMPLE = "counterexample"  # its key
+    LINKS = "links"  # their keys
     BANS = "bans"  # a purge; no value
     GOSSIP = (
         "said"  # a message to the other gateways that is not about stored entries: base64 of msgpack, topic and content
@@ -616,6 +631,9 @@ class QuotaStore(Protocol):
 VERBATIM = Opinion(1.0, 1.0)
 """The opinion on a candidate whose question differs only in white space."""
 
+LINKED = Opinion(1.0, 1.0)
+"""The opinion on a candidate that a link names."""
+
 
 @dataclass(slots=True)
 class Evaluated:
@@ -634,6 +652,11 @@ class Evaluated:
         return self.opinion is VERBATIM
 
     @property
+    def linked(self) -> bool:
+        """Whether a link names the entry: then its score says nothing, and teaches nothing."""
+        return self.opinion is LINKED
+
+    @property
     def final(self) -> bool:
         """Whether no second opinion is outstanding. Only final scores count for the route's figures."""
         return self.opinion.ceiling is None
@@ -649,6 +672,8 @@ class Judgement(Evaluated):
 
 
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped
+
+MAX_LINKS = 100_000  # 28 to 39 MB in a gateway; beyond it the oldest are dropped
 
 
 class ComplexityScorer(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from gateway.cache.decoys import Decoys
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, NeighbourEntry
 from gateway.cache.threshold.route_control import Observation, RouteControl
@@ -42,8 +43,16 @@ class Encoded:
 class Decision:
     """Of one route with one promise. `entries`: that the neighbours are the nearest of."""
 
-    def __init__(self, verifier: Verifier, embedder: Embedder, control: RouteControl, max_wrong_hits: float) -> None:
-        self._scorer = CandidateScorer(verifier, embedder, Acceptance(max_wrong_hits=max_wrong_hits), Counterexamples())
+    def __init__(
+        self,
+        verifier: Verifier,
+        embedder: Embedder,
+        control: RouteControl,
+        max_wrong_hits: float,
+        decoys: Decoys | None = None,
+    ) -> None:
+        acceptance = Acceptance(max_wrong_hits=max_wrong_hits)
+        self._scorer = CandidateScorer(verifier, embedder, acceptance, Counterexamples(), decoys)
         self._control = control
         self.entries = 0
 

@@ -33,7 +33,10 @@ WEIGHTS = HERE.parent / "gateway" / "cache" / "weights"
 ROUNDS, PERTURBED, MINED = 14, 3000, 3000  # fillings of each frame; questions perturbed; questions mined
 # The figures below measure the trees by a score that takes their doubt off the similarity: WEIGHT * (1 - p) ** POWER.
 WEIGHT, POWER = 0.5, 2.0
-UNFITTED = {"first": [-6.0, 8.0, -2.0], "second": [0.0, 1.0, 0.0, 0.0, 0.0]}  # until `training.combination` has fitted it
+UNFITTED = {
+    "first": [-6.0, 8.0, -2.0],
+    "second": [0.0, 1.0, 0.0, 0.0, 0.0],
+}  # until `training.combination` has fitted it
 NAMED = ("numbers_swapped", "negation", "opposites", "reversed")  # as gateway.cache.verifiers: doubt is full
 # Pairs less similar than this are never looked at (the floor is .6): left out of the fit.
 NEAR = 0.5

@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from gateway.admin.learned_pairs import PairKnowledge
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
@@ -23,7 +24,8 @@ from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Policy, Semantic
 from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.messages import Bypass, Decisive, Embedding, Entry
-from gateway.ports import Embedder, Opinion, StoredCandidate, Verifier
+from gateway.ports import LINKED, Embedder, Judgement, Opinion, StoredCandidate, Verifier
+from gateway.steps.feedback import FeedbackState
 
 # POST /admin/cache/explain. The prompts are neither logged nor stored.
 PATH = "/admin/cache/explain"
@@ -71,12 +73,18 @@ def semantic_route(policy: Policy, name: str | None) -> tuple[str, Semantic]:
 
 
 async def explain_pair(
-    pair: PairRequest, route: str, rule: Semantic, control: RouteControl, embedder: Embedder, verifier: Verifier
+    pair: PairRequest,
+    route: str,
+    rule: Semantic,
+    control: RouteControl,
+    embedder: Embedder,
+    verifier: Verifier,
+    knowledge: PairKnowledge | None = None,
 ) -> ExplainedPair:
     """Judge the pair as the semantic lookup would if `pair.stored` were the only stored question.
 
     The threshold is that of a cache of the usual size, as operators ask about caches that are full.
-    Counterexamples are left out, because they belong to an entry. A short template is not recognised, because that
+    `knowledge` has the links and decoys of the gateway, in any scope. A short template is not recognised, because that
     needs other stored questions. Raise `EmbedderUnavailable`.
     """
     pair, rests_differ = _focus_of(pair)
@@ -92,13 +100,21 @@ async def explain_pair(
         labels=control.labels,
         partial=Bypass.TOO_LONG if rests_differ else asked.partial_reason or stored.partial_reason,
     )
-    near, scorer = [(entry, similarity)], CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples())
+    scorer = CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples())
+    if knowledge is not None:
+        scorer = CandidateScorer(verifier, embedder, rule.acceptance, knowledge.counterexamples, knowledge.decoys)
+        entry = await knowledge.repelling_entry(asked.vector, pair.stored) or entry
+    near = [(entry, similarity)]
     if look.partial is not None:  # bounds the text that the verifier reads, too
         first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
         return build_explanation(first, first, look)
     look = replace(look, features=verifier.features(pair.asked, StoredCandidate(pair.stored, similarity)))
     scores = scorer.of(pair.asked, "", asked, near, control, 0)
     first = scores.chosen
+    if knowledge is not None and rule.acceptance.min_similarity is None and not first.verbatim:
+        linked = await knowledge.linked_entry(pair.asked, pair.stored)
+        if linked is not None:
+            return build_explanation(first, _as_linked(first), look)
     if similarity >= look.floor and scorer.needs_second_opinion(scores):
         await scorer.apply_second_opinion(scores)
     look = replace(look, read_closely=bool(scores.unread), second=scores.second, framed=scores.parts is not None)
@@ -113,6 +129,11 @@ def _focus_of(pair: PairRequest) -> tuple[PairRequest, bool]:
     asked, stored = Decisive(b"", b"", pair.asked), Decisive(b"", b"", pair.stored)
     found = replace(pair, asked=asked.focus or pair.asked, stored=stored.focus or pair.stored)
     return found, asked.context != stored.context
+
+
+def _as_linked(judged: Judgement) -> Judgement:
+    """Return the judgement of a pair that a link names: its score does not matter."""
+    return replace(judged, opinion=LINKED, score=1.0, probability=1.0, reason=None)
 
 
 def _similarity(a: Embedding, b: Embedding) -> float:
@@ -140,9 +161,10 @@ class PairBody(TypedDict):
 class ExplainHandler:
     """`ExplainHandler` serves `POST /admin/cache/explain`. `policy` returns the policy in force."""
 
-    def __init__(self, policy: Callable[[], Policy], spaces: Spaces) -> None:
+    def __init__(self, policy: Callable[[], Policy], spaces: Spaces, memory: FeedbackState) -> None:
         self._policy = policy
         self._spaces = spaces
+        self._memory = memory
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post(PATH, self.explain)]
@@ -158,7 +180,9 @@ class ExplainHandler:
             route, rule = semantic_route(self._policy(), pair.route)
             space = self._spaces.serving
             control = space.controls.of(route)
-            found = await explain_pair(pair, route, rule, control, space.embedder, space.verifier)
+            memory = self._memory
+            knowledge = PairKnowledge(memory.links, memory.counterexamples, space.decoys, space.store)
+            found = await explain_pair(pair, route, rule, control, space.embedder, space.verifier, knowledge)
         except BadRequest as error:
             return json_response({"error": error.message}, 400)
         except web.HTTPRequestEntityTooLarge:

@@ -233,3 +233,5 @@ class AnswerComparer:
         label = await self.label(pair.call, pair.judged.entry, pair.fresh)
         if label is not None:
             self._labels.report(pair.route, pair.judged, label, "miss")
+        if label is Label.RIGHT:
+            await self._labels.link(pair.judged, pair.fresh)

@@ -104,7 +104,8 @@ class HitAudits:
         """
         if request.directives.no_store or request.directives.only_if_cached:
             return
-        chance = self._controls.of(request.route).audit_chance(judged.score, rule.share)
+        control = self._controls.of(request.route)
+        chance = rule.share if judged.linked else control.audit_chance(judged.score, rule.share)
         if self._rng() >= chance:
             return
         chosen = _Chosen(request, judged, rule, chance, forward)
@@ -132,6 +133,8 @@ class HitAudits:
         self._labels.report(request.route, judged, label, "audit")
         if label is Label.WRONG:
             await self._labels.refute(relation_between(judged))
+        elif label is Label.RIGHT:
+            await self._labels.link(judged, fresh)
         # last, so that a reader of the counter finds all of the above done
         self._telemetry.audits.add(request.route, label)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gateway.cache.answer_comparison import AnswerComparer
 from gateway.cache.audits import HitAudits
+from gateway.cache.decoys import Decoys
 from gateway.cache.index_checkpoints import IndexCheckpoints
 from gateway.cache.inflight_questions import InflightQuestions
 from gateway.cache.labels import Labels
@@ -73,6 +74,7 @@ class Space:
     backing_store: ResponseStore
     verifier: Verifier
     controls: Controls
+    decoys: Decoys
     complexity: ComplexityScorer
     labels: Labels
     comparisons: AnswerComparer
@@ -108,9 +110,10 @@ class Spaces:
         return next((space for space in self.all if space.embedder.fingerprint == embedder), None)
 
     async def forget(self, fingerprints: Sequence[str]) -> None:
-        """Remove entries from every index."""
+        """Remove entries from every index, and their decoys."""
         for space in self.all:
             await space.index.remove(fingerprints)
+            space.decoys.forget(fingerprints)
 
     def swap(self) -> Space:
         """Switch lookups to the upcoming space, and return it so that the stages are built on it."""

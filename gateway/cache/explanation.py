@@ -27,6 +27,7 @@ class ExplainedPair:
     opinion_probability: float | None  # of the first score, by the verifier's own calibration
     read_closely: bool  # a second opinion could have reached the threshold
     second_opinion: float | None  # the score of the slower check; None: not run, or no result
+    linked: bool  # a link names the stored answer for this question, so its score does not matter
     framed: bool  # two prompts of one template: only the differing parts were compared
     evidence_shift: float  # how far labels near the question move the score
     labels: int  # labelled lookups that the route has learned from
@@ -68,6 +69,7 @@ class ExplainedPair:
             "opinion": self._opinion_text(),
             "second opinion": self._second_opinion_text(),
             "template": "same template: the differing parts were compared" if self.framed else "none",
+            "link": "the answers of the two were equal" if self.linked else "none",
             "evidence": f"{self.evidence_shift:+.4f}",
             "score": f"{self.score:.4f}",
             "threshold": f"{self.threshold:.4f}",
@@ -124,8 +126,9 @@ def build_explanation(first: Judgement, last: Judgement, details: LookupDetails)
         opinion_probability=None if plain else first.opinion.probability,
         read_closely=details.read_closely,
         second_opinion=None if details.second is None else details.second.score,
+        linked=last.linked,
         framed=details.framed,
-        evidence_shift=0.0 if plain or last.verbatim else last.score - last.opinion.score,
+        evidence_shift=0.0 if plain or last.verbatim or last.linked else last.score - last.opinion.score,
         labels=details.labels,
         score=last.score,
         threshold=last.threshold,
@@ -147,7 +150,7 @@ def promise_of(acceptance: Acceptance) -> str:
 def _reason(judged: Judgement, details: LookupDetails) -> str | None:
     if details.partial is not None:
         return details.partial
-    return Refusal.SIMILARITY if judged.similarity < details.floor else judged.reason
+    return Refusal.SIMILARITY if judged.similarity < details.floor and not judged.linked else judged.reason
 
 
 def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) -> str:
@@ -155,6 +158,8 @@ def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) ->
         return "unreadable: one of the two has words that the embedding model cannot read"
     if details.partial is not None:
         return f"{details.partial}: the prompts differ outside the part that asks, or the embedding model cuts it"
+    if judged.linked:
+        return "link: a fresh answer to the question equalled the stored one, whatever the score"
     if judged.similarity < details.floor and not plain:
         return f"similarity: {judged.similarity:.4f} is below {details.floor:.2f}, the minimum for a neighbour"
     measured = f"the {'similarity' if plain else 'score'} {judged.score:.4f}"
@@ -162,6 +167,8 @@ def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) ->
         return "the same words"
     if judged.reason is None:
         return f"{measured} reaches the threshold {judged.threshold:.4f}"
+    if judged.opinion.veto is Refusal.DECOY:
+        return "decoy: the stored answer was wrong for a question that is more like this one, whatever the score"
     if judged.opinion.veto is not None:
         return f"{judged.opinion.veto}: a veto, whatever the score"
     return f"{judged.reason}: {measured} is below the threshold {judged.threshold:.4f}"

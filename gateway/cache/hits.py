@@ -9,13 +9,18 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.freshness import Freshness
 from gateway.config.policy.model import ReplaySettings
 from gateway.context import RequestContext
-from gateway.messages import Call, Entry, Event, EventStream, FullBody, Provenance, Response, Verdict
+from gateway.messages import Basis, Call, Entry, Event, EventStream, FullBody, Provenance, Response, Verdict
 from gateway.ports import Clock
 from gateway.streams import BufferedStream
 
 
 def response_from_entry(
-    request: RequestContext, entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None
+    request: RequestContext,
+    entry: Entry,
+    freshness: Freshness,
+    verdict: Verdict,
+    similarity: float | None = None,
+    basis: Basis | None = None,
 ) -> Response:
     """Return the entry in its stored form. `Render` converts it to the form that the client wants."""
     call = request.call
@@ -26,13 +31,20 @@ def response_from_entry(
     else:
         body = FullBody(entry.payload[0])
     headers = (("Content-Type", entry.content_type),)
-    return Response(200, headers, body, provenance_of(entry, freshness, verdict, similarity))
+    return Response(200, headers, body, provenance_of(entry, freshness, verdict, similarity, basis))
 
 
-def provenance_of(entry: Entry, freshness: Freshness, verdict: Verdict, similarity: float | None = None) -> Provenance:
+def provenance_of(
+    entry: Entry,
+    freshness: Freshness,
+    verdict: Verdict,
+    similarity: float | None = None,
+    basis: Basis | None = None,
+) -> Provenance:
     """Return the origin of a hit and its savings."""
     return Provenance(
         verdict,
+        basis,
         similarity=similarity,
         age_s=freshness.age_s,
         ttl_s=freshness.ttl_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from gateway.cache.decoys import Decoys
 from gateway.cache.feedback import Counterexamples, Relation, relation_of
 from gateway.cache.templates import Varying, varying_parts
 from gateway.cache.threshold.route_control import Observation, RouteControl
@@ -151,13 +152,19 @@ class CandidateScorer:
     """`CandidateScorer` scores candidates by one policy. `counterexamples`: relations that clients called wrong."""
 
     def __init__(
-        self, verifier: Verifier, embedder: Embedder, acceptance: Acceptance, counterexamples: Counterexamples
+        self,
+        verifier: Verifier,
+        embedder: Embedder,
+        acceptance: Acceptance,
+        counterexamples: Counterexamples,
+        decoys: Decoys | None = None,
     ) -> None:
         self._verifier = verifier
         self._embedder = embedder
         self._acceptance = acceptance
         self._is_similarity_only = acceptance.min_similarity is not None
         self._counterexamples = counterexamples
+        self._decoys = Decoys() if decoys is None else decoys
 
     def of(
         self,
@@ -228,6 +235,8 @@ class CandidateScorer:
         """Judge an opinion on a candidate by the route's threshold."""
         if self._counterexamples.is_refuted(entry.scope, scores.question, entry.fingerprint):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
+        elif opinion is not VERBATIM and self._decoys.repel(entry.fingerprint, scores.embedding.vector, similarity):
+            opinion = Opinion(opinion.score, 0.0, veto=opinion.veto or Refusal.DECOY)
         threshold, control = scores.threshold, None if self._is_similarity_only else scores.control
         score, probability, reason = evaluate(similarity, opinion, threshold, control, scores.shift)
         return Judgement(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
+from gateway.cache.decoys import Decoys
 from gateway.cache.feedback import Counterexamples, Relation
 from gateway.cache.judgement import observation_of
+from gateway.cache.links import LEAST_PROBABILITY, Links, link_of
 from gateway.cache.threshold.route_control import Controls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import StoreUnavailable
+from gateway.messages import Entry
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import CounterexampleStore, Judgement
+from gateway.ports import Judgement, RelationStore
 
 LOG = logging.getLogger("nearhit.quality")
 
@@ -20,38 +24,70 @@ def _ignore(*_: object) -> None:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class LearnedPairs:
+    """The knowledge of single pairs of a question and an entry.
+
+    `store` keeps counterexamples and links for all gateways. Decoys are kept in memory.
+    """
+
+    counterexamples: Counterexamples
+    links: Links
+    decoys: Decoys
+    store: RelationStore
+
+
 class Labels:
     """`Labels` passes each label to its route. `on_label` is called with every label that a route may learn from."""
 
     def __init__(
         self,
         controls: Controls,
-        counterexamples: Counterexamples,
-        store: CounterexampleStore,
+        pairs: LearnedPairs,
         telemetry: Telemetry,
         on_label: Callable[[str, Judgement, Label], None] = _ignore,
     ) -> None:
         self._on_label = on_label
         self._controls = controls
-        self._counterexamples = counterexamples
-        self._store = store
+        self._pairs = pairs
         self._telemetry = telemetry
 
     def report(self, route: str, judged: Judgement, label: Label, source: str) -> None:
         """Count the label, and let the route learn from it. `source`: miss, audit or feedback.
 
-        Identical wording teaches nothing about how far wordings may differ.
+        Identical wording teaches nothing about how far wordings may differ. A linked pair has no score to learn from.
         """
         self._telemetry.labels.add(route, source, label)
-        if not judged.verbatim:
-            if self._controls.of(route).learn(observation_of(judged, label)):
-                self._telemetry.drift_alarms.add(route)
-                LOG.warning(
-                    "drift: neighbours are wrong more often than the route has learned, so its labels are forgotten "
-                    "and the threshold falls back to the calibration",
-                    extra={"fields": {"route": route}},
-                )
-            self._on_label(route, judged, label)
+        if judged.verbatim:
+            return
+        if label is Label.WRONG:
+            self._pairs.decoys.add(judged.entry.fingerprint, judged.vector)
+        if not judged.linked and self._controls.of(route).learn(observation_of(judged, label)):
+            self._telemetry.drift_alarms.add(route)
+            LOG.warning(
+                "drift: neighbours are wrong more often than the route has learned, so its labels are forgotten "
+                "and the threshold falls back to the calibration",
+                extra={"fields": {"route": route}},
+            )
+        self._on_label(route, judged, label)
+
+    async def link(self, judged: Judgement, fresh: Entry) -> None:
+        """Link two questions whose answers were found equal, each to the entry of the other.
+
+        The entry that is fresh then answers both. `fresh` holds the fresh answer to the question of `judged`.
+        """
+        stored = judged.entry
+        if judged.verbatim or judged.linked or judged.probability < LEAST_PROBABILITY:
+            return
+        if stored.question is None or stored.fingerprint == fresh.fingerprint or stored.scope != fresh.scope:
+            return
+        links = [
+            link_of(stored.scope, judged.question, stored.fingerprint, judged.similarity),
+            link_of(stored.scope, stored.question, fresh.fingerprint, judged.similarity),
+        ]
+        keys = [link.key() for link in links]
+        self._pairs.links.add(keys)
+        await self._kept("a link", self._pairs.store.add_links(keys))
 
     async def refute(self, relation: Relation) -> bool:
         """Never serve this answer for this question again.
@@ -59,11 +95,15 @@ class Labels:
         Return False if the store failed: this gateway then remembers it until a restart, and the others do not know.
         """
         key = relation.key()
-        self._counterexamples.add([key])
+        self._pairs.counterexamples.add([key])
+        return await self._kept("a counterexample", self._pairs.store.add_counterexample(key))
+
+    async def _kept(self, what: str, write: Awaitable[None]) -> bool:
+        """Return whether the store took the write."""
         try:
-            await self._store.add_counterexample(key)
+            await write
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
-            LOG.warning("a counterexample could not be stored", extra={"fields": {"error": str(error)}})
+            LOG.warning("%s could not be stored", what, extra={"fields": {"error": str(error)}})
             return False
         return True

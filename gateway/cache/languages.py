@@ -62,5 +62,3 @@ def reads(text: str) -> bool:
         return False
     foreign = sum(map(_FOREIGN.__contains__, words)) + 2 * (not _SPANISH_MARKS.isdisjoint(text))
     return foreign < english or (foreign == english and letters.isascii())
-
-

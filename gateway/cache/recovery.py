@@ -1,4 +1,4 @@
-"""Read the store at a start: bans, counterexamples, learned state and the vectors of the index."""
+"""Read the store at a start: bans, counterexamples, links, learned state and the vectors of the index."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.index_checkpoints import IndexCheckpoints
 from gateway.cache.learned_state import StateKeeper
+from gateway.cache.links import Links
 from gateway.cache.purge import Purge
 from gateway.cache.stream_consumer import StreamConsumer
 from gateway.errors import StoreUnavailable
-from gateway.ports import Clock, CounterexampleStore, ResponseStore, VectorIndex
+from gateway.ports import Clock, RelationStore, ResponseStore, VectorIndex
 
 LOG = logging.getLogger("nearhit")
 # Seconds between two attempts, doubled from the first to the last. On a busy machine only the first query may be late,
@@ -31,9 +32,10 @@ class Recovery:
     def __init__(
         self,
         store: ResponseStore,
-        counterexamples: CounterexampleStore,
+        relations: RelationStore,
         index: VectorIndex,
         known: Counterexamples,
+        links: Links,
         clock: Clock,
         checkpoints: IndexCheckpoints | None = None,
         learning: StateKeeper | None = None,
@@ -46,9 +48,10 @@ class Recovery:
         the store is compared with the index.
         """
         self._store = store
-        self._counterexamples = counterexamples
+        self._relations = relations
         self._index = index
         self._known = known
+        self._links = links
         self._clock = clock
         self._checkpoints = checkpoints
         self._learning = learning
@@ -65,7 +68,8 @@ class Recovery:
                 if self._removal is not None:  # before the bans are known, nothing from the store is served
                     await self._removal.load()
                 # Counterexamples come first: no vector may be found before its wrong relations are known.
-                self._known.add(await self._counterexamples.counterexamples())
+                self._known.add(await self._relations.counterexamples())
+                self._links.add(await self._relations.links())
                 if self._learning is not None:  # before the vectors, so that no hit is judged by an outdated threshold
                     await self._learning.restore()
                 if self._checkpoints is not None:

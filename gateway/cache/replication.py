@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.feedback import Counterexamples
+from gateway.cache.links import Links
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.recovery import BATCH, RETRY_S, reconcile, update
 from gateway.cache.stream_consumer import Lag, StreamConsumer
@@ -26,8 +27,8 @@ LOG = logging.getLogger("nearhit.replication")
 class Replication:
     """`Replication` applies other gateways' changes.
 
-    `known` and `front` are those that lookups use. `reread` reads all shared state except entries again, and raises
-    `StoreUnavailable`. `on_removal` is called when there are new bans.
+    `known`, `links` and `front` are those that lookups use. `reread` reads all shared state except entries again, and
+    raises `StoreUnavailable`. `on_removal` is called when there are new bans.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Replication:
         spaces: Spaces,
         front: TieredStore,
         known: Counterexamples,
+        links: Links,
         telemetry: Telemetry,
         clock: Clock,
         *,
@@ -46,6 +48,7 @@ class Replication:
         self._spaces = spaces
         self._front = front
         self._known = known
+        self._links = links
         self._metrics = telemetry.replication
         self._clock = clock
         self._gateway = gateway
@@ -98,6 +101,8 @@ class Replication:
                 self._front.forget(name)
         elif change.kind is ChangeKind.COUNTEREXAMPLE:
             self._known.add([change.value])
+        elif change.kind is ChangeKind.LINKS:
+            self._links.add(change.names)
         elif change.kind is ChangeKind.BANS:
             self._on_removal()
 
@@ -106,7 +111,9 @@ class Replication:
             batch = names[i : i + BATCH]
             for space in self._spaces.with_local_index:
                 stored = await update(space.store, space.index, self._clock, batch)
-                await space.index.remove([name for name in batch if name not in stored])
+                gone = [name for name in batch if name not in stored]
+                await space.index.remove(gone)
+                space.decoys.forget(gone)
 
     def _on_gap(self) -> None:
         """Start a comparison in the background, which finds the missed changes."""

@@ -107,6 +107,7 @@ class CacheMetrics:
         self.crowds = Counter(
             "nearhit_crowds_total", "Coalescing of calls among the gateways on a store, by outcome", ("outcome",)
         )
+        self.link_hits = Counter("nearhit_link_hits_total", "Semantic hits by a link, whatever their score", ("route",))
         self.refusals = Counter(
             "nearhit_refusals_total", "Neighbours whose answer was not served, by reason", ("route", "reason")
         )

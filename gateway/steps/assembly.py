@@ -232,7 +232,7 @@ def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLook
     return SemanticLookup(
         space.index,
         parts.store,
-        CandidateScorer(space.verifier, space.embedder, rule.acceptance, parts.memory.counterexamples),
+        CandidateScorer(space.verifier, space.embedder, rule.acceptance, parts.memory.counterexamples, space.decoys),
         space.controls,
         parts.clock,
         parts.telemetry,

@@ -16,6 +16,7 @@ import orjson
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.feedback import Counterexamples, ServedHit, ServedHits
 from gateway.cache.judgement import relation_between
+from gateway.cache.links import Links
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.dialects.json_body import ABSENT, invalid_field, parse_object
@@ -35,6 +36,7 @@ class FeedbackState:
 
     served: ServedHits
     counterexamples: Counterexamples
+    links: Links
 
 
 class FeedbackService:

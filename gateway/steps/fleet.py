@@ -113,6 +113,11 @@ class Fleet:
             for space in spaces.all:
                 space.controls.apply_event(basis, route, said)
 
+        def apply_decoy(embedder: str, fingerprint: str, vector: bytes) -> None:
+            for space in spaces.all:
+                space.decoys.apply_event(embedder, fingerprint, vector)
+
+        gossip.on("decoy", apply_decoy)
         gossip.on("quality", apply_event, lambda route: spaces.serving.learning.positions.get(route))
         gossip.on("routing", escalations.apply_event, routing.positions.get)
         run_in(stack, _follow_gossip(consumer, lambda: (spaces.serving.learning, routing)))

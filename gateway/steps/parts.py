@@ -14,6 +14,7 @@ from gateway.cache.answer_comparison import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import HitAudits
 from gateway.cache.cluster_leases import ClusterLeases
+from gateway.cache.decoys import Decoys
 from gateway.cache.embedding_spaces import PendingEmbeddings, Space, Spaces
 from gateway.cache.eviction import Evictor
 from gateway.cache.feedback import Counterexamples, ServedHits
@@ -22,8 +23,9 @@ from gateway.cache.hits import SplitCache
 from gateway.cache.index_checkpoints import FILE, former_checkpoint_file, remove_former_checkpoint
 from gateway.cache.index_factory import open_index
 from gateway.cache.inflight_questions import InflightQuestions
-from gateway.cache.labels import Labels
+from gateway.cache.labels import Labels, LearnedPairs
 from gateway.cache.learned_state import SnapshotStore, StateKeeper
+from gateway.cache.links import Links
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.stores import Stores, build_evictor
@@ -106,6 +108,7 @@ class PartsInputs:
     environ: Mapping[str, str]
     stores: Stores
     counterexamples: Counterexamples
+    links: Links
     pools: Mapping[str, UpstreamPool]
     prices: Mapping[str, Price]
     telemetry: Telemetry
@@ -185,7 +188,9 @@ async def _open(
     controls = Controls(verifier.prior, basis, telemetry.requests_of, inputs.fleet.publisher("quality"))
     learning = StateKeeper(controls, backing_store, position=inputs.fleet.position)
     exit_stack.push_async_callback(learning.save)  # once nothing is learnt any more
-    labels = Labels(controls, inputs.counterexamples, backing_store, telemetry, inputs.recorder.label)
+    decoys = Decoys(embedder.fingerprint, inputs.fleet.publisher("decoy"))
+    pairs = LearnedPairs(inputs.counterexamples, inputs.links, decoys, backing_store)
+    labels = Labels(controls, pairs, telemetry, inputs.recorder.label)
     comparisons = AnswerComparer(embedder, labels, telemetry)
     judge = AnswerJudge(inputs.pools, inputs.prices)
     audits = HitAudits(comparisons, labels, controls, judge, telemetry, inputs.clock, inputs.draw)
@@ -201,6 +206,7 @@ async def _open(
         backing_store=backing_store,
         verifier=verifier,
         controls=controls,
+        decoys=decoys,
         complexity=build_complexity(embedder.fingerprint),
         labels=labels,
         comparisons=comparisons,
@@ -256,7 +262,7 @@ async def build_parts(
     embedder: Embedder,
 ) -> Parts:
     """Build all parts, with the embedder of the model in use. `stack` closes them. Raise `StartupError`."""
-    memory, recorded_state = FeedbackState(ServedHits(), Counterexamples()), RecordedState()
+    memory, recorded_state = FeedbackState(ServedHits(), Counterexamples(), Links()), RecordedState()
     inputs = _build_inputs(stack, config, environ, clock, draw, stores, memory, recorded_state)
     pools, prices, telemetry, fleet = inputs.pools, inputs.prices, inputs.telemetry, inputs.fleet
     spaces, former = await open_spaces(stack, inputs, embedder)
@@ -318,6 +324,7 @@ def _build_inputs(
         environ=environ,
         stores=stores,
         counterexamples=memory.counterexamples,
+        links=memory.links,
         pools=pools,
         prices=prices,
         telemetry=telemetry,

@@ -15,13 +15,15 @@ from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import response_from_entry
 from gateway.cache.inflight_questions import InflightQuestion
 from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores
+from gateway.cache.links import Link
 from gateway.cache.threshold.route_control import Controls
 from gateway.config.policy.model import Semantic
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
-from gateway.messages import Embedding, Entry, Lifetime, Neighbour, Refusal, Response, Verdict
+from gateway.long_questions import fold_spaces
+from gateway.messages import Basis, Embedding, Entry, Lifetime, Neighbour, Refusal, Response, Verdict
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, NearbyStore, VectorIndex
+from gateway.ports import LINKED, Clock, Judgement, NearbyStore, VectorIndex
 from gateway.steps.feedback import FeedbackState
 
 LOG = logging.getLogger("nearhit.semantic")
@@ -64,6 +66,7 @@ class SemanticLookup:
         self._controls = controls
         self._clock = clock
         self._telemetry = telemetry
+        self._acceptance = rule.acceptance
         self._plain = rule.acceptance.min_similarity is not None
         self._lifetime = lifetime
         self._memory = memory
@@ -80,7 +83,73 @@ class SemanticLookup:
         # With a plain threshold the nearest neighbour is the best. The others are searched only for the traffic log,
         # or if the nearest one cannot be used (`_widen`).
         k = 1 if self._plain and request.facts is None else MAX_CANDIDATES
-        return self._start_search(_Search(request, question, embedding, self._clock.monotonic(), k))
+        search = _Search(request, question, embedding, self._clock.monotonic(), k)
+        link = self._link_of(search)
+        return self._start_search(search) if link is None else self._follow(search, link)
+
+    def _link_of(self, search: _Search) -> Link | None:
+        """Return a link of the question whose entry may be fresh; None: there is none, or the question has an answer of
+        its own.
+
+        A plain threshold is the operator's word, and nothing is served below it.
+        """
+        request = search.request
+        links = [] if self._plain else self._memory.links.find(request.scope, search.question)
+        if not links or self._may_be_fresh(request, request.fingerprint):
+            return None
+        return next((link for link in links if self._is_followed(search, link)), None)
+
+    def _is_followed(self, search: _Search, link: Link) -> bool:
+        """Return whether the linked entry may be fresh, and nobody called it wrong for the question."""
+        refuted, scope = self._memory.counterexamples.is_refuted, search.request.scope
+        questions = {search.question, fold_spaces(search.question)}
+        if any(refuted(scope, question, link.fingerprint) for question in questions):
+            return False
+        return self._index.shared or self._may_be_fresh(search.request, link.fingerprint)
+
+    def _may_be_fresh(self, request: RequestContext, fingerprint: str) -> bool:
+        """Return whether an entry in memory is fresh. One that only the index has counts as fresh."""
+        entry = self._store.peek(fingerprint)
+        if entry is None:
+            return self._index.holds(fingerprint)
+        return freshness_of(entry, self._lifetime, request.directives, self._clock.wall()).fresh
+
+    def _follow(self, search: _Search, link: Link) -> Response | Awaitable[Response | None] | None:
+        """Return the linked answer. If it cannot be served, search."""
+        entry = self._store.peek(link.fingerprint)
+        if entry is None:
+            search.request.require_capacity()
+            return self._follow_into_store(search, link)
+        hit = self._serve_link(search, link, entry)
+        return self._start_search(search) if hit is None else hit
+
+    async def _follow_into_store(self, search: _Search, link: Link) -> Response | None:
+        try:
+            entry = await self._store.get(link.fingerprint)
+        except StoreUnavailable as error:
+            self._record_failure(search.request, error)
+            return None
+        hit = None if entry is None else self._serve_link(search, link, entry)
+        if hit is not None:
+            return hit
+        found = self._start_search(search)
+        return found if found is None or isinstance(found, Response) else await found
+
+    def _serve_link(self, search: _Search, link: Link, entry: Entry) -> Response | None:
+        """Return the linked answer; None: it may not be served. No score is recorded, as none was asked for."""
+        request = search.request
+        freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
+        if not _is_own(request, entry) or not freshness.fresh or self._store.banned(entry):
+            return None
+        control, question = self._controls.of(request.route), fold_spaces(search.question)  # as the link has it
+        threshold = control.threshold(self._acceptance, self._index.count(request.scope))
+        judged = Judgement(link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, question, search.embedding.vector)
+        request.since("search", search.started)
+        request.considered, request.judged = [judged], judged
+        control.hit()
+        self._telemetry.link_hits.add(request.route)
+        self._memory.served.add(request.tenant, request.id, ServedHit(request.route, judged, self._embedder))
+        return response_from_entry(request, entry, freshness, Verdict.SEMANTIC, link.similarity, Basis.LINK)
 
     def _start_search(self, search: _Search) -> Response | Awaitable[Response | None] | None:
         request = search.request
@@ -142,10 +211,12 @@ class SemanticLookup:
         try:
             return await self._search_and_score(search, neighbours)
         except StoreUnavailable as error:
-            self._telemetry.store_errors.add()
-            fields = {**search.request.log_fields, "error": str(error)}
-            self._telemetry.store_warnings.warn(LOG, "lookup failed", fields)
+            self._record_failure(search.request, error)
             return None
+
+    def _record_failure(self, request: RequestContext, error: StoreUnavailable) -> None:
+        self._telemetry.store_errors.add()
+        self._telemetry.store_warnings.warn(LOG, "lookup failed", {**request.log_fields, "error": str(error)})
 
     async def _search_and_score(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
         request = search.request

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cache.links import link_of
 from gateway.cache.threshold.route_control import Observation
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config import Config
@@ -144,3 +145,20 @@ async def test_the_prompts_are_in_no_log(served: Served, caplog: pytest.LogCaptu
         await explain(served, b'{"stored": "zebra stripes", "asked"')
         await explain(served, {"stored": "zebra stripes", "asked": "zebra", "route": "none"})
     assert "zebra" not in caplog.text
+
+
+async def test_it_knows_links_and_decoys_of_the_gateway(upstream: Upstream, tmp_path: Path) -> None:
+    async with gateway_of(config_for(upstream, tmp_path)) as served:
+        await served.chat(SAME["stored"])
+        parts = served.gateway.parts
+        (fingerprint,) = await parts.space.index.fingerprints()
+        entry = await parts.store.get(fingerprint)
+        assert entry is not None
+        parts.memory.links.add([link_of(entry.scope, OTHER["asked"], fingerprint, 0.7).key()])
+        linked = (await explain(served, {"stored": SAME["stored"], "asked": OTHER["asked"]})).json
+        assert (linked["served"], linked["linked"], linked["veto"]) == (True, True, None)
+        assert linked["why"].startswith("link: ")
+        parts.space.decoys.add(fingerprint, (await parts.space.embedder.embed(SAME["asked"])).vector)
+        repelled = (await explain(served, SAME)).json
+        assert (repelled["served"], repelled["reason"], repelled["linked"]) == (False, "decoy", False)
+        assert (await explain(served, OTHER)).json["reason"] == "antonym", "of another entry"

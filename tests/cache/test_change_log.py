@@ -52,6 +52,7 @@ async def test_whatever_changes_entries_or_rules_is_told_with_it(store: RedisSto
     await store.put(entry_of("a"), vector_of(1), (await leases.acquire(A, None)).token)
     await store.delete([A, B])
     await store.add_counterexample("key")
+    await store.add_links(["one", "two"])
     await RedisPurges(store).write_bans({"1": b"ban"}, [])
     assert await read(log) == [
         (ChangeKind.VECTORS, "g1", A),
@@ -59,6 +60,7 @@ async def test_whatever_changes_entries_or_rules_is_told_with_it(store: RedisSto
         (ChangeKind.VECTORS, "g1", A),
         (ChangeKind.VECTORS, "g1", f"{A} {B}"),
         (ChangeKind.COUNTEREXAMPLE, "g1", "key"),
+        (ChangeKind.LINKS, "g1", "one two"),
         (ChangeKind.BANS, "g1", ""),
     ]
 

@@ -17,6 +17,7 @@ from gateway.adapters.redis.store import RedisStore
 from gateway.cache import model_factory, recovery
 from gateway.cache.eviction import Evictor
 from gateway.cache.feedback import Counterexamples
+from gateway.cache.links import Links
 from gateway.cache.recovery import Recovery
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
@@ -236,13 +237,18 @@ def clock() -> FakeClock:
 
 
 def recovery_of(store: MemoryStore, index: ExactIndex, clock: FakeClock) -> Recovery:
-    class NoCounterexamples:
+    class NoRelations:
         async def add_counterexample(self, key: str) -> None: ...
+
+        async def add_links(self, keys: Sequence[str]) -> None: ...
+
+        async def links(self) -> list[str]:
+            return []
 
         async def counterexamples(self) -> list[str]:
             return []
 
-    return Recovery(store, NoCounterexamples(), index, Counterexamples(), clock)
+    return Recovery(store, NoRelations(), index, Counterexamples(), Links(), clock)
 
 
 async def test_the_index_comes_to_hold_what_the_store_holds(clock: FakeClock) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.cache.decoys import Decoys
 from gateway.cache.feedback import Counterexamples
+from gateway.cache.links import Links
 from gateway.cache.replication import Replication
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import ChangeKind, StoreChange
@@ -34,12 +36,13 @@ class One:
         self.name, self.store, self.log = name, store, log
         self.index = ExactIndex(DIMENSION, max_entries=100)
         self.todo: list[Callable[[], Coroutine[Any, Any, object]]] = []
-        space = SimpleNamespace(store=store, index=self.index)
+        space = SimpleNamespace(store=store, index=self.index, decoys=Decoys())
         self.following = Replication(
             log,
             SimpleNamespace(all=(space,), with_local_index=(space,)),  # type: ignore[arg-type]
             SimpleNamespace(forget=lambda _: None),  # type: ignore[arg-type]
             Counterexamples(),
+            Links(),
             Telemetry(),
             store._clock,
             gateway=name,

@@ -26,7 +26,7 @@ from gateway.adapters.redis.store_client import Script, StoreClient
 from gateway.circuit_breaker import BreakerState
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
-from gateway.ports import MAX_COUNTEREXAMPLES, ChangeKind, Clock, StoredVector, StoreStats
+from gateway.ports import MAX_COUNTEREXAMPLES, MAX_LINKS, ChangeKind, Clock, StoredVector, StoreStats
 
 # The encoding of entries: msgpack with a version, never pickle. Pure.
 VERSION = 2
@@ -171,6 +171,8 @@ def pack_put(
 LOG = logging.getLogger("nearhit.store")
 
 COUNTEREXAMPLES = PREFIX + "counterexamples"
+
+LINKS = PREFIX + "links"
 
 LEARNING = PREFIX + "learning"
 
@@ -340,18 +342,32 @@ class RedisStore:
         return [stored for stored in found if stored is not None]
 
     async def add_counterexample(self, key: str) -> None:
+        await self._add_keys(COUNTEREXAMPLES, [key], MAX_COUNTEREXAMPLES, ChangeKind.COUNTEREXAMPLE)
+
+    async def counterexamples(self) -> list[str]:
+        return await self._keys(COUNTEREXAMPLES)
+
+    async def add_links(self, keys: Sequence[str]) -> None:
+        await self._add_keys(LINKS, keys, MAX_LINKS, ChangeKind.LINKS)
+
+    async def links(self) -> list[str]:
+        return await self._keys(LINKS)
+
+    async def _add_keys(self, name: str, keys: Sequence[str], limit: int, kind: ChangeKind) -> None:
+        """Add keys to a set that is sorted by time, and tell the other gateways. Beyond `limit` the oldest go."""
+
         async def write(client: Any) -> None:
             async with client.pipeline(transaction=True) as pipe:
-                pipe.zadd(COUNTEREXAMPLES, {key: self._clock.wall()})
-                pipe.zremrangebyrank(COUNTEREXAMPLES, 0, -MAX_COUNTEREXAMPLES - 1)
+                pipe.zadd(name, dict.fromkeys(keys, self._clock.wall()))
+                pipe.zremrangebyrank(name, 0, -limit - 1)
                 if self.journal is not None:
-                    self.journal.append(pipe, ChangeKind.COUNTEREXAMPLE, key)
+                    self.journal.append(pipe, kind, *keys)
                 await pipe.execute()
 
         await self.execute(write)
 
-    async def counterexamples(self) -> list[str]:
-        keys = await self.execute(lambda client: client.zrange(COUNTEREXAMPLES, 0, -1))
+    async def _keys(self, name: str) -> list[str]:
+        keys = await self.execute(lambda client: client.zrange(name, 0, -1))
         return [key.decode() for key in keys]
 
     async def put_learning(self, route: str, snapshot: bytes) -> None:

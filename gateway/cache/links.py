@@ -1,0 +1,92 @@
+"""Links: questions whose fresh answer equalled the stored answer to another question.
+
+A link lets the next request with this question get the linked entry, whatever their score. It depends on no model.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.bounded_cache import BoundedCache
+from gateway.cache.feedback import digest_of
+from gateway.long_questions import fold_spaces
+from gateway.ports import MAX_LINKS
+
+# A question by chance gets the same short answer as another one, such as "Yes". The two are linked only if the verifier
+# or the route's labels gave the pair at least this probability.
+LEAST_PROBABILITY = 0.1
+
+MAX_PER_QUESTION = 4  # entries: the latest ones
+
+HALF = 16  # bytes of each digest in memory; an entry of another scope is never served, whatever the key says
+
+_ENTRY = struct.Struct("<32sf")  # fingerprint and similarity
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A question in a scope, and the entry that answers it, too."""
+
+    scope: str  # hex
+    asked: str  # hex, digest of the question
+    fingerprint: str  # hex, of the entry
+    similarity: float  # of the two questions when they were linked, in [0, 1]
+
+    def key(self) -> str:
+        """Return the link as text, for the store and for other gateways."""
+        return f"{self.scope}:{self.asked}:{self.fingerprint}:{self.similarity:.4f}"
+
+
+def link_of(scope: str, question: str, fingerprint: str, similarity: float) -> Link:
+    return Link(scope, _digest(question), fingerprint, similarity)
+
+
+class Links:
+    """The links in force. Beyond `limit` questions the least recently asked ones are dropped."""
+
+    def __init__(self, limit: int = MAX_LINKS) -> None:
+        self._links: BoundedCache[bytes, bytes] = BoundedCache(limit)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def add(self, keys: Iterable[str]) -> None:
+        """Add links by their keys. Unreadable keys are left out."""
+        for key in keys:
+            try:
+                scope, asked, fingerprint, similarity = key.split(":")
+                question = _short(scope, asked)
+                added = _ENTRY.pack(bytes.fromhex(fingerprint), float(similarity))
+            except (ValueError, struct.error):  # of another version
+                continue
+            others = [entry for entry in _split(self._links.peek(question)) if entry[:32] != added[:32]]
+            self._links.put(question, b"".join([added, *others[: MAX_PER_QUESTION - 1]]))
+
+    def find(self, scope: str, question: str) -> list[Link]:
+        """Return the links of a question, the latest first. While there are none at all, it is not hashed."""
+        if not len(self._links):
+            return []
+        asked = _digest(question)
+        entries = map(_ENTRY.unpack, _split(self._links.get(_short(scope, asked))))
+        return [Link(scope, asked, fingerprint.hex(), similarity) for fingerprint, similarity in entries]
+
+    def entries_of(self, question: str) -> list[str]:
+        """Return the fingerprints of the entries that are linked to this question, in all scopes. It scans all links,
+        so it is for explanations and not for requests."""
+        asked = bytes.fromhex(_digest(question))[:HALF]
+        values = [value for key, value in zip(self._links, self._links.values(), strict=True) if key[HALF:] == asked]
+        return [entry[:32].hex() for value in values for entry in _split(value)]
+
+
+def _split(value: bytes | None) -> list[bytes]:
+    return [] if value is None else [value[at : at + _ENTRY.size] for at in range(0, len(value), _ENTRY.size)]
+
+
+def _digest(question: str) -> str:
+    return digest_of(fold_spaces(question))
+
+
+def _short(scope: str, asked: str) -> bytes:
+    return bytes.fromhex(scope)[:HALF] + bytes.fromhex(asked)[:HALF]
