@@ -84,5 +84,5 @@ class Fixed(RouteControl):
 class Frozen(Fixed):
     """What was learnt before counts, and nothing is added to it."""
 
-    def learn(self, observation: Observation) -> None:
-        return
+    def learn(self, observation: Observation) -> bool:
+        return False

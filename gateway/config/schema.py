@@ -296,8 +296,8 @@ class EmbeddingModel(Section):
     """`onnx`: in process. `triton`: a model on a Triton server. `sentence-transformers`: any such model, on CPU or GPU
     (an extra). `hash`: for benchmarks only."""
     model: Text = "all-MiniLM-L6-v2"
-    """The name of the model. For `onnx`, the one that `nearhit model fetch` builds, or one of `nearhit model build`; for
-    `triton`, its name on the server."""
+    """The name of the model. For `onnx`, the one that `nearhit model fetch` builds, or one of `nearhit model build`.
+    For `triton`, its name on the server."""
     model_dir: Folder | None = None
     """The folder with the models. Without it, a folder in the Python environment."""
     url: GrpcUrl | None = None

@@ -12,8 +12,8 @@ scores: a label at p = .5 varies twenty times as much as one at p = .01. The log
 
 The constants are chosen by simulation with the ledger's own predictions (`python -m quality.drift`, 40 routes):
 
-- If the share of wrong neighbours at a score rises from 20 % to 40 % after 2,000 labels, the alarm comes after 99 labels
-  (median) and 206 (95 %). After 500 labels it comes after 121 and 214, since a young ledger adapts by itself.
+- If the share of wrong neighbours at a score rises from 20 % to 40 % after 2,000 labels, the alarm comes after 99
+  labels (median) and 206 (95 %). After 500 labels it comes after 121 and 214, since a young ledger adapts by itself.
 - If it doubles at all scores of routes drawn from the ledger's prior, 98 % of the alarms come within 300 labels. After
   only 500 labels 85 % do.
 - Stationary routes raised 3 false alarms in 900,000 labels, from the first label on.
