@@ -43,7 +43,7 @@ class RecordedCandidate(NamedTuple):
     probability: float
     veto: str | None
     doubt: str | None
-    settled: bool  # False: as the best one it would have got a second opinion
+    settled: bool  # False: a second opinion, or a comparison of parts, would have come first
 
 
 class RecordedAnswer(NamedTuple):

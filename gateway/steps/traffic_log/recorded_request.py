@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +15,7 @@ from gateway.config.policy.model import Policy, RecordSettings
 from gateway.context import RequestContext
 from gateway.credentials import SECRET
 from gateway.messages import CacheDirectives, Call, Provenance, RequestFacts, TrafficFacts, Verdict
+from gateway.ports import Judgement
 from gateway.routing.budget import budget_of
 from gateway.routing.limit_evaluation import input_tokens
 from gateway.steps.traffic_log.format import RecordedAnswer, RecordedCandidate, RecordedHit, RecordedRequest
@@ -179,8 +180,17 @@ def _considered(facts: TrafficFacts, request: RequestContext, digest: Digest) ->
             opinion.probability,
             None if opinion.veto is None else str(opinion.veto),
             None if opinion.doubt is None else str(opinion.doubt),
-            candidate is request.judged or not is_framed(facts.question or "", candidate.entry.question or "", stored),
+            _is_settled(facts, request, candidate, stored),
         )
+
+
+def _is_settled(facts: TrafficFacts, request: RequestContext, candidate: Judgement, stored: Sequence[str]) -> bool:
+    """Return whether the recorded score is the one that counts: no second opinion and no comparison of parts is due."""
+    if candidate.opinion.veto is not None or facts.plain:
+        return True
+    if not candidate.final:
+        return False
+    return candidate is request.judged or not is_framed(facts.question or "", candidate.entry.question or "", stored)
 
 
 def _matched_headers(request: RequestContext, names: frozenset[str]) -> Iterator[tuple[str, str]]:
