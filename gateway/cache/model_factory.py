@@ -107,9 +107,7 @@ def embedder_name(embedder: EmbeddingModel) -> str:
     return f"{manifest.model}/{manifest.sha256[MODEL_FILE][:12]}"
 
 
-def _tuned_verifier(
-    config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None
-) -> TwoStageVerifier | None:
+def _tuned_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None) -> TwoStageVerifier | None:
     """Return the verifier that `nearhit tune` put in force; None: there is none, or it cannot be used."""
     if data_dir is None:
         return None

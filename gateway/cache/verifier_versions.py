@@ -71,7 +71,7 @@ class VerifierVersions:
     def put_in_force(self, files: Mapping[str, bytes], embedder: str, report: Mapping[str, Any]) -> str:
         """Write the files as a new version, put it in force, and return its name.
 
-        `files`: the contents of `WEIGHT_FILES`. `embedder`: the fingerprint of the embedding model that the numbers fit.
+        `files`: the contents of `WEIGHT_FILES`. `embedder`: the name of the embedding model that the numbers fit.
         Versions beyond `KEPT` are removed, the oldest first. Raise OSError.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -8,7 +8,7 @@ A ridge towards known numbers keeps them where the labels say little, so a thous
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +66,7 @@ def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: Floa
         *ridge(np.column_stack([similarity, doubt]), labels, (start.bias, start.similarity, start.doubt))
     )
     before = np.array(
-        [
-            log_odds_of(score_of(first.log_odds(c, d)))
-            for c, d in zip(similarity.tolist(), doubt.tolist(), strict=True)
-        ]
+        [log_odds_of(score_of(first.log_odds(c, d))) for c, d in zip(similarity.tolist(), doubt.tolist(), strict=True)]
     )
     closer = shipped.second
     second = SecondCombination(
@@ -79,6 +76,8 @@ def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: Floa
             (closer.bias, closer.first, closer.similarity, closer.logit),
         )
     )
+    # A lookup reads a neighbour where the highest logit could get it served, so a higher logit must not lower the score.
+    second = replace(second, logit=max(0.0, second.logit))
     found = Numbers(first, second, shipped.curve, shipped.prior)
     return calibrated(shipped, found, earlier[use], found.scores(inputs)[use], labels)
 
@@ -97,7 +96,11 @@ def calibrated(
     counts = np.bincount(bands, minlength=BANDS)
     weights = rates[bands] / counts[bands]
     slope_offset = ridge(
-        scores[:, None], labels, (shipped.curve[1], shipped.curve[0]), weights * len(weights) / weights.sum(), CURVE_RIDGE
+        scores[:, None],
+        labels,
+        (shipped.curve[1], shipped.curve[0]),
+        weights * len(weights) / weights.sum(),
+        CURVE_RIDGE,
     )
     offset, slope = (float(each) for each in slope_offset)
     slope, offset = min(max(slope, 0.0), MAX_SLOPE), min(max(offset, -MAX_OFFSET), MAX_OFFSET)
@@ -108,8 +111,9 @@ def calibrated(
 
 
 def _wrong_shares(slope: float, offset: float) -> list[float]:
-
-    return (1.0 / (1.0 + np.exp(np.clip(slope * CENTRES + offset, -30.0, 30.0)))).tolist()
+    """Return (BANDS,) wrong shares at the centres of the bands."""
+    shares: list[float] = (1.0 / (1.0 + np.exp(np.clip(slope * CENTRES + offset, -30.0, 30.0)))).tolist()
+    return shares
 
 
 def ridge(
@@ -123,10 +127,8 @@ def ridge(
     columns = np.column_stack([np.ones(len(rows)), rows])
     importance = np.ones(len(rows)) if weights is None else weights
     towards = np.array(shipped, np.float64)
-    # The distance from the shipped numbers counts by how far it moves the result: the bias at the mean of the inputs.
-    centred = columns - columns.mean(0)
-    penalty = strength * (centred.T @ centred) / max(len(rows), 1)
-    penalty = np.diag(np.diag(penalty)) + LEAST * np.eye(len(towards))
+    # A number counts by how far its input moves the result. So the bias is free: the level follows the labels.
+    penalty = np.diag(strength * columns.var(0))
     found = towards.copy()
     for _ in range(STEPS):
         chance = 1.0 / (1.0 + np.exp(-np.clip(columns @ found, -30.0, 30.0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +44,7 @@ class TuneOptions:
     embedder: str  # its name, as `verifier_versions.put_in_force` takes it
     promise: float  # share of wrong hits
     python: Path | None  # of the build environment; None: only the numbers are tuned
-    training: Training = Training()
+    training: Training
     quiet: bool = False
 
 
@@ -198,7 +199,12 @@ def _gated(
     version = current.version
     if verdict.passed:
         said = {"why": verdict.why, "before": asdict(verdict.before), "after": asdict(verdict.after), "labels": labels}
-        report = {"promise": options.promise, **said, **{key: more[key] for key in ("candidates", "training")}}
+        report = {
+            "made_at": time.time(),
+            "promise": options.promise,
+            **said,
+            **{key: more[key] for key in ("candidates", "training")},
+        }
         version = VerifierVersions(options.data_dir).put_in_force(_files(current, chosen), options.embedder, report)
     return _report(verdict.passed, verdict.why, verdict.before, verdict.after, labels, version, more)
 
