@@ -87,9 +87,7 @@ def test_the_newest_versions_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*WEIGHT_FILES, "manifest.json"])
-def test_damaged_files_leave_the_shipped_verifier(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_files_leave_the_shipped_verifier(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "verifier" / put(tmp_path) / name
     path.write_bytes(path.read_bytes()[:-9])
     with caplog.at_level(logging.WARNING):

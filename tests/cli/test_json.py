@@ -44,6 +44,7 @@ OFFLINE: dict[str, list[str]] = {
     "completion": ["bash"],
     "schema": ["policy"],
     "distill": ["{files}/answers.jsonl"],
+    "tune": ["--list"],
     "index migrate": [],
     "model fetch": [],
     "model triton": ["{files}/new.yaml"],

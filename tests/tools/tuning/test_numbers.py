@@ -60,7 +60,7 @@ def test_the_new_prior_has_the_rates_of_the_shipped_traffic() -> None:
 
 
 def test_a_higher_logit_never_lowers_the_score() -> None:
-    inputs, same = made(2000, lambda similarity, doubt, logit: 1.0 / (1.0 + np.exp(logit)))
+    inputs, same = made(2000, lambda *inputs: 1.0 / (1.0 + np.exp(inputs[2])))
     assert fit(SHIPPED, inputs, same, SHIPPED.scores(inputs)).second.logit >= 0.0
 
 
