@@ -76,7 +76,7 @@ def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: Floa
             (closer.bias, closer.first, closer.similarity, closer.logit),
         )
     )
-    # A lookup reads a neighbour where the highest logit could get it served, so a higher logit must not lower the score.
+    # A lookup reads a neighbour if the highest logit could get it served. So a higher logit must not lower the score.
     second = replace(second, logit=max(0.0, second.logit))
     found = Numbers(first, second, shipped.curve, shipped.prior)
     return calibrated(shipped, found, earlier[use], found.scores(inputs)[use], labels)

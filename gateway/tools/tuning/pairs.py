@@ -104,7 +104,8 @@ def _key(text: str) -> str:
 def cut(pairs: Sequence[LabelledPair]) -> Parts:
     """Cut pairs, oldest first, at their age. The newest fifth is held out.
 
-    A component goes where its newest pair goes. So no question occurs in two parts, and the parts may differ from their shares where components are large.
+    A component goes where its newest pair goes. So no question occurs in two parts. The parts may differ from
+    their shares where components are large.
     """
     numbered = components(pairs)
     newest = dict[int, int]()
