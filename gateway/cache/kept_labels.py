@@ -16,6 +16,7 @@ import msgpack
 
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
+from gateway.files import data_dirs
 from gateway.ports import Clock, Judgement
 
 LOG = logging.getLogger("nearhit.quality")
@@ -103,8 +104,11 @@ def prune(folder: Path, now: float) -> None:
 
 
 def read_labels(data_dir: Path, now: float, route: str | None = None) -> list[Row]:
-    """Return the rows that have not ended, the oldest first. `route` None: of all routes. Raise OSError."""
-    found = [row for path in files(data_dir / FOLDER) for row in _rows(path)]
+    """Return the rows of all workers that have not ended, the oldest first. `route` None: of all routes.
+
+    Raise OSError.
+    """
+    found = [row for each in data_dirs(data_dir) for path in files(each / FOLDER) for row in _rows(path)]
     return sorted((row for row in found if row[1] > now and route in (None, row[2])), key=lambda row: row[0])
 
 

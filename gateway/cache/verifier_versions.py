@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.system.weight_files import WeightsCorrupt
-from gateway.files import replaced
+from gateway.files import replaced, shared_dir
 
 FOLDER, POINTER, MANIFEST = "verifier", "in_force.json", "manifest.json"
 KEPT = 5  # versions on disk, the one in force included
@@ -39,10 +39,10 @@ class Version:
 
 
 class VerifierVersions:
-    """`VerifierVersions` reads and writes the versions of one data directory."""
+    """`VerifierVersions` reads and writes the versions of one data directory. All workers of a gateway share them."""
 
     def __init__(self, data_dir: Path) -> None:
-        self.folder = data_dir / FOLDER
+        self.folder = shared_dir(data_dir) / FOLDER
 
     def in_force(self) -> str | None:
         """Return the name of the version in force; None: the shipped weights. Raise `WeightsCorrupt`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -73,11 +75,25 @@ def run(arguments: argparse.Namespace) -> int:
             return _roll_back(arguments, VerifierVersions(config.data_dir))
         if arguments.list:
             return _list(arguments, VerifierVersions(config.data_dir))
-        return _tune(arguments, config)
+        with _alone(config.data_dir):
+            return _tune(arguments, config)
     except (PairsInvalid, WeightsCorrupt, FetchFailed) as fault:
         raise CommandFailed(str(fault)) from None
     except OSError as error:
         raise CommandFailed(f"{error.filename or config.data_dir}: {error.strerror or error}") from None
+
+
+@contextmanager
+def _alone(data_dir: Path) -> Iterator[None]:
+    """Let one run at a time use the data directory. Raise `CommandFailed` or OSError."""
+    folder = VerifierVersions(data_dir).folder
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandFailed(f"another `nearhit tune` runs on {data_dir}, expected one at a time") from None
+        yield
 
 
 def _tune(arguments: argparse.Namespace, config: Config) -> int:
