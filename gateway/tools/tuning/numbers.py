@@ -8,7 +8,8 @@ A ridge towards known numbers keeps them where the labels say little, so a thous
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,27 +60,36 @@ def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: Floa
     """Fit the numbers on labelled pairs. `earlier`: (n,) scores of the shipped verifier, for the bands of the prior."""
     use = inputs.servable
     labels = same[use].astype(np.float64)
-    similarity, doubt, logit = inputs.similarity[use], inputs.doubt[use], inputs.logit[use]
-    logit = np.clip(logit, -MAX_LOGIT, MAX_LOGIT)
-    start = shipped.first
-    first = FirstCombination(
-        *ridge(np.column_stack([similarity, doubt]), labels, (start.bias, start.similarity, start.doubt))
-    )
-    before = np.array(
-        [log_odds_of(score_of(first.log_odds(c, d))) for c, d in zip(similarity.tolist(), doubt.tolist(), strict=True)]
-    )
-    closer = shipped.second
+    similarity, doubt, logit = (each[use].tolist() for each in (inputs.similarity, inputs.doubt, inputs.logit))
+    first = _refit(shipped.first, list(zip(similarity, doubt, strict=True)), labels)
+    before = [log_odds_of(score_of(first.log_odds(*row))) for row in zip(similarity, doubt, strict=True)]
+    second = _refit(shipped.second, list(zip(before, similarity, logit, strict=True)), labels)
+    # A lookup reads a neighbour if the highest logit could get it served. So a higher logit must not lower the score.
+    high, low = (_columns(SecondCombination, [(0.0, 0.0, logit)])[0] for logit in (MAX_LOGIT, -MAX_LOGIT))
     second = SecondCombination(
-        *ridge(
-            np.column_stack([before, similarity, logit]),
-            labels,
-            (closer.bias, closer.first, closer.similarity, closer.logit),
+        *(
+            max(0.0, number) if up > down else number
+            for number, up, down in zip(astuple(second), high, low, strict=True)
         )
     )
-    # A lookup reads a neighbour if the highest logit could get it served. So a higher logit must not lower the score.
-    second = replace(second, logit=max(0.0, second.logit))
     found = Numbers(first, second, shipped.curve, shipped.prior)
     return calibrated(shipped, found, earlier[use], found.scores(inputs)[use], labels)
+
+
+Combination = TypeVar("Combination", FirstCombination, SecondCombination)
+
+
+def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
+    """Fit a combination anew. `rows`: the arguments of its `log_odds`."""
+    kind = type(shipped)
+    return kind(*ridge(_columns(kind, rows)[:, 1:], labels, astuple(shipped)))
+
+
+def _columns(kind: type[Combination], rows: Sequence[Sequence[float]]) -> FloatArray:
+    """Return (n, k): how much each of the k numbers counts in a row. Log-odds are linear in the numbers, bias first."""
+    size = len(fields(kind))
+    units = [kind(*unit) for unit in np.eye(size).tolist()]
+    return np.array([[unit.log_odds(*row) for unit in units] for row in rows], np.float64).reshape(-1, size)
 
 
 def calibrated(

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from gateway.tools.tuning.encoder import Training, fine_tune
 from gateway.tools.tuning.gate import LEAST_LABELS, FloatArray, Served, Verdict, judge, served
 from gateway.tools.tuning.numbers import Inputs, Numbers, fit
 from gateway.tools.tuning.pairs import MAX_PAIRS, LabelledPair, Parts, components, cut
+from gateway.tools.tuning.reference import loss, order, reference_pairs
 from gateway.tools.tuning.scoring import PairReader, Tell, logits, teaches
 
 FOLDS = 2  # the numbers of a candidate are chosen on pairs that they were not fitted on
@@ -91,7 +92,8 @@ def tune(pairs: Sequence[LabelledPair], options: TuneOptions, step: Step, bar: B
         tuned, training = _fine_tuned(parts, fitting, held_out, options, Path(scratch), step, bar)
         encoders = [("numbers", current.directory, fitting, held_out), *tuned]
         chosen, choice = _choose(parts, current, encoders, options.promise)
-        return _gated(parts, current, chosen, held_out, options, len(usable), choice | training)
+        lost = None if chosen is None else _lost(reader, current, chosen, options, bar)
+        return _gated(parts, current, chosen, held_out, options, len(usable), choice | training, lost)
 
 
 def _current(options: TuneOptions) -> Current:
@@ -178,6 +180,17 @@ def _same(pairs: Sequence[LabelledPair]) -> NDArray[np.bool_]:
     return np.array([pair.same for pair in pairs], np.bool_)
 
 
+def _lost(reader: PairReader, current: Current, chosen: Candidate, options: TuneOptions, bar: Bar) -> str | None:
+    """Return the reason to refuse the candidate by the reference pairs; None: there is none."""
+    pairs = reference_pairs()
+    cross_encoder = OnnxCrossEncoder(options.model_dir, chosen.directory)
+    with bar("reading everyday questions", 2 * len(pairs)) as tell:
+        before = reader.inputs(pairs, current.cross_encoder, tell)
+        after = replace(before, logit=logits(pairs, cross_encoder, tell))
+    same = _same(pairs)
+    return loss(order(current.numbers.scores(before), same), order(chosen.numbers.scores(after), same))
+
+
 def _gated(
     parts: Parts,
     current: Current,
@@ -186,8 +199,9 @@ def _gated(
     options: TuneOptions,
     labels: int,
     more: dict[str, Any],
+    lost: str | None,
 ) -> dict[str, Any]:
-    """Judge the candidate on the newest part, and put it in force if it passes."""
+    """Judge the candidate on the newest part, and put it in force if it passes. `lost`: as of `_lost`."""
     same, before = _same(parts.held_out), current.numbers.scores(held_out)
     if chosen is None:
         was = served(before, same, options.promise)
@@ -195,6 +209,8 @@ def _gated(
         return _report(False, why, was, was, labels, current.version, more)
     after = chosen.numbers.scores(chosen.held_out)
     verdict = judge(before, after, same, parts.groups, options.promise)
+    if verdict.passed and lost is not None:
+        verdict = replace(verdict, passed=False, why=lost)
     more = more | {"candidate": chosen.name, "examples": _examples(parts.held_out, before, after, verdict)}
     version = current.version
     if verdict.passed:
@@ -213,10 +229,7 @@ def _files(current: Current, chosen: Candidate) -> dict[str, bytes]:
     """Return the contents of a version: the trees in force, the numbers, and the cross-encoder of the candidate."""
     about = json.loads((current.directory / ABOUT_FILE).read_bytes())
     numbers = chosen.numbers
-    about["combination"] = {
-        "first": [numbers.first.bias, numbers.first.similarity, numbers.first.doubt],
-        "second": [numbers.second.bias, numbers.second.first, numbers.second.similarity, numbers.second.logit],
-    }
+    about["combination"] = {"first": list(astuple(numbers.first)), "second": list(astuple(numbers.second))}
     about["curves"] |= {"learned": list(numbers.curve)}
     about["priors"] |= {"learned": [list(band) for band in numbers.prior]}
     files = {name: (chosen.directory / name).read_bytes() for name in (CROSS_ABOUT, GRAPH_FILE)}

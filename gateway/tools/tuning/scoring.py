@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.cache.judgement import is_verbatim
-from gateway.cache.verifiers import CrossEncoder, LearnedVerifier
+from gateway.cache.verifiers import CrossEncoder, LearnedVerifier, score_of
 from gateway.messages import Vector
 from gateway.ports import StoredCandidate, TextEncoder
 from gateway.tools.tuning.numbers import Inputs
 from gateway.tools.tuning.pairs import LabelledPair
 
 Tell = Callable[[int], None]
+ROUNDING = 1e-9
 CHUNK = 64  # texts of one call of the encoder
 
 
@@ -41,7 +42,9 @@ class PairReader:
         """Return the doubt of the trees, and whether the pair could be served at all."""
         (opinion,) = self._verifier.opinions(pair.asked, [StoredCandidate(pair.stored, similarity)])
         (doubt,) = self._verifier.doubts(pair.asked, [pair.stored])
-        return doubt, opinion.veto is None and similarity >= self._verifier.floor
+        # Questions in a language that the models do not read get no second opinion: nothing to tune.
+        is_read = opinion.score >= score_of(self._verifier.weights.first.log_odds(similarity, doubt)) - ROUNDING
+        return doubt, is_read and opinion.veto is None and similarity >= self._verifier.floor
 
     def _vectors(self, pairs: Sequence[LabelledPair]) -> dict[str, Vector]:
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.asked, pair.stored)))
