@@ -80,7 +80,7 @@ Combination = TypeVar("Combination", FirstCombination, SecondCombination)
 
 
 def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
-    """Fit a combination anew. `rows`: the arguments of its `log_odds`."""
+    """Fit a combination again. `rows`: the arguments of its `log_odds`."""
     kind = type(shipped)
     return kind(*ridge(_columns(kind, rows)[:, 1:], labels, astuple(shipped)))
 

