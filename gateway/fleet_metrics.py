@@ -17,10 +17,11 @@ from gateway.admin.stats import Gauges
 from gateway.cache.stores import Stores
 from gateway.config import Config
 from gateway.errors import StoreUnavailable
+from gateway.files import WORKERS
 from gateway.observability.aggregation import VersionMismatch, merge, pack_metrics
 from gateway.observability.telemetry import Telemetry
 from gateway.tasks import run_in
-from gateway.worker import FOLDER, WorkerEnvironment
+from gateway.worker import WorkerEnvironment
 
 # Workers share one admin port. Each writes its metrics to a file in one folder, and the worker with the admin port
 # reads the files of the others.
@@ -130,7 +131,7 @@ def _locked(folder: Path, mode: int) -> Iterator[None]:
 
 def figures_folder(data_dir: Path) -> Path:
     """Return the folder of the workers' metrics. `data_dir` is the configured one."""
-    return data_dir / FOLDER / "figures"
+    return data_dir / WORKERS / "figures"
 
 
 def worker_metrics_of(

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 
 from gateway.cache.eviction import MEMORY_SHARE
 from gateway.config import Config
+from gateway.files import WORKERS
 
 VARIABLE = "NEARHIT_WORKER"  # not a setting: it has no `__`
-FOLDER = "workers"  # in the data directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class WorkerEnvironment:
             budget = int(MEMORY_SHARE * store.max_memory)
         return config.model_copy(
             update={
-                "data_dir": config.data_dir / FOLDER / str(self.number),
+                "data_dir": config.data_dir / WORKERS / str(self.number),
                 "store": store.model_copy(
                     update={"url": self.store, "max_bytes": budget, "front_size": store.front_size // share}
                 ),

@@ -208,7 +208,7 @@ async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping
     """
     config = load_config(config_path, environ)
     route, rule = semantic_route(load_policy(config.policies, config), pair.route)
-    verifier = build_verifier(config.verifier, config.embedder)
+    verifier = build_verifier(config.verifier, config.embedder, versions=config.data_dir)
     encoder, embedder = build_embedder(config.embedder)
     try:
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")

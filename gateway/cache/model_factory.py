@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from pathlib import Path
 
 from gateway.adapters.embedding.embedders import BatchingEmbedder, InlineEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import MAX_BATCH, OnnxEncoder
-from gateway.adapters.onnx.model_files import MANIFEST_FILE, MODEL, TOKENIZER_FILE, default_model_dir
+from gateway.adapters.onnx.model_files import (
+    MANIFEST_FILE,
+    MODEL,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    default_model_dir,
+    load_manifest,
+)
 from gateway.adapters.system.clock import SystemClock
 from gateway.adapters.system.weight_files import WeightsCorrupt
 from gateway.cache.threshold_verifier import ThresholdVerifier
+from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cache.verifiers import WEIGHTS, CrossEncoder, LearnedVerifier, TwoStageVerifier, load_weights
 from gateway.config import VerifierConfig
 from gateway.config.schema import CrossEncoderConfig, EmbeddingModel
 from gateway.errors import StartupError
 from gateway.ports import TextEncoder, Verifier
+
+LOG = logging.getLogger("nearhit.semantic")
 
 
 def build_encoder(config: EmbeddingModel, data_dir: Path | None = None) -> TextEncoder:
@@ -59,8 +70,13 @@ def _triton_encoder(config: EmbeddingModel, data_dir: Path | None) -> TextEncode
     return encoder
 
 
-def build_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None = None) -> Verifier:
+def build_verifier(
+    config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None = None, versions: Path | None = None
+) -> Verifier:
     """Build the verifier. A cross-encoder on a server is called here; `data_dir`: see `build_encoder`.
+
+    `versions`: the data directory whose tuned verifier is used; default: `data_dir`. A tuned verifier that is damaged,
+    or was made for another embedder, is not used, and a warning is logged.
 
     Raise `ModelMissing`, `ModelCorrupt`, or `StartupError` where the weights differ from the trained ones, here or on
     the server.
@@ -68,11 +84,56 @@ def build_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: P
     try:
         if config.adapter == "checks":
             return ThresholdVerifier()
+        if (tuned := _tuned_verifier(config, embedder, versions or data_dir)) is not None:
+            return tuned
         learned = LearnedVerifier(load_weights())
         closer = _cross_encoder(config.cross_encoder, embedder, data_dir)
         return learned if closer is None else TwoStageVerifier(learned, closer)
     except WeightsCorrupt as error:
         raise StartupError(str(error)) from None
+
+
+def can_tune(config: VerifierConfig, embedder: EmbeddingModel) -> bool:
+    """Return whether tuned weights serve this configuration: both models run in this process."""
+    closer = config.cross_encoder
+    return (
+        config.adapter == "learned"
+        and closer is not None
+        and closer.adapter == "onnx"
+        and embedder.adapter == "onnx"
+        and embedder.model == MODEL
+    )
+
+
+def embedder_name(embedder: EmbeddingModel) -> str:
+    """Return the name of the embedding model's file, which the numbers of tuned weights fit.
+
+    Raise `ModelMissing` or `ModelCorrupt`.
+    """
+    manifest = load_manifest(model_dir_of(embedder))
+    return f"{manifest.model}/{manifest.sha256[MODEL_FILE][:12]}"
+
+
+def _tuned_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None) -> TwoStageVerifier | None:
+    """Return the verifier that `nearhit tune` put in force; None: there is none, or it cannot be used."""
+    if data_dir is None:
+        return None
+    try:
+        versions = VerifierVersions(data_dir)
+        version = versions.in_force()
+        if version is None:
+            return None
+        if not can_tune(config, embedder):
+            raise WeightsCorrupt(f"the verifier {version} needs the embedder {MODEL} and the cross-encoder in process")
+        directory = versions.directory(version, embedder_name(embedder))
+        learned = LearnedVerifier(load_weights(directory), version)
+        return TwoStageVerifier(learned, OnnxCrossEncoder(model_dir_of(embedder), directory))
+    except WeightsCorrupt as error:
+        LOG.warning(
+            "the tuned verifier is not used, the shipped one is in its place: see `nearhit tune --list`",
+            extra={"fields": {"error": str(error)}},
+        )
+        return None
 
 
 def _cross_encoder(

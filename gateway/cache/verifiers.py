@@ -167,9 +167,10 @@ class LearnedVerifier:
 
     floor = FLOOR
 
-    def __init__(self, weights: VerifierWeights) -> None:
+    def __init__(self, weights: VerifierWeights, version: str | None = None) -> None:
+        """`version`: of tuned weights, whose scores do not compare with those of other versions."""
         self.weights = weights
-        self.basis = f"learned-{weights.digest[:8]}"
+        self.basis = f"learned-{weights.digest[:8]}" + (f"-tuned-{version}" if version else "")
         self.prior = weights.calibration.prior
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:

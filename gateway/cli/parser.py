@@ -88,6 +88,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "gateway.cli.distill",
         "Train a light classifier on a large model's answers, for Triton or nearhit.",
     ),
+    "tune": (
+        "gateway.cli.tune",
+        "Tune the decision on similar questions with labelled pairs, behind a gate.",
+    ),
     "index": ("gateway.cli.index", "Manage the index that finds similar questions."),
     "model": ("gateway.cli.model", "Fetch or build an embedding model, or export it for Triton."),
 }

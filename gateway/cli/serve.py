@@ -22,6 +22,7 @@ from gateway.cli.output import GOOD, print_warning
 from gateway.cli.parser import Command, add_addresses, with_addresses
 from gateway.cli.progress import step_reporter
 from gateway.cli.signals import on_hangup, stop_event
+from gateway.cli.tuning_schedule import tuning
 from gateway.cli.workers import run_supervisor
 from gateway.config import Config
 from gateway.config.load import load_config
@@ -89,7 +90,8 @@ async def serve(config: Config, path: Path, environ: Mapping[str, str], log_leve
     elif config.server.workers > 1:
         check_folder(config.policies, config)  # so that its faults are reported once, and not by each worker
         arguments = ["serve", "--config", str(path), "--log-level", log_level]
-        await supervise(config, environ, arguments)
+        async with tuning(config.tune.every, path, environ):
+            await supervise(config, environ, arguments)
         return
     recover_pending_change(config, time.time)
     policy = check_folder(config.policies, config)
@@ -99,6 +101,7 @@ async def serve(config: Config, path: Path, environ: Mapping[str, str], log_leve
             config, policy, environ, access_log=log, policies=config.policies, worker_environment=worker_environment
         ) as gateway,
         follow_policy(gateway),
+        tuning(None if worker_environment is not None else config.tune.every, path, environ),
     ):
         # The handlers come before the announcement: a caller may send a signal as soon as it reads that.
         with freeze_startup(gateway), stop_event(tolerate_repeats=worker_environment is not None) as stop:

@@ -167,6 +167,13 @@ class TrafficConfig(Section):
     """The time that `POST /admin/simulate` may take."""
 
 
+class TuneConfig(Section):
+    """Tuning of the verifier by the labels that routes keep (`learn: {keep: 30d}`)."""
+
+    every: PositiveDuration | None = None
+    """How often `nearhit tune` runs in a process of its own, at low priority, such as `24h`. Without it, never."""
+
+
 class CrossEncoderConfig(Section):
     """The cross-encoder, which reads a question and a neighbour that could be served together."""
 
@@ -389,6 +396,8 @@ class Config(Section):
     """The index that finds similar questions."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
     """The decision whether the answer of a similar question may be served."""
+    tune: TuneConfig = Field(default_factory=TuneConfig)
+    """Tuning of the verifier by the gateway's own labels."""
     auth: AuthConfig = Field(default_factory=AuthConfig)
     """Tenants, API keys, and access to the admin port."""
     audit: AuditTrailConfig = Field(default_factory=AuditTrailConfig)

@@ -23,6 +23,7 @@ from gateway.cache.hits import SplitCache
 from gateway.cache.index_checkpoints import FILE, former_checkpoint_file, remove_former_checkpoint
 from gateway.cache.index_factory import open_index
 from gateway.cache.inflight_questions import InflightQuestions
+from gateway.cache.kept_labels import KeptLabels, both
 from gateway.cache.labels import Labels, LearnedPairs
 from gateway.cache.learned_state import SnapshotStore, StateKeeper
 from gateway.cache.links import Links
@@ -97,6 +98,14 @@ def recorder_of(
     return recorder
 
 
+def kept_labels_of(stack: AsyncExitStack, config: Config, clock: Clock) -> KeptLabels:
+    """Build the labels that are kept with their texts. `stack` writes the last ones."""
+    kept = KeptLabels(config.data_dir, clock)
+    stack.push_async_callback(kept.flush)
+    run_in(stack, kept.run())
+    return kept
+
+
 LOG = logging.getLogger("nearhit.migration")
 
 
@@ -116,6 +125,7 @@ class PartsInputs:
     draw: Callable[[], float]
     fleet: Fleet
     recorder: Recorder
+    kept_labels: KeptLabels
 
 
 async def open_spaces(stack: AsyncExitStack, inputs: PartsInputs, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
@@ -190,7 +200,8 @@ async def _open(
     exit_stack.push_async_callback(learning.save)  # once nothing is learnt any more
     decoys = Decoys(embedder.fingerprint, inputs.fleet.publisher("decoy"))
     pairs = LearnedPairs(inputs.counterexamples, inputs.links, decoys, backing_store)
-    labels = Labels(controls, pairs, telemetry, inputs.recorder.label)
+    on_label = both(inputs.recorder.label, inputs.kept_labels.keep)
+    labels = Labels(controls, pairs, telemetry, on_label)
     comparisons = AnswerComparer(embedder, labels, telemetry)
     judge = AnswerJudge(inputs.pools, inputs.prices)
     audits = HitAudits(comparisons, labels, controls, judge, telemetry, inputs.clock, inputs.draw)
@@ -243,6 +254,7 @@ class Parts:
     evictions: Evictor
     loop_monitor: EventLoopMonitor
     recorder: Recorder
+    kept_labels: KeptLabels
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
@@ -300,6 +312,7 @@ async def build_parts(
         evictions=build_evictor(config, stores, spaces, telemetry, clock),
         loop_monitor=EventLoopMonitor(telemetry),
         recorder=inputs.recorder,
+        kept_labels=inputs.kept_labels,
     )
 
 
@@ -332,6 +345,7 @@ def _build_inputs(
         draw=draw,
         fleet=Fleet(stores, clock),
         recorder=recorder_of(stack, config, recorded_state, clock, telemetry),
+        kept_labels=kept_labels_of(stack, config, clock),
     )
 
 

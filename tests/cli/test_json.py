@@ -45,6 +45,7 @@ OFFLINE: dict[str, list[str]] = {
     "completion": ["bash"],
     "schema": ["policy"],
     "distill": ["{files}/answers.jsonl"],
+    "tune": ["--list"],
     "index migrate": [],
     "model fetch": [],
     "model build": ["{files}/new.yaml"],

@@ -76,7 +76,7 @@ def _inspect_cross_encoder(config: Config, section: CrossEncoderConfig) -> Model
     """Load the cross-encoder as the gateway does at its start."""
     key = "verifier.cross_encoder"
     try:
-        verifier = build_verifier(config.verifier, config.embedder)
+        verifier = build_verifier(config.verifier, config.embedder, versions=config.data_dir)
     except (ModelMissing, ModelCorrupt, StartupError) as error:
         return ModelFacts(key, section.adapter, section.model, error=str(error))
     verifier.close()

@@ -114,8 +114,9 @@ def _compile_semantic(rule: SemanticRule) -> Semantic:
         rule.ttl,
         Acceptance(rule.min_similarity, rule.max_wrong_hits),
         _compile_audit(rule.audit),
-        rule.learn,
+        rule.learn is not None,
         rule.coalesce,
+        None if rule.learn is None else rule.learn.keep,
     )
 
 

@@ -63,6 +63,7 @@ class Semantic:
     audit: AuditSettings = AuditSettings()
     learn: bool = True  # whether labels move the threshold; off: they are counted only
     coalesce: bool = False  # whether a question waits for one in flight that asks the same in other words
+    keep_s: float | None = None  # how long labels are kept with their texts, in seconds; None: they are not
 
     @property
     def learns(self) -> bool:

@@ -57,6 +57,14 @@ def _share_or_rule(value: object) -> object:
     raise ValueError(f"expected a share such as 2%, or {{share: 2%}}, got {format_value(value)}")
 
 
+class LearnRule(Section):
+    """Learning from the labels of a route."""
+
+    keep: PositiveDuration | None = None
+    """How long each label is kept with the texts of its two questions in `data_dir/labels`, such as `30d`, for
+    `nearhit tune`. Without it, no text is kept."""
+
+
 class SemanticRule(Section):
     """The semantic cache, which serves the stored response to the same question in other words."""
 
@@ -69,9 +77,11 @@ class SemanticRule(Section):
     """Instead of `max_wrong_hits`: a fixed threshold for the similarity, such as 0.93. Nothing moves it."""
     audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_schemas(SHARE)] = None
     """The share of the semantic hits to check against a fresh answer, such as `2%` or `{share: 2%, per_hour: 200}`."""
-    learn: Switch = True
+    learn: Annotated[
+        LearnRule | None, BeforeValidator(optional_section(LearnRule, "{keep: 30d}")), or_schemas(SWITCH), ON_OR_OFF
+    ] = LearnRule()
     """`off`: misses, audits and feedback are counted. They move neither the threshold nor what the gateway knows about
-    a question's neighbourhood."""
+    a question's neighbourhood. Or `{keep: 30d}`, for `nearhit tune`."""
     coalesce: Switch = False
     """`on`: a question waits for one in flight, in the same gateway, that asks the same in other words. Then it is
     looked up as usual."""

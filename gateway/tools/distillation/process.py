@@ -32,23 +32,35 @@ def run_trainer(
 
     `job` and `rows` must be serialisable as JSON. Raises `FetchFailed`.
     """
-    output.work.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write(output.work / "rows.jsonl", b"\n".join(map(orjson.dumps, rows)))
-    _write(output.work / "job.json", orjson.dumps({**job, "threads": THREADS}))
-    given = [Path(__file__).parent, output.work, "quiet" if output.quiet else "shown", transformer or ""]
+    how = "quiet" if output.quiet else "shown"
+    return run_package(
+        Path(__file__).parent, output.work, python, job, rows, (how, transformer or ""),
+        failure="the student could not be trained", resumes=True,
+    )  # fmt: skip
+
+
+def run_package(
+    package: Path, work: Path, python: Path, job: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
+    given: Sequence[str | Path], *, failure: str, resumes: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Run `trainer.main` of the folder `package` on a job and its rows, and return the report that it writes.
+
+    `given`: its arguments after the folder `work`. `resumes`: whether the same command goes on after a signal. Raises
+    `FetchFailed`.
+    """
+    work.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write(work / "rows.jsonl", b"\n".join(map(orjson.dumps, rows)))
+    _write(work / "job.json", orjson.dumps({**job, "threads": THREADS}))
     done = subprocess.run(  # noqa: S603 - the command is built here
-        [python_of(python.parents[1]), "-I", "-c", TRAINER, *map(str, given)],
+        [python_of(python.parents[1]), "-I", "-c", TRAINER, *map(str, (package, work, *given))],
         stdin=subprocess.DEVNULL, env={**os.environ, **ENVIRON}, check=False,
     )  # fmt: skip
     if done.returncode < 0:
-        raise FetchFailed(
-            f"the trainer was ended by signal {-done.returncode}: the same command resumes after its last epoch"
-        )
+        hint = ": the same command resumes after its last epoch" if resumes else ""
+        raise FetchFailed(f"the trainer was ended by signal {-done.returncode}{hint}")
     if done.returncode:
-        raise FetchFailed(
-            f"the student could not be trained: the trainer ended with {done.returncode}; see its output above"
-        )
-    said: dict[str, Any] = json.loads((output.work / "trained.json").read_text())
+        raise FetchFailed(f"{failure}: the trainer ended with {done.returncode}; see its output above")
+    said: dict[str, Any] = json.loads((work / "trained.json").read_text())
     return said
 
 

@@ -1,0 +1,1 @@
+"""Tune the verifier on one's own labelled pairs: `nearhit tune`."""

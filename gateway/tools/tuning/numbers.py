@@ -1,0 +1,152 @@
+"""Fits the few numbers of the score on labelled pairs, with a ridge towards the shipped ones. Pure.
+
+A ridge towards known numbers keeps them where the labels say little, so a thousand labels suffice:
+
+    minimise  sum of log losses + RIDGE / 2 * sum((w - shipped)^2 * variance of the input)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.cache.threshold.ledger import BANDS, CENTRES, band_of
+from gateway.cache.verifiers import MAX_LOGIT, FirstCombination, SecondCombination, log_odds_of, score_of
+from gateway.ports import PriorBands
+
+FloatArray = NDArray[np.float64]
+RIDGE = 30.0  # labels that the shipped numbers are worth
+CURVE_RIDGE = 30.0
+STEPS = 30  # Newton steps; some 8 suffice
+LEAST = 1e-9
+MAX_SLOPE, MAX_OFFSET = 100.0, 100.0  # bounds of `verifiers.calibration_of`
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The inputs of the score of some pairs."""
+
+    similarity: FloatArray  # (n,)
+    doubt: FloatArray  # (n,) of the trees, in [0, 1]
+    logit: FloatArray  # (n,) of the cross-encoder
+    servable: NDArray[np.bool_]  # (n,) above the floor and without a veto
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of the score and their calibration."""
+
+    first: FirstCombination
+    second: SecondCombination
+    curve: tuple[float, float]
+    prior: PriorBands
+
+    def scores(self, inputs: Inputs) -> FloatArray:
+        """Return (n,) scores as the verifier computes them; -inf for pairs that are never served."""
+        rows = zip(inputs.similarity.tolist(), inputs.doubt.tolist(), inputs.logit.tolist(), strict=True)
+        found = np.array([self._score(*row) for row in rows], np.float64)
+        return np.where(inputs.servable, found, -np.inf)
+
+    def _score(self, similarity: float, doubt: float, logit: float) -> float:
+        before = log_odds_of(score_of(self.first.log_odds(similarity, doubt)))
+        return score_of(self.second.log_odds(before, similarity, logit))
+
+
+def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: FloatArray) -> Numbers:
+    """Fit the numbers on labelled pairs. `earlier`: (n,) scores of the shipped verifier, for the bands of the prior."""
+    use = inputs.servable
+    labels = same[use].astype(np.float64)
+    similarity, doubt, logit = (each[use].tolist() for each in (inputs.similarity, inputs.doubt, inputs.logit))
+    first = _refit(shipped.first, list(zip(similarity, doubt, strict=True)), labels)
+    before = [log_odds_of(score_of(first.log_odds(*row))) for row in zip(similarity, doubt, strict=True)]
+    second = _refit(shipped.second, list(zip(before, similarity, logit, strict=True)), labels)
+    # A lookup reads a neighbour if the highest logit could get it served. So a higher logit must not lower the score.
+    high, low = (_columns(SecondCombination, [(0.0, 0.0, logit)])[0] for logit in (MAX_LOGIT, -MAX_LOGIT))
+    second = SecondCombination(
+        *(
+            max(0.0, number) if up > down else number
+            for number, up, down in zip(astuple(second), high, low, strict=True)
+        )
+    )
+    found = Numbers(first, second, shipped.curve, shipped.prior)
+    return calibrated(shipped, found, earlier[use], found.scores(inputs)[use], labels)
+
+
+Combination = TypeVar("Combination", FirstCombination, SecondCombination)
+
+
+def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
+    """Fit a combination again. `rows`: the arguments of its `log_odds`."""
+    kind = type(shipped)
+    return kind(*ridge(_columns(kind, rows)[:, 1:], labels, astuple(shipped)))
+
+
+def _columns(kind: type[Combination], rows: Sequence[Sequence[float]]) -> FloatArray:
+    """Return (n, k): how much each of the k numbers counts in a row. Log-odds are linear in the numbers, bias first."""
+    size = len(fields(kind))
+    units = [kind(*unit) for unit in np.eye(size).tolist()]
+    return np.array([[unit.log_odds(*row) for unit in units] for row in rows], np.float64).reshape(-1, size)
+
+
+def calibrated(
+    shipped: Numbers, fitted: Numbers, earlier: FloatArray, scores: FloatArray, labels: FloatArray
+) -> Numbers:
+    """Return the numbers with a curve and a prior of their own.
+
+    The shipped prior says how often a request's best neighbour falls into each band of the shipped score. Each pair
+    gets the weight that gives the pairs that distribution. Their new scores then are the new distribution. A band
+    without a pair keeps its share.
+    """
+    rates = np.array([rate for _, rate in shipped.prior])
+    bands = np.array([band_of(score) for score in earlier.tolist()], np.intp)
+    counts = np.bincount(bands, minlength=BANDS)
+    weights = rates[bands] / counts[bands]
+    slope_offset = ridge(
+        scores[:, None],
+        labels,
+        (shipped.curve[1], shipped.curve[0]),
+        weights * len(weights) / weights.sum(),
+        CURVE_RIDGE,
+    )
+    offset, slope = (float(each) for each in slope_offset)
+    slope, offset = min(max(slope, 0.0), MAX_SLOPE), min(max(offset, -MAX_OFFSET), MAX_OFFSET)
+    after = np.array([band_of(score) for score in scores.tolist()], np.intp)
+    met = np.bincount(after, weights, BANDS) + np.where(counts == 0, rates, 0.0)
+    prior = [(float(share), float(rate)) for share, rate in zip(_wrong_shares(slope, offset), met, strict=True)]
+    return Numbers(fitted.first, fitted.second, (slope, offset), prior)
+
+
+def _wrong_shares(slope: float, offset: float) -> list[float]:
+    """Return (BANDS,) wrong shares at the centres of the bands."""
+    shares: list[float] = (1.0 / (1.0 + np.exp(np.clip(slope * CENTRES + offset, -30.0, 30.0)))).tolist()
+    return shares
+
+
+def ridge(
+    rows: FloatArray,
+    labels: FloatArray,
+    shipped: Sequence[float],
+    weights: FloatArray | None = None,
+    strength: float = RIDGE,
+) -> list[float]:
+    """Return bias and weights of a logistic regression, by Newton's method. `rows`: (n, k); `shipped`: (1 + k,)."""
+    columns = np.column_stack([np.ones(len(rows)), rows])
+    importance = np.ones(len(rows)) if weights is None else weights
+    towards = np.array(shipped, np.float64)
+    # A number counts by how far its input moves the result. So the bias is free: the level follows the labels.
+    penalty = np.diag(strength * columns.var(0))
+    found = towards.copy()
+    for _ in range(STEPS):
+        chance = 1.0 / (1.0 + np.exp(-np.clip(columns @ found, -30.0, 30.0)))
+        slope = columns.T @ (importance * (chance - labels)) + penalty @ (found - towards)
+        curvature = (columns * (importance * chance * (1.0 - chance))[:, None]).T @ columns + penalty
+        step = np.linalg.solve(curvature + LEAST * np.eye(len(found)), slope)
+        found = found - step
+        if float(np.abs(step).max()) < 1e-6:
+            break
+    numbers: list[float] = found.tolist()
+    return numbers

@@ -1,0 +1,1 @@
+"""Runs in the build environment, which has torch. It imports nothing of `gateway`."""
