@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,6 +85,10 @@ TOP, SPREAD = 5.0, 12.0
 # Log-odds that a pair loses whose language neither the trees nor the cross-encoder were trained on. In German and
 # Spanish the wordings with one harmful change are closer than free wordings of the same question.
 FOREIGN = 2.0
+LANGUAGES_KEPT = 4096  # stored questions whose language is remembered
+
+END_MARKS = " .?!"
+SAME_PROSE_FROM = 0.98  # similarity below which two texts are not compared as the same prose
 
 TRAINED = WeightFiles("verifier", "the verifier's weights")
 
@@ -158,8 +163,16 @@ def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     )
 
 
+_reads_stored = lru_cache(LANGUAGES_KEPT)(reads)
+
+
 def _foreign(candidate: StoredCandidate) -> float:
-    return 0.0 if reads(candidate.question) else FOREIGN
+    return 0.0 if _reads_stored(candidate.question) else FOREIGN
+
+
+def _is_same_prose(a: str, b: str) -> bool:
+    """Return whether two texts differ only in case, spaces and the marks at their end."""
+    return a.casefold().rstrip(END_MARKS).split() == b.casefold().rstrip(END_MARKS).split()
 
 
 class LearnedVerifier:
@@ -177,14 +190,14 @@ class LearnedVerifier:
         mine, readings = read(question), [kept(candidate.question) for candidate in candidates]
         doubts = self._doubts(mine, question, readings, [candidate.question for candidate in candidates])
         foreign = 0.0 if reads(question) else FOREIGN
-        return [
-            self.opinion(
-                self.weights.first.log_odds(candidate.similarity, doubt) - (foreign or _foreign(candidate)),
-                lexical.difference(mine.checks, other.checks),
-                lexical.hard_difference(mine.checks, other.checks),
-            )
-            for candidate, other, doubt in zip(candidates, readings, doubts, strict=True)
-        ]
+        found = list[Opinion]()
+        for candidate, other, doubt in zip(candidates, readings, doubts, strict=True):
+            log_odds = self.weights.first.log_odds(candidate.similarity, doubt) - (foreign or _foreign(candidate))
+            if candidate.similarity >= SAME_PROSE_FROM and _is_same_prose(question, candidate.question):
+                log_odds = TOP  # the embedding model ignores case, and so does the question unless it holds code
+            rule = lexical.difference(mine.checks, other.checks)
+            found.append(self.opinion(log_odds, rule, lexical.hard_difference(mine.checks, other.checks)))
+        return found
 
     def opinion(self, log_odds: float, doubt: Refusal | None = None, veto: Refusal | None = None) -> Opinion:
         """Return the opinion for these log-odds. `doubt`: the difference that the rules found.
@@ -285,7 +298,7 @@ class TwoStageVerifier:
             return opinions
         return [
             opinion
-            if _foreign(candidate)
+            if opinion.score >= 1.0 or _foreign(candidate)
             else replace(opinion, ceiling=self._combined(candidate, opinion, MAX_LOGIT).score)
             for candidate, opinion in zip(candidates, opinions, strict=True)
         ]

@@ -57,7 +57,7 @@ def test_the_prior_is_of_all_bands_and_never_worse_for_a_better_score() -> None:
 
 @pytest.mark.parametrize(("promise", "least"), [(0.01, 0.85), (0.05, 0.7)])
 def test_a_route_that_knows_nothing_yet_serves_near_certain_paraphrases(promise: float, least: float) -> None:
-    threshold = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=promise))
+    threshold = RouteControl(VERIFIER.prior, VERIFIER.basis).threshold(Acceptance(max_wrong_hits=promise), entries=1)
     assert least <= threshold <= 1.0
 
 

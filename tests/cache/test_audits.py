@@ -485,14 +485,14 @@ async def test_a_restart_finds_threshold_and_evidence_as_they_were(start: Start)
             control.learn(Observation(vector_of(seed, 384), score, 0.5, Label.WRONG))
         control.hit()
         control.audited(Label.WRONG, 0.5)
-        moved = control.score(vector_of(7, 384), 0.8)
+        moved = control.score(vector_of(399, 384), 0.8)
         learnt = control.threshold(promise), control.labels, control.version, control.estimate()
         assert learnt[0] != at_first
     async with start(text) as served:
         await recovered(served)
         control = served.gateway.parts.space.controls.of("default")
         assert (control.threshold(promise), control.labels, control.version, control.estimate()) == learnt
-        assert control.score(vector_of(7, 384), 0.8) == pytest.approx(moved, abs=1e-3) != 0.8
+        assert control.score(vector_of(399, 384), 0.8) == pytest.approx(moved, abs=1e-3) != 0.8
 
 
 async def test_what_was_learnt_otherwise_is_logged_and_forgotten(

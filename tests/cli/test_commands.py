@@ -139,7 +139,7 @@ def test_a_missing_model_is_one_sentence_with_the_command_that_makes_it(
         tmp_path, TWO, TIERS, embedder={"adapter": "onnx", "model": "own", "model_dir": str(tmp_path)}
     )
     assert main(["serve", "--config", str(config)]) == 1
-    assert "run `nearhit model fetch`" in capsys.readouterr().err
+    assert "run `nearhit model build`" in capsys.readouterr().err
 
 
 def test_usage_errors_exit_with_2() -> None:

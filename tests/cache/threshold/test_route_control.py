@@ -15,6 +15,7 @@ from tests.fixtures.entries import vector_of
 
 PRIOR = [(max(0.02, 0.9 - 1.2 * max(0.0, LOWEST + WIDTH * b - 0.6)), 0.02) for b in range(BANDS)]
 PROMISE = Acceptance(max_wrong_hits=0.01)
+NO_DRIFT = (0, 0.0, [0.0] * BANDS, [0.0] * BANDS)
 NO_COUNTS = [[0.0] * BANDS] * 3
 
 
@@ -84,15 +85,15 @@ def test_a_restart_keeps_what_was_learnt() -> None:
         b"",
         b"\xc1",
         msgpack.packb((VERSION, "basis")),
-        msgpack.packb((VERSION - 1, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
-        msgpack.packb((VERSION, "another basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
-        msgpack.packb((VERSION, "basis", [[0.0] * 3] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
-        msgpack.packb((VERSION, "basis", [[-1.0] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
-        msgpack.packb((VERSION, "basis", [[1e300] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
-        msgpack.packb((VERSION, "basis", [[float("nan")] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7)),
-        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {"no": 1}, [b"", b"", 0], 7)),
-        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"\0" * 6, b"\0" * 8, 3], 7)),
-        msgpack.packb((VERSION, "basis", NO_COUNTS, ("many", 0.0, 0.0), {}, [b"", b"", 0], 7)),
+        msgpack.packb((VERSION - 1, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "another basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", [[0.0] * 3] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", [[-1.0] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", [[1e300] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", [[float("nan")] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {"no": 1}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"\0" * 6, b"\0" * 8, 3], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, ("many", 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
     ],
 )
 def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing(data: bytes) -> None:
@@ -106,7 +107,7 @@ def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing(data: bytes
 def test_a_snapshot_that_fits_is_not_refused() -> None:
     """The same form as those that are refused."""
     RouteControl(PRIOR, "basis").restore(
-        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7))
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT))
     )
 
 
