@@ -39,6 +39,7 @@ class Decoys:
         self._embedder = embedder
         self._publish = publish
         self._groups: BoundedCache[str, _Group] = BoundedCache(limit, max_weight=limit, weigh=len)
+        self.in_use = False  # whether there ever was a decoy: most gateways need not look for any
 
     def __len__(self) -> int:
         return self._groups.weight
@@ -80,6 +81,7 @@ class Decoys:
             others = group[_cosines(group, vector) < SAME]
             added = np.concatenate((others, added))[-MAX_PER_ENTRY:]
         self._groups.put(fingerprint, added)
+        self.in_use = True
 
 
 def _cosines(group: _Group, vector: Vector) -> Vector:

@@ -235,7 +235,11 @@ class CandidateScorer:
         """Judge an opinion on a candidate by the route's threshold."""
         if self._counterexamples.is_refuted(entry.scope, scores.question, entry.fingerprint):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
-        elif opinion is not VERBATIM and self._decoys.repel(entry.fingerprint, scores.embedding.vector, similarity):
+        elif (
+            self._decoys.in_use
+            and opinion is not VERBATIM
+            and self._decoys.repel(entry.fingerprint, scores.embedding.vector, similarity)
+        ):
             opinion = Opinion(opinion.score, 0.0, veto=opinion.veto or Refusal.DECOY)
         threshold, control = scores.threshold, None if self._is_similarity_only else scores.control
         score, probability, reason = evaluate(similarity, opinion, threshold, control, scores.shift)

@@ -84,17 +84,15 @@ class SemanticLookup:
         # or if the nearest one cannot be used (`_widen`).
         k = 1 if self._plain and request.facts is None else MAX_CANDIDATES
         search = _Search(request, question, embedding, self._clock.monotonic(), k)
-        link = self._link_of(search)
+        # A plain threshold is the operator's word: nothing is served below it, not even by a link.
+        link = None if self._plain else self._link_of(search)
         return self._start_search(search) if link is None else self._follow(search, link)
 
     def _link_of(self, search: _Search) -> Link | None:
         """Return a link of the question whose entry may be fresh; None: there is none, or the question has an answer of
-        its own.
-
-        A plain threshold is the operator's word, and nothing is served below it.
-        """
+        its own."""
         request = search.request
-        links = [] if self._plain else self._memory.links.find(request.scope, search.question)
+        links = self._memory.links.find(request.scope, search.question)
         if not links or self._may_be_fresh(request, request.fingerprint):
             return None
         return next((link for link in links if self._is_followed(search, link)), None)
@@ -308,7 +306,7 @@ class SemanticLookup:
         self, request: RequestContext, scores: CandidateScores, fresh_neighbours: Sequence[FreshNeighbour]
     ) -> Response | None:
         """Record the judgement and return the hit; None: it may not be served."""
-        chosen, control = scores.chosen, scores.control
+        chosen, control = scores.judged[scores.best_index], scores.control
         if not self._plain and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
             control.met(chosen.score, scores.entries)
         request.considered, request.judged = scores.judged, chosen

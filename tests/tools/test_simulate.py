@@ -102,7 +102,7 @@ def simulated(settings: Config, present: str, new: str) -> Simulation:
         policy(f"{HOUR}, admit: {{after: 2}}"),
         policy("semantic: {ttl: 1h, min_similarity: 0.9}"),
         policy(route="light: light, large: large, escalate_above: 0.1"),
-        policy(route="light: light, large: large, large_share: 40%"),
+        policy(route="light: light, large: large, large_share: 25%"),
         policy(route="backend: large"),
     ],
 )

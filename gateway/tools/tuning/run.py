@@ -24,7 +24,7 @@ from gateway.tools.tuning.encoder import Training, fine_tune
 from gateway.tools.tuning.gate import LEAST_LABELS, FloatArray, Served, Verdict, judge, served
 from gateway.tools.tuning.numbers import Inputs, Numbers, fit
 from gateway.tools.tuning.pairs import MAX_PAIRS, LabelledPair, Parts, components, cut
-from gateway.tools.tuning.reference import loss, order, reference_pairs
+from gateway.tools.tuning.reference import anchor_pairs, loss, order, reference_pairs
 from gateway.tools.tuning.scoring import PairReader, Tell, logits, teaches
 
 FOLDS = 2  # the numbers of a candidate are chosen on pairs that they were not fitted on
@@ -123,11 +123,12 @@ def _fine_tuned(
     if options.python is None:
         return [], {"training": "the cross-encoder was not tuned: there is no build environment"}
     shipped = OnnxCrossEncoder(options.model_dir, WEIGHTS)
-    with bar("asking the shipped cross-encoder", len(parts.training)) as tell:
-        said = np.array([shipped.probability(each) for each in logits(parts.training, shipped, tell).tolist()])
-    step(f"tuning the cross-encoder on {len(parts.training)} pairs")
+    pairs = [*parts.training, *anchor_pairs()]
+    with bar("asking the shipped cross-encoder", len(pairs)) as tell:
+        said = np.array([shipped.probability(each) for each in logits(pairs, shipped, tell).tolist()])
+    step(f"tuning the cross-encoder on {len(parts.training)} pairs, with {len(pairs) - len(parts.training)} others")
     report = fine_tune(
-        parts.training,
+        pairs,
         said,
         weights=WEIGHTS,
         model_dir=options.model_dir,

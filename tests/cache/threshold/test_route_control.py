@@ -90,7 +90,9 @@ def test_a_restart_keeps_what_was_learnt() -> None:
         msgpack.packb((VERSION, "basis", [[0.0] * 3] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
         msgpack.packb((VERSION, "basis", [[-1.0] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
         msgpack.packb((VERSION, "basis", [[1e300] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
-        msgpack.packb((VERSION, "basis", [[float("nan")] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb(
+            (VERSION, "basis", [[float("nan")] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)
+        ),
         msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {"no": 1}, [b"", b"", 0], 7, NO_DRIFT)),
         msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"\0" * 6, b"\0" * 8, 3], 7, NO_DRIFT)),
         msgpack.packb((VERSION, "basis", NO_COUNTS, ("many", 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),

@@ -44,8 +44,7 @@ def test_the_input_that_tells_gets_the_weight() -> None:
     inputs, same = made(4000, by_logit)
     found = fit(SHIPPED, inputs, same, SHIPPED.scores(inputs))
     best = [same[np.argsort(-numbers.scores(inputs))[:1000]].mean() for numbers in (SHIPPED, found)]
-    assert best[0] < 0.95
-    assert best[1] > 0.97
+    assert best[1] > max(best[0], 0.97)
 
 
 def test_the_new_prior_has_the_rates_of_the_shipped_traffic() -> None:

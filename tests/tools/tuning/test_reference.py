@@ -5,13 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.tools.tuning.reference import loss, order, reference_pairs
+from gateway.tools.tuning.pairs import LabelledPair
+from gateway.tools.tuning.reference import anchor_pairs, loss, order, reference_pairs
 
 
 def test_there_are_enough_pairs_of_both_kinds() -> None:
-    pairs = reference_pairs()
-    assert len(pairs) > 1000
-    assert 0.25 < np.mean([pair.same for pair in pairs]) < 0.5
+    for pairs in (reference_pairs(), anchor_pairs()):
+        assert len(pairs) > 500
+        assert 0.2 < np.mean([pair.same for pair in pairs]) < 0.5
+
+
+def test_what_judges_a_candidate_did_not_train_it() -> None:
+    texts = [{text for pair in pairs for text in (pair.asked, pair.stored)} for pairs in _halves()]
+    shared = texts[0] & texts[1]
+    assert len(shared) <= 15  # at most the group that the cut divides
+
+
+def _halves() -> tuple[list[LabelledPair], list[LabelledPair]]:
+    return reference_pairs(), anchor_pairs()
 
 
 def test_the_order_is_that_of_a_worked_example() -> None:
