@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgpack
@@ -124,13 +124,3 @@ def _rows(path: Path) -> Iterator[Row]:
             if not isinstance(row, tuple) or len(row) != FIELDS:
                 return
             yield row
-
-
-def both(*listeners: Callable[[str, Judgement, Label], None]) -> Callable[[str, Judgement, Label], None]:
-    """Return a listener that calls all of them."""
-
-    def told(route: str, judged: Judgement, label: Label) -> None:
-        for listener in listeners:
-            listener(route, judged, label)
-
-    return told

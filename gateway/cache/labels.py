@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.cache.decoys import Decoys
@@ -18,10 +18,8 @@ from gateway.observability.telemetry import Telemetry
 from gateway.ports import Judgement, RelationStore
 
 LOG = logging.getLogger("nearhit.quality")
-
-
-def _ignore(*_: object) -> None:
-    pass
+Listener = Callable[[str, Judgement, Label], None]
+"""It is called with the route, the judgement and the label of a lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +36,16 @@ class LearnedPairs:
 
 
 class Labels:
-    """`Labels` passes each label to its route. `on_label` is called with every label that a route may learn from."""
+    """`Labels` passes each label to its route. `listeners` are called with every label that a route may learn from."""
 
     def __init__(
         self,
         controls: Controls,
         pairs: LearnedPairs,
         telemetry: Telemetry,
-        on_label: Callable[[str, Judgement, Label], None] = _ignore,
+        listeners: Sequence[Listener] = (),
     ) -> None:
-        self._on_label = on_label
+        self._listeners = listeners
         self._controls = controls
         self._pairs = pairs
         self._telemetry = telemetry
@@ -69,7 +67,8 @@ class Labels:
                 "and the threshold falls back to the calibration",
                 extra={"fields": {"route": route}},
             )
-        self._on_label(route, judged, label)
+        for listener in self._listeners:
+            listener(route, judged, label)
 
     async def link(self, judged: Judgement, fresh: Entry) -> None:
         """Link two questions whose answers were found equal, each to the entry of the other.
@@ -87,7 +86,7 @@ class Labels:
         ]
         keys = [link.key() for link in links]
         self._pairs.links.add(keys)
-        await self._kept("a link", self._pairs.store.add_links(keys))
+        await self._write("a link", self._pairs.store.add_links(keys))
 
     async def refute(self, relation: Relation) -> bool:
         """Never serve this answer for this question again.
@@ -96,10 +95,10 @@ class Labels:
         """
         key = relation.key()
         self._pairs.counterexamples.add([key])
-        return await self._kept("a counterexample", self._pairs.store.add_counterexample(key))
+        return await self._write("a counterexample", self._pairs.store.add_counterexample(key))
 
-    async def _kept(self, what: str, write: Awaitable[None]) -> bool:
-        """Return whether the store took the write."""
+    async def _write(self, what: str, write: Awaitable[None]) -> bool:
+        """Wait for a write to the store. Return False, and log it, if the store fails."""
         try:
             await write
         except StoreUnavailable as error:

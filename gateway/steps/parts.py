@@ -23,7 +23,7 @@ from gateway.cache.hits import SplitCache
 from gateway.cache.index_checkpoints import FILE, former_checkpoint_file, remove_former_checkpoint
 from gateway.cache.index_factory import open_index
 from gateway.cache.inflight_questions import InflightQuestions
-from gateway.cache.kept_labels import KeptLabels, both
+from gateway.cache.kept_labels import KeptLabels
 from gateway.cache.labels import Labels, LearnedPairs
 from gateway.cache.learned_state import SnapshotStore, StateKeeper
 from gateway.cache.links import Links
@@ -200,8 +200,7 @@ async def _open(
     exit_stack.push_async_callback(learning.save)  # once nothing is learnt any more
     decoys = Decoys(embedder.fingerprint, inputs.fleet.publisher("decoy"))
     pairs = LearnedPairs(inputs.counterexamples, inputs.links, decoys, backing_store)
-    on_label = both(inputs.recorder.label, inputs.kept_labels.keep)
-    labels = Labels(controls, pairs, telemetry, on_label)
+    labels = Labels(controls, pairs, telemetry, (inputs.recorder.label, inputs.kept_labels.keep))
     comparisons = AnswerComparer(embedder, labels, telemetry)
     judge = AnswerJudge(inputs.pools, inputs.prices)
     audits = HitAudits(comparisons, labels, controls, judge, telemetry, inputs.clock, inputs.draw)
