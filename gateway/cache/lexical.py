@@ -300,6 +300,8 @@ def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
             yield found
 
 
+MAX_DIFFERING = 4  # distinct words of two texts that are equal but for a negation
+
 # Words in which two texts that are equal but for a negation may differ: "why does it work", "why doesn't it work".
 _NEGATION_WORDS = _NEGATES | frozenset(
     (
@@ -329,7 +331,8 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
         return None
     if mine.negations % 2 != other.negations % 2 and all(map(_is_negation, only_mine | only_other)):
         return Refusal.NEGATION
-    if len(only_mine) == len(only_other) == 1 and (_has_opposites(mine, other) or _are_opposed(only_mine | only_other)):
+    is_one_word = len(only_mine) == len(only_other) == 1
+    if is_one_word and (_has_opposites(mine, other) or only_mine | only_other in _FURTHER_OPPOSITES):
         return Refusal.ANTONYM
     if mine.vocabulary == other.vocabulary and _has_reversed_direction(mine, other):
         return Refusal.DIRECTION
@@ -364,10 +367,6 @@ _FURTHER_OPPOSITES = frozenset(
 )  # fmt: skip
 
 
-def _are_opposed(words: frozenset[str]) -> bool:
-    return words in _FURTHER_OPPOSITES
-
-
 def _is_number_swapped(only_mine: frozenset[str], only_other: frozenset[str]) -> bool:
     """Return whether the numbers are the only words that one of two texts does not share with the other."""
     return all(map(is_number, only_mine)) or all(map(is_number, only_other))
@@ -375,9 +374,6 @@ def _is_number_swapped(only_mine: frozenset[str], only_other: frozenset[str]) ->
 
 def _is_negation(word: str) -> bool:
     return word in _NEGATION_WORDS or word.endswith(_NOT)
-
-
-MAX_DIFFERING = 4  # distinct words of two texts that are equal but for a negation
 
 
 def has_other_payload(query: Lexical, stored: Lexical) -> bool:

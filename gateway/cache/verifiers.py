@@ -85,7 +85,7 @@ TOP, SPREAD = 5.0, 12.0
 # Log-odds that a pair loses whose language neither the trees nor the cross-encoder were trained on. In German and
 # Spanish the wordings with one harmful change are closer than free wordings of the same question.
 FOREIGN = 2.0
-LANGUAGES_KEPT = 4096  # stored questions whose language is remembered
+LANGUAGES_KEPT = 4096  # questions whose language is remembered
 
 END_MARKS = " .?!"
 SAME_PROSE_FROM = 0.98  # similarity below which two texts are not compared as the same prose
@@ -163,11 +163,12 @@ def weights_from(about: bytes, arrays: bytes) -> VerifierWeights:
     )
 
 
-_reads_stored = lru_cache(LANGUAGES_KEPT)(reads)
+_reads = lru_cache(LANGUAGES_KEPT)(reads)
 
 
-def _foreign(candidate: StoredCandidate) -> float:
-    return 0.0 if _reads_stored(candidate.question) else FOREIGN
+def _is_foreign(question: str, candidate: StoredCandidate) -> bool:
+    """Return whether one of the two is in a language that the trees and the cross-encoder were not trained on."""
+    return not (_reads(question) and _reads(candidate.question))
 
 
 def _is_same_prose(a: str, b: str) -> bool:
@@ -189,10 +190,11 @@ class LearnedVerifier:
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         mine, readings = read(question), [kept(candidate.question) for candidate in candidates]
         doubts = self._doubts(mine, question, readings, [candidate.question for candidate in candidates])
-        foreign = 0.0 if reads(question) else FOREIGN
         found = list[Opinion]()
         for candidate, other, doubt in zip(candidates, readings, doubts, strict=True):
-            log_odds = self.weights.first.log_odds(candidate.similarity, doubt) - (foreign or _foreign(candidate))
+            log_odds = self.weights.first.log_odds(candidate.similarity, doubt)
+            if _is_foreign(question, candidate):
+                log_odds -= FOREIGN
             if candidate.similarity >= SAME_PROSE_FROM and _is_same_prose(question, candidate.question):
                 log_odds = TOP  # the embedding model ignores case, and so does the question unless it holds code
             rule = lexical.difference(mine.checks, other.checks)
@@ -293,14 +295,11 @@ class TwoStageVerifier:
         self.floor = first.floor
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
-        opinions = self._first.opinions(question, candidates)
-        if not reads(question):
-            return opinions
         return [
             opinion
-            if opinion.score >= 1.0 or _foreign(candidate)
+            if opinion.score >= 1.0 or _is_foreign(question, candidate)
             else replace(opinion, ceiling=self._combined(candidate, opinion, MAX_LOGIT).score)
-            for candidate, opinion in zip(candidates, opinions, strict=True)
+            for candidate, opinion in zip(candidates, self._first.opinions(question, candidates), strict=True)
         ]
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:

@@ -116,7 +116,7 @@ class Residual:
         """Return the probability that the light model's answer is worse. The shipped score, if the row does not fit."""
         if prompt.row.shape != self.weights.shape:
             return prompt.score
-        move = _clipped(float(prompt.row.astype(np.float32) @ self.weights))
+        move = min(MAX_MOVE, max(-MAX_MOVE, float(prompt.row.astype(np.float32) @ self.weights)))
         shipped = min(1 - 1e-6, max(1e-6, prompt.score))
         logit = self.slope * math.log(shipped / (1 - shipped)) + self.bias + move
         return 1 / (1 + math.exp(-min(20.0, max(-20.0, logit))))
@@ -124,10 +124,6 @@ class Residual:
     def logits(self, labels: LabelArrays) -> Floats:
         moves = np.clip(labels.rows.astype(np.float32) @ self.weights, -MAX_MOVE, MAX_MOVE)
         return np.asarray(self.slope * labels.logits + self.bias + moves)
-
-
-def _clipped(move: float) -> float:
-    return min(MAX_MOVE, max(-MAX_MOVE, move))
 
 
 def fit_residual(labels: LabelArrays) -> Residual:
