@@ -10,8 +10,8 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from gateway.admin.learned_pairs import PairKnowledge
 from gateway.admin.operations import NotRequired, TypedDict, operation
+from gateway.admin.pair_knowledge import PairKnowledge
 from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
 from gateway.cache.explanation import ExplainedPair, LookupDetails, build_explanation
