@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.cache.decoys import Decoys
-from gateway.cache.judgement import MAX_CANDIDATES
 from gateway.cache.links import LEAST_PROBABILITY, MAX_PER_QUESTION
 from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import Judgement
 from quality.decision import Decision, Encoded, Fixed
 from quality.labels import Labels
+from quality.replay import Cache
 from quality.streams import alone, from_evaluation
 from quality.world import Opinions, World, embedded
 
@@ -121,14 +121,9 @@ class Recurrence:
     async def _look_up(
         self, decision: Decision, request: int, fresh: NDArray[np.bool_], learned: Learned
     ) -> Judgement | None:
-        world, found = self._world, self._world.near[request]
-        inside = np.flatnonzero(fresh[found])[:MAX_CANDIDATES]
-        similarities = world.similarities[request]
-        near = [
-            (world.stored[found[at]], float(similarities[at]))
-            for at in inside
-            if similarities[at] >= self._opinions.floor and (request, int(found[at])) not in learned.wrong
-        ]
+        world = self._world
+        found = Cache(world, fresh, set()).near(request, self._opinions.floor)
+        near = [each for each in found if (request, int(each[0].fingerprint)) not in learned.wrong]
         return await decision.judge(world.stream.questions[request], world.vectors[request], near) if near else None
 
     def _learn(self, learned: Learned, request: int, entry: int, chosen: Judgement | None, *, right: bool) -> None:

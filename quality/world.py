@@ -46,8 +46,8 @@ def verifier_key(verifier: Verifier, encoder: str) -> str:
     """Names the verifier, its code and its weights, and the encoder, whose similarities its scores begin with: opinions
     of others are not used again."""
     cache = GATEWAY / "cache"
-    sources = [cache / name for name in ("verifiers.py", "threshold_verifier.py", "lexical.py", "forest.py")]
-    sources += [*cache.glob("features/*.py"), *cache.glob("weights/*"), *GATEWAY.glob("adapters/onnx/cross*.py")]
+    sources = [*cache.glob("*.py"), *cache.glob("features/*.py"), *cache.glob("weights/*")]
+    sources += GATEWAY.glob("adapters/onnx/cross*.py")
     digest = hashlib.sha256(f"{verifier.basis}\0{encoder}".encode())
     for path in sorted(sources):
         if path.is_file():

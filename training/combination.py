@@ -24,7 +24,8 @@ from sklearn.metrics import roc_auc_score
 
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.cache.features import FloatArray
-from gateway.cache.verifiers import ABOUT_FILE, MAX_LOGIT, WEIGHTS, LearnedVerifier, load_weights
+from gateway.cache.verifiers import ABOUT_FILE, WEIGHTS, LearnedVerifier, SecondCombination, load_weights
+from gateway.tools.tuning.numbers import columns_of
 from training import wordings
 from training.encoder import Encoder
 from training.prior import compact
@@ -64,7 +65,7 @@ class Columns:
     def _row(self, asked: str, stored: str) -> tuple[float, float, float]:
         similarity = float(self._encoder(asked) @ self._encoder(stored))
         (logit,) = self._cross_encoder.score(asked, [stored])
-        return similarity, self._learned.doubts(asked, [stored])[0], float(np.clip(logit, -MAX_LOGIT, MAX_LOGIT))
+        return similarity, self._learned.doubts(asked, [stored])[0], logit
 
 
 def fitted(rows: FloatArray, same: FloatArray, weights: FloatArray) -> LogisticRegression:
@@ -84,8 +85,8 @@ def main() -> None:
     total = len(rows)
     weights = np.concatenate([np.full(len(each), SHARES[name] * total / len(each)) for name, each in tables.items()])
     first = fitted(rows[:, :2], same, weights)
-    refusal, approval = np.minimum(rows[:, 2], 0.0), np.maximum(rows[:, 2], 0.0)
-    both = np.column_stack([first.decision_function(rows[:, :2]), rows[:, 0], refusal, approval])
+    before = first.decision_function(rows[:, :2])
+    both = columns_of(SecondCombination, list(zip(before, rows[:, 0], rows[:, 2], strict=True)))[:, 1:]
     second = fitted(both, same, weights)
     about = json.loads((given.out / ABOUT_FILE).read_text())
     about["combination"] = {

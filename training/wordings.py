@@ -1,6 +1,6 @@
-"""Loads pairs from hand-written wordings: a line has one question asked in four ways, and four near-misses of it.
+"""Loads pairs from hand-written wordings: a line has one question in four or five wordings, and as many near-misses.
 
-    {"topic": ..., "same": [four texts that ask for exactly the same answer], "other": [{"text": ..., "why": ...}, ...]}
+    {"topic": ..., "same": [texts that ask for exactly the same answer], "other": [{"text": ..., "why": ...}, ...]}
 
 No other natural paraphrases may ship. A line is a group: all its pairs are on one side of a split.
 """

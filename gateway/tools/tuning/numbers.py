@@ -65,7 +65,7 @@ def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: Floa
     before = [log_odds_of(score_of(first.log_odds(*row))) for row in zip(similarity, doubt, strict=True)]
     second = _refit(shipped.second, list(zip(before, similarity, logit, strict=True)), labels)
     # A lookup reads a neighbour if the highest logit could get it served. So a higher logit must not lower the score.
-    high, low = (_columns(SecondCombination, [(0.0, 0.0, logit)])[0] for logit in (MAX_LOGIT, -MAX_LOGIT))
+    high, low = (columns_of(SecondCombination, [(0.0, 0.0, logit)])[0] for logit in (MAX_LOGIT, -MAX_LOGIT))
     second = SecondCombination(
         *(
             max(0.0, number) if up > down else number
@@ -82,10 +82,10 @@ Combination = TypeVar("Combination", FirstCombination, SecondCombination)
 def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
     """Fit a combination again. `rows`: the arguments of its `log_odds`."""
     kind = type(shipped)
-    return kind(*ridge(_columns(kind, rows)[:, 1:], labels, astuple(shipped)))
+    return kind(*ridge(columns_of(kind, rows)[:, 1:], labels, astuple(shipped)))
 
 
-def _columns(kind: type[Combination], rows: Sequence[Sequence[float]]) -> FloatArray:
+def columns_of(kind: type[Combination], rows: Sequence[Sequence[float]]) -> FloatArray:
     """Return (n, k): how much each of the k numbers counts in a row. Log-odds are linear in the numbers, bias first."""
     size = len(fields(kind))
     units = [kind(*unit) for unit in np.eye(size).tolist()]
