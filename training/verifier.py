@@ -42,7 +42,7 @@ NAMED = ("numbers_swapped", "negation", "opposites", "reversed")  # as gateway.c
 NEAR = 0.5
 CREDITS = {
     "wordings": "our own, written by hand (training/wordings)",
-    "generated pairs": "our own grammar (training/frames.txt, training/slots.txt)",
+    "generated pairs": "our own grammar (training/frames, training/slots.txt)",
     "banking77": "PolyAI, Casanueva et al. 2020, CC BY 4.0",
     "clinc150": "Clinc, Larson et al. 2019, CC BY 3.0",
 }
