@@ -30,7 +30,7 @@ from training.pair import Pair
 SEED = 20
 HERE = Path(__file__).parent
 WEIGHTS = HERE.parent / "gateway" / "cache" / "weights"
-ROUNDS, PERTURBED, MINED = 14, 3000, 3000  # fillings of each frame; questions perturbed; questions mined
+ROUNDS, PERTURBED, MINED = 6, 3000, 3000  # fillings of each frame; questions perturbed; questions mined
 # The figures below measure the trees by a score that takes their doubt off the similarity: WEIGHT * (1 - p) ** POWER.
 WEIGHT, POWER = 0.5, 2.0
 UNFITTED = {
