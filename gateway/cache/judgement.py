@@ -197,9 +197,10 @@ class CandidateScorer:
         return bool(scores.unread) or scores.parts is not None
 
     async def apply_second_opinion(self, scores: CandidateScores) -> None:
-        """Check the candidates that could be served more closely, and choose the best of them.
+        """Check the candidates that could be served more closely, and choose the first that may be, or the best.
 
-        Without the embedder, candidates of one template are refused.
+        The next one is read only if the one before is refused. Without the embedder, candidates of one template are
+        refused.
         """
         second = dict[int, Opinion | None]()
         for at in scores.unread:
@@ -207,6 +208,8 @@ class CandidateScorer:
             candidate = StoredCandidate(entry.question or "", similarity)
             second[at] = await self._verifier.second_opinion(scores.question, candidate, first)
             scores.judged[at] = self._evaluate(scores, entry, similarity, second[at] or replace(first, ceiling=None))
+            if scores.judged[at].reason is None:
+                break
         if second:
             scores.best_index = max(second, key=lambda at: (scores.judged[at].score, -at))
             scores.second = second[scores.best_index]
