@@ -1,8 +1,8 @@
 """Bound the CPU of learning to a share of the CPU of requests.
 
-Two clocks are read, each in less than a microsecond. The CPU of the encoder's passes is that of its thread, by what a
-pass was for: it embeds texts of requests or of learning, never both in one pass. The CPU of the event loop is that of
-its thread; the parts that compare answers are measured and count as learning, all others as requests. The threads of
+Two clocks are read, each in less than a microsecond. The first is the CPU of the encoder's thread. Each of its passes
+embeds texts of requests or texts of learning, never both. The second is the CPU of the event loop's thread. The parts
+that compare answers are measured and count as learning, and all others count as requests. The threads of
 the cross-encoder and of the index are left out. They work for requests alone, so learning gets too little rather than
 too much.
 

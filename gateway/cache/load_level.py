@@ -1,7 +1,7 @@
 """Say how loaded the encoder is, and so which work is left out. A pure decision under a thin object.
 
-Every question that no cache knows waits for the encoder. Where more questions come than it can embed, work is left out
-in the order of what it is worth to clients, long before the embedder's timeout:
+Every question that no cache knows waits for the encoder. If more questions come than it can embed, work is left out
+long before the embedder's timeout, the work of least worth to clients first:
 
 | level | from a wait of | work left out |
 |---|---|---|
@@ -75,7 +75,7 @@ class EncoderLoad:
 
     @property
     def level(self) -> LoadLevel:
-        """The present level. It reads the encoder's queue, so it is up to date whoever asks."""
+        """The present level, read from the encoder's queue."""
         self._level = next_level(self._level, self._expected_wait_s() / self._timeout_s)
         return self._level
 

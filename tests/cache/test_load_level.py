@@ -80,7 +80,7 @@ class GatedEncoder:
 async def test_more_questions_than_the_encoder_bears_skip_lookups_and_none_fails(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue grows while the encoder stands still. What comes beyond the highest level is answered at once."""
+    """The queue grows while the encoder stands still. Questions beyond the highest level are answered at once."""
     encoder = GatedEncoder()
     embedder = BatchingEmbedder(encoder, batch_limit=8, timeout_s=60.0)
     monkeypatch.setattr(app, "build_embedder", lambda *_: (encoder, embedder))
