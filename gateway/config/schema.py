@@ -38,6 +38,7 @@ from gateway.config.units import (
     DurationOrOff,
     Listen,
     PositiveDuration,
+    PositiveShare,
     Share,
     Size,
     Switch,
@@ -165,6 +166,14 @@ class TrafficConfig(Section):
     """Requests that wait to be written. More are dropped and counted."""
     simulate_timeout: PositiveDuration = 120.0
     """The time that `POST /admin/simulate` may take."""
+
+
+class LearningConfig(Section):
+    """Learning in the background: comparisons of answers, and audits."""
+
+    cpu_share: PositiveShare = 0.1
+    """The CPU that learning may take, as a share of the CPU that requests take in the event loop and the embedder.
+    `100%`: no bound."""
 
 
 class TuneConfig(Section):
@@ -396,6 +405,8 @@ class Config(Section):
     """The index that finds similar questions."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
     """The decision whether the answer of a similar question may be served."""
+    learning: LearningConfig = Field(default_factory=LearningConfig)
+    """The bound on learning in the background."""
     tune: TuneConfig = Field(default_factory=TuneConfig)
     """Tuning of the verifier by the gateway's own labels."""
     auth: AuthConfig = Field(default_factory=AuthConfig)

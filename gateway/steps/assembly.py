@@ -123,7 +123,13 @@ class RouteSteps:
                 lookup, parts.space.inflight_questions, parts.unstorable, parts.clock, parts.telemetry
             )
         return SemanticCache(
-            inner, parts.space.embedder, lookup, audits, inflight, scores_whole=len(self.route.target.tiers) > 1
+            inner,
+            parts.space.embedder,
+            lookup,
+            audits,
+            inflight,
+            load=parts.space.load,
+            scores_whole=len(self.route.target.tiers) > 1,
         ).__call__
 
     def cluster_lease(self, inner: Handler) -> Handler:
@@ -232,7 +238,14 @@ def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLook
     return SemanticLookup(
         space.index,
         parts.store,
-        CandidateScorer(space.verifier, space.embedder, rule.acceptance, parts.memory.counterexamples, space.decoys),
+        CandidateScorer(
+            space.verifier,
+            space.embedder,
+            rule.acceptance,
+            parts.memory.counterexamples,
+            space.decoys,
+            space.load,
+        ),
         space.controls,
         parts.clock,
         parts.telemetry,

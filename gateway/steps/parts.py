@@ -26,7 +26,9 @@ from gateway.cache.inflight_questions import InflightQuestions
 from gateway.cache.kept_labels import KeptLabels
 from gateway.cache.labels import Labels, LearnedPairs
 from gateway.cache.learned_state import SnapshotStore, StateKeeper
+from gateway.cache.learning_budget import LearningBudget
 from gateway.cache.links import Links
+from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.stores import Stores, build_evictor
@@ -37,7 +39,7 @@ from gateway.errors import StoreUnavailable
 from gateway.messages import Price
 from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, Embedder
+from gateway.ports import Clock, LearningEmbedder
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.mirroring import Mirroring
@@ -128,7 +130,9 @@ class PartsInputs:
     kept_labels: KeptLabels
 
 
-async def open_spaces(stack: AsyncExitStack, inputs: PartsInputs, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
+async def open_spaces(
+    stack: AsyncExitStack, inputs: PartsInputs, embedder: LearningEmbedder
+) -> tuple[Spaces, AsyncExitStack]:
     """Open the space of the model in use (`embedder`) and, during a migration, the space of the previous model. Return
     them with the exit stack that closes the previous one once nothing needs it; `stack` closes both at the latest.
     Raise what `build_verifier` raises."""
@@ -147,7 +151,7 @@ async def open_spaces(stack: AsyncExitStack, inputs: PartsInputs, embedder: Embe
 
 async def _previous_model(
     exit_stack: AsyncExitStack, inputs: PartsInputs, current_fingerprint: str
-) -> tuple[EmbeddingModel, Embedder] | None:
+) -> tuple[EmbeddingModel, LearningEmbedder] | None:
     """Return the previous model, which lookups still use; None: there is none, or it is not needed."""
     section = inputs.config.embedder.migrate_from
     if section is None or await _is_migrated(inputs, current_fingerprint):
@@ -184,7 +188,7 @@ async def _open(
     exit_stack: AsyncExitStack,
     inputs: PartsInputs,
     section: EmbeddingModel,
-    embedder: Embedder,
+    embedder: LearningEmbedder,
     *,
     told: Callable[[str], None] | None = None,
     file: str = FILE,
@@ -201,7 +205,9 @@ async def _open(
     decoys = Decoys(embedder.fingerprint, inputs.fleet.publisher("decoy"))
     pairs = LearnedPairs(inputs.counterexamples, inputs.links, decoys, backing_store)
     labels = Labels(controls, pairs, telemetry, (inputs.recorder.label, inputs.kept_labels.keep))
-    comparisons = AnswerComparer(embedder, labels, telemetry)
+    load = EncoderLoad(lambda: embedder.expected_wait_s, section.timeout, telemetry.left_out)
+    budget = LearningBudget(config.learning.cpu_share, lambda: embedder.cpu, load, telemetry)
+    comparisons = AnswerComparer(embedder, labels, telemetry, budget)
     judge = AnswerJudge(inputs.pools, inputs.prices)
     audits = HitAudits(comparisons, labels, controls, judge, telemetry, inputs.clock, inputs.draw)
     exit_stack.push_async_callback(audits.close)
@@ -210,6 +216,7 @@ async def _open(
         run_in(exit_stack, job)
     return Space(
         embedder=embedder,
+        load=load,
         index=index,
         checkpoints=checkpoints,
         store=inputs.stores.front.for_embedder(embedder.fingerprint, backing_store),
@@ -270,7 +277,7 @@ async def build_parts(
     clock: Clock,
     draw: Callable[[], float],
     stores: Stores,
-    embedder: Embedder,
+    embedder: LearningEmbedder,
 ) -> Parts:
     """Build all parts, with the embedder of the model in use. `stack` closes them. Raise `StartupError`."""
     memory, recorded_state = FeedbackState(ServedHits(), Counterexamples(), Links()), RecordedState()

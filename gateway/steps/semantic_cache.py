@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from gateway.cache.admission import HitForMiss
 from gateway.cache.audits import HitAudits
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
+from gateway.cache.load_level import EncoderLoad, Step
 from gateway.config.policy.model import AuditSettings
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import EmbedderUnavailable
@@ -94,7 +95,8 @@ class SemanticCache:
     `inflight`, which waits for questions in flight; None: off.
 
     It embeds the focus of the question, which is the whole of it unless it is long. `scores_whole`: a later step scores
-    the complexity, for which the beginning of a long question is embedded, too."""
+    the complexity, for which the beginning of a long question is embedded, too. `load`: of the encoder, which may leave
+    no room to embed a question."""
 
     def __init__(
         self,
@@ -104,8 +106,10 @@ class SemanticCache:
         audits: AuditedHits | None = None,
         inflight: SimilarInflight | None = None,
         *,
+        load: EncoderLoad,
         scores_whole: bool = False,
     ) -> None:
+        self._load = load
         self._inner = inner
         self._embedder = embedder
         self._lookup = lookup
@@ -125,6 +129,9 @@ class SemanticCache:
             started = request.clock.monotonic()
             embedding = self._embedder.embed_nowait(question, request.owner)
             if embedding is None or (self._scores_whole and question is not call.question):
+                if self._load.leaves_out(Step.LOOKUP):
+                    request.note = Bypass.LOAD
+                    return self._inner(request)
                 request.require_capacity()
                 return self._embed(request, question, started)
             request.since("embed", started)
