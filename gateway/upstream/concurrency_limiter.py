@@ -59,7 +59,7 @@ class ConcurrencyLimiter:
     """`ConcurrencyLimiter` grants at most `ceiling` permits at once.
 
     `adaptive`: fewer permits, as many as keep the backend's latency low. A call waits at most `max_wait_s`, and not
-    beyond its own deadline.
+    beyond its own deadline or `timeouts.total`.
     """
 
     def __init__(self, backend: str, ceiling: int, max_wait_s: float, clock: Clock, *, adaptive: bool) -> None:
@@ -127,7 +127,7 @@ class ConcurrencyLimiter:
 
     async def _wait(self, request: RequestContext) -> None:
         now = self._clock.monotonic()
-        wait_until, deadline = now + self._max_wait_s, request.due
+        wait_until, deadline = now + self._max_wait_s, min(request.due, request.upstream_due)
         ticket = Ticket(request.priority, min(wait_until, deadline), next(self._numbers), request.tenant)
         self._enqueue(ticket, deadline, now)
         admission = self._admissions[ticket] = asyncio.get_running_loop().create_future()

@@ -153,12 +153,11 @@ class HttpBackend(LimitedBackend):
             socket = await self._websocket(request)
             if socket is not None:
                 return socket
-        elif request.body_source.buffered_body is None:  # wait for the body, or a full buffer, before a permit is taken
-            await request.body_source.buffer()
         permit = self._limiter.acquire_nowait() or await self._limiter.acquire(request)
         try:
             sent = self.upstream_request(request, translated)
-            answer = await self._client.send(sent, self._response_deadline(request, sent))
+            due, end = self._deadlines(request, sent, permit)
+            answer = await self._client.send(sent, due)
         except BaseException as error:
             failure = self._to_gateway_error(error)
             if isinstance(failure, BackendError) and failure.status == 504:
@@ -168,15 +167,17 @@ class HttpBackend(LimitedBackend):
                 raise
             raise failure from None
         permit.on_response(request, answer.status)
-        response = await self._read(request, answer, permit)
+        response = await self._read(request, answer, permit, end)
         if answer.status == NOT_FOUND and call is not None:
             self._base.on_not_found(request, sent, response)
         if translated is not None:
             return await translate_response(self.name, response, translated)
         return response if call is None or not call.dialect.reforms else to_stored_form(self.name, call, response)
 
-    async def _read(self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit) -> Response:
-        """Return the response once its first byte, or all of it, has arrived."""
+    async def _read(
+        self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit, end: float
+    ) -> Response:
+        """Return the response once its first byte, or all of it, has arrived. `end`: see `_deadlines`."""
         parse, memo = request.call is not None, answer.memo
         if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.header_map)):
             headers = memo.get(parse) if memo is not None else None
@@ -186,7 +187,7 @@ class HttpBackend(LimitedBackend):
             answer.close()
             permit.release()
             return response
-        exchange = ResponseReader(self.name, answer, permit, self._timeouts, request.upstream_deadline)
+        exchange = ResponseReader(self.name, answer, permit, self._timeouts, end)
         try:
             return await exchange.answer(self._headers_of(answer, parse=parse), parse=parse)
         except BaseException:
@@ -206,15 +207,13 @@ class HttpBackend(LimitedBackend):
             answer.memo[parse] = headers
         return headers
 
-    def _response_deadline(self, request: RequestContext, sent: UpstreamRequest) -> float:
-        """Return the event-loop time by which the response must begin. `timeouts.total` covers all attempts."""
-        uploads = request.call is None and sent.body != b""
-        now = asyncio.get_running_loop().time()
-        if now >= request.upstream_deadline:
-            said = f"backend '{self.name}' was not called: earlier attempts have used up timeouts.total"
-            raise BackendError(said, status=504, retryable=False, sent=False)
-        request.upstream_deadline = min(request.upstream_deadline, now + self._timeouts.total)
-        return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), request.upstream_deadline)
+    def _deadlines(
+        self, request: RequestContext, sent: UpstreamRequest, permit: ConcurrencyPermit
+    ) -> tuple[float, float]:
+        """Return the event-loop times by which the response must begin and end. `permit` was acquired just now."""
+        uploads, now = request.call is None and sent.body != b"", asyncio.get_running_loop().time()
+        end = now + request.upstream_due - permit.acquired_at
+        return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), end), end
 
     def _to_gateway_error(self, error: BaseException) -> BaseException:
         """Convert an error of the HTTP client to a gateway error; return any other error unchanged."""
