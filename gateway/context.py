@@ -98,8 +98,8 @@ class RequestContext:
         "directives", "owner", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served", "judged",
         "considered", "stored", "inspected", "stale_available", "gathering", "lease",
         # budget: when its answer is due, and how much it may cost
-        "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt", "complexity",
-        "wish", "outlook", "light_only", "metered", "overloaded",
+        "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
+        "complexity", "wish", "outlook", "light_only", "metered", "overloaded",
     )  # fmt: skip
 
     def __init__(

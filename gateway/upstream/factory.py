@@ -101,6 +101,7 @@ def _http(
         timeouts=section.timeouts,
         clock=clock,
         adaptive=section.adaptive,
+        tenant_share=section.tenant_share,
     )
     own_account = api_key is not None or not passthrough
     batched = batching(backend, section, clock, shared=own_account)

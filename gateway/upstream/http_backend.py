@@ -125,6 +125,7 @@ class HttpBackend(LimitedBackend):
         timeouts: Timeouts,
         clock: Clock,
         adaptive: bool = True,
+        tenant_share: float = 0.5,
     ) -> None:
         self.name = name
         self.speaks = speaks
@@ -140,7 +141,11 @@ class HttpBackend(LimitedBackend):
         self._response_filter = HeaderFilter(RESPONSE_EXCLUDED, prefix=GATEWAY_PREFIX)
         self._timeouts = timeouts
         self._clock = clock
-        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(
+            ConcurrencyLimiter(
+                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
+            )
+        )
 
     async def send(self, request: RequestContext) -> Response:
         """Send the request and return the response. Raise `BadRequest` if the endpoint's dialect cannot express it."""
@@ -153,7 +158,10 @@ class HttpBackend(LimitedBackend):
             socket = await self._websocket(request)
             if socket is not None:
                 return socket
-        permit = self._limiter.acquire_nowait() or await self._limiter.acquire(request)
+        if call is None and request.body_source.buffered_body is None:  # the body streams
+            permit = await self._limiter.acquire_client_paced(request)
+        else:
+            permit = self._limiter.acquire_nowait(request) or await self._limiter.acquire(request)
         try:
             sent = self.upstream_request(request, translated)
             due, end = self._deadlines(request, sent, permit)
@@ -234,8 +242,7 @@ class HttpBackend(LimitedBackend):
 
     async def _websocket(self, request: RequestContext) -> Response | None:
         """Open a WebSocket; None if the endpoint ignores the upgrade, as it may (RFC 9110 section 7.8)."""
-        permit = await self._limiter.acquire(request)
-        permit.lasting = True
+        permit = await self._limiter.acquire_client_paced(request)
         url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
         try:
             async with asyncio.timeout(self._timeouts.first_byte):

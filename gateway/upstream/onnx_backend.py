@@ -50,13 +50,18 @@ class OnnxBackend(LimitedBackend):
         timeouts: Timeouts,
         clock: Clock,
         adaptive: bool = True,
+        tenant_share: float = 0.5,
     ) -> None:
         self.name = name
         self._model = model
         self._model_name = model_name
         self._timeouts = timeouts
         self._clock = clock
-        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(
+            ConcurrencyLimiter(
+                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
+            )
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onnx {name}", initializer=_lower_priority)
 
     async def send(self, request: RequestContext) -> Response:

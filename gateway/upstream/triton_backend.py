@@ -59,6 +59,7 @@ class TritonBackend(LimitedBackend):
         timeouts: Timeouts,
         clock: Clock,
         adaptive: bool = True,
+        tenant_share: float = 0.5,
     ) -> None:
         self.name = name
         self._client = triton.InferenceServerClient(address, ssl=tls, channel_args=OPTIONS)
@@ -70,7 +71,11 @@ class TritonBackend(LimitedBackend):
         self._clock = clock
         upstream_names = [name for name in dict.fromkeys([*models.upstream_names, embedding_model]) if name]
         self.hosted = TritonModels(name, address, self._client, upstream_names, tensors, timeouts)
-        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(
+            ConcurrencyLimiter(
+                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
+            )
+        )
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
