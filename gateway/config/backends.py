@@ -189,7 +189,7 @@ class Timeouts(Section):
     idle: PositiveDuration = 30.0
     """The time between two pieces of a response."""
     total: PositiveDuration = 600.0
-    """The time of the whole call."""
+    """The time of all calls for a request: attempts, hedges, trials and fallbacks. It counts from the first of them."""
 
 
 class PriceConfig(Section):
