@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# The share of the memory for streams that are read ahead. The rest is for whole answers, and for the last piece of each
+# stream, so that a stream that stops in time costs nobody the connection.
+READ_AHEAD_PART = 0.75
+
 
 class UnreadMemory:
     """`UnreadMemory` counts the bytes of unread answers, of all connections and shared calls of a process together.
@@ -17,4 +21,5 @@ class UnreadMemory:
 
     @property
     def has_room(self) -> bool:
-        return self.used < self.limit
+        """Whether streams may be read further ahead of their clients."""
+        return self.used < self.limit * READ_AHEAD_PART

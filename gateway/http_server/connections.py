@@ -52,6 +52,7 @@ class ServerConnection(RequestHandler):
     aiohttp itself quotes a malformed request, credentials included, in its log and in its answer."""
 
     _pace: ReadingPace | None = None  # None: the client has always kept up
+    _output_size = 0  # bytes of the answer that `_pace` knows of
     slow_readers: SlowReaders
 
     def pause_writing(self) -> None:
@@ -59,7 +60,14 @@ class ServerConnection(RequestHandler):
         assert self.transport is not None
         if self._pace is None:
             self._pace = ReadingPace(self.slow_readers, self.transport)
-        self._pace.begin()
+        self._output_size = self._written
+        self._pace.begin(counts_writes=not self._upgraded)
+
+    @property
+    def _written(self) -> int:
+        """The bytes of the current answer that were written."""
+        request: Any = self._current_request
+        return 0 if request is None else int(request.writer.output_size)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -75,8 +83,11 @@ class ServerConnection(RequestHandler):
         """Wait until more of the answer may be written. aiohttp calls this at the latest after each 64 KiB."""
         if self.transport is None:
             raise ConnectionResetError("the client has left")
-        if self._paused and self._pace is not None:
-            self._pace.wrote(0)
+        if self._upgraded or self._pace is None:  # frames of a WebSocket are not read ahead
+            await super()._drain_helper()
+        elif self._paused:
+            written, self._output_size = self._written - self._output_size, self._written
+            self._pace.wrote(written)
             await self._pace.wait_for_room()
 
     def data_received(self, data: bytes) -> None:

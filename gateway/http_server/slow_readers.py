@@ -67,7 +67,7 @@ class ReadingPace:
     does the time in which nothing waits for it.
     """
 
-    __slots__ = ("_at", "_loop", "_readers", "_size", "_transport", "_waiter", "credit_s")
+    __slots__ = ("_at", "_loop", "_readers", "_size", "_transport", "_waiter", "counts_writes", "credit_s")
 
     def __init__(self, readers: SlowReaders, transport: asyncio.Transport) -> None:
         self._readers = readers
@@ -77,9 +77,11 @@ class ReadingPace:
         self._size = 0  # unread bytes
         self._waiter: asyncio.Future[None] | None = None
         self.credit_s = readers.timeout_s
+        self.counts_writes = True
 
-    def begin(self) -> None:
-        """Begin to measure: the client does not keep up."""
+    def begin(self, *, counts_writes: bool = True) -> None:
+        """Begin to measure: the client does not keep up. `counts_writes`: `wrote` is called for all that is written."""
+        self.counts_writes = counts_writes
         now = self._loop.time()
         self.credit_s, self._at = min(self._readers.timeout_s, self.credit_s + now - self._at), now
         self._count(self._transport.get_write_buffer_size())
@@ -114,6 +116,8 @@ class ReadingPace:
         """Update the credit. `written`: bytes since the last call."""
         now, size = self._loop.time(), self._transport.get_write_buffer_size()
         taken = self._size + written - size
+        if not self.counts_writes:  # at least
+            taken = max(0, taken)
         earned_s = taken / self._readers.min_rate - (now - self._at)
         self.credit_s, self._at = min(self._readers.timeout_s, self.credit_s + earned_s), now
         self._count(size)

@@ -17,7 +17,7 @@ from tests.fixtures import waiting
 from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.wire import Message, Wire, wire_upstream
 
-until = partial(waiting.until, timeout_s=6.0)
+until = partial(waiting.until, timeout_s=20.0)
 MB = 2**20
 SIZE = 24 * MB  # more than all sockets between the backend and a client take
 PLACES = 2
@@ -177,7 +177,7 @@ async def test_an_unread_answer_ends_at_the_total_of_its_backend(tmp_path: Path)
 @pytest.mark.parametrize("plain", [True, False])
 async def test_whole_answers_beyond_the_memory_cost_the_slowest_clients(tmp_path: Path, plain: bool) -> None:
     """A hit in memory is written at once, to any number of clients."""
-    body = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"%b"}}]}' % (b"x" * 6 * MB)
+    body = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"%b"}}]}' % (b"x" * 12 * MB)
 
     async def whole(wire: Wire, _: Message) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
@@ -186,7 +186,7 @@ async def test_whole_answers_beyond_the_memory_cost_the_slowest_clients(tmp_path
     async with wire_upstream() as raw:
         raw.script = whole
         section = {"adapter": "openai", "url": raw.url}
-        server = {"max_unread": "16MiB"}
+        server = {"max_unread": "20MiB"}
         config = config_of(tmp_path, {"main": section}, server=server)
         async with gateway_of(config, NO_CACHE) as served, AsyncExitStack() as stack:
             connections = served.gateway.data_port._connections
@@ -195,13 +195,13 @@ async def test_whole_answers_beyond_the_memory_cost_the_slowest_clients(tmp_path
             wires = []
             for n in range(6):
                 wires.append(await unread(stack, served, chat(str(n))))
-                await until(lambda n=n: used(served) > min(n + 1, 2) * 5 * MB)
-                assert used(served) <= 16 * MB
+                await until(lambda n=n: used(served) > min(n + 1, 2) * 6 * MB)
+                assert used(served) <= 20 * MB
             cut = 0
             for wire in wires:
                 try:
                     cut += not (await rest_of(wire))[1]
                 except asyncio.IncompleteReadError:  # not even its head was taken
                     cut += 1
-            assert 3 <= cut <= 5
+            assert 2 <= cut <= 5
             await until(lambda: used(served) == 0)
