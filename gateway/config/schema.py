@@ -283,6 +283,14 @@ class ServerConfig(Section):
     gets 408."""
     body_total: PositiveDuration = 900.0
     """The total time for a body that streams through. A slower one gets 408."""
+    read_timeout: PositiveDuration = 30.0
+    """How long a client may read nothing of an answer that waits for it. Then it is cut off."""
+    read_min_rate: Size = 4 * 2**10
+    """The lowest rate, in bytes per second, at which a client reads an answer that has waited for it for longer than
+    `read_timeout`. A slower one is cut off."""
+    max_unread: Size = 256 * 2**20
+    """The memory of a process for answers that clients have not read yet, a quarter of it for one answer. While there
+    is room, answers are read ahead of their clients. Beyond it the slowest clients are cut off."""
     idle_timeout: PositiveDuration = 75.0
     """How long a connection without a request stays open."""
     drain_timeout: Duration = 30.0

@@ -110,7 +110,7 @@ class RouteSteps:
 
     def single_flight(self, inner: Handler) -> Handler:
         parts = self.parts
-        return SingleFlight(inner, parts.flights, parts.unstorable, parts.telemetry).__call__
+        return SingleFlight(inner, parts.flights, parts.unstorable, parts.unread, parts.telemetry).__call__
 
     def semantic_cache(self, inner: Handler) -> Handler:
         rule, parts = self.route.semantic, self.parts

@@ -52,6 +52,7 @@ from gateway.steps.traffic_log.format import SegmentHeading
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import FOLDER
 from gateway.tasks import Background, run_in
+from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools, reloads
 from gateway.upstream.model_health import start_model_care
@@ -261,6 +262,7 @@ class Parts:
     loop_monitor: EventLoopMonitor
     recorder: Recorder
     kept_labels: KeptLabels
+    unread: UnreadMemory
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
@@ -319,6 +321,7 @@ async def build_parts(
         loop_monitor=EventLoopMonitor(telemetry),
         recorder=inputs.recorder,
         kept_labels=inputs.kept_labels,
+        unread=UnreadMemory(config.server.max_unread),
     )
 
 
