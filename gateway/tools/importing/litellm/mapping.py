@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.config.errors import format_value, render_path, unknown_name
+from gateway.config.units import format_duration
 from gateway.tools.importing.document import Document, Setting
 from gateway.tools.importing.draft import Draft, escape_glob, split_shares
 from gateway.tools.importing.errors import ImportFailed
@@ -65,6 +66,10 @@ def map_litellm(document: Document, through: str | None) -> Draft:
         reasons = [f"{f.line}: {render_path(f.path)}: {f.text}" for f in list(document.findings.values())[:MAX_REASONS]]
         raise ImportFailed("\n  ".join(["no model of model_list can be carried over, so nothing is written", *reasons]))
     _Mapping(document, draft, groups, litellm, router).run()
+    if defaults.timeout_s == TIMEOUT_S:
+        draft.differences.append(
+            f"backends without a timeout have LiteLLM's default, {format_duration(TIMEOUT_S)}, for the first byte"
+        )
     read_access(general, draft)
     _strategy(router)
     return draft
