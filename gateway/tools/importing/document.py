@@ -67,7 +67,8 @@ def _unread(path: KeyPath, value: Any, read: set[KeyPath], around: set[KeyPath])
     """Yield the widest parts of a value of which nothing has been read. Sections of the top level are opened."""
     if path in read:
         return
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = list(pairs)
     if not children or (path not in around and len(path) > 1):
         yield path, value
         return

@@ -11,7 +11,7 @@ from gateway.config.errors import KeyPath, render_path
 
 
 class Outcome(StrEnum):
-    """What became of a setting."""
+    """The fate of a setting."""
 
     CARRIED = "carried over"
     CHANGED = "changed in meaning"
@@ -20,7 +20,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one setting. `line` counts from 1."""
+    """The outcome of one setting. `line` counts from 1."""
 
     line: int
     path: KeyPath

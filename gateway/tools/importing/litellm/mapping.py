@@ -26,6 +26,7 @@ from gateway.tools.importing.litellm.deployments import (
     share_weights,
     timeout_text,
 )
+from gateway.tools.importing.report import Outcome
 
 TIMEOUT_S = 600.0  # LiteLLM's default
 MAX_REASONS = 20  # findings that an error repeats
@@ -63,7 +64,8 @@ def map_litellm(document: Document, through: str | None) -> Draft:
     defaults = Defaults(_timeout(router, litellm), _attempts(router, litellm), _concurrency(router, general), through)
     groups = read_groups(root, defaults, draft)
     if not groups:
-        reasons = [f"{f.line}: {render_path(f.path)}: {f.text}" for f in list(document.findings.values())[:MAX_REASONS]]
+        faults = [f for f in document.findings.values() if f.outcome is Outcome.MISSING][:MAX_REASONS]
+        reasons = [f"{fault.line}: {render_path(fault.path)}: {fault.text}" for fault in faults]
         raise ImportFailed("\n  ".join(["no model of model_list can be carried over, so nothing is written", *reasons]))
     _Mapping(document, draft, groups, litellm, router).run()
     if defaults.timeout_s == TIMEOUT_S:
