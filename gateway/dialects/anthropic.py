@@ -21,7 +21,6 @@ from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnsw
 
 MESSAGES = "/v1/messages"
 VERSION = "anthropic-version"
-BETA = "anthropic-beta"
 
 # Fields that do not decide the response: its framing, and the user (part of the scope).
 NON_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
@@ -51,7 +50,7 @@ class Anthropic(Conversational):
             body=given,
             model=given["model"],
             stream=given.get("stream") is True,
-            found=partial(_decisive, given, headers, marked=b'"cache_control"' in body),
+            found=partial(_decisive, given, marked=b'"cache_control"' in body),
             said=_prompt,
             max_tokens=given.get("max_tokens") or None,
             user=(given.get("metadata") or {}).get("user_id"),
@@ -85,34 +84,15 @@ class Anthropic(Conversational):
         return (Event(self.error(kind, message), "error"),)
 
 
-def _headers(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the headers that decide the response. The order of the betas does not matter.
-
-    Header values that are not UTF-8 are decoded byte by byte, because JSON cannot carry them.
-    """
-    said: dict[str, Any] = {}
-    if VERSION in headers:
-        said[VERSION] = _as_utf8(headers[VERSION])
-    if BETA in headers:  # can span several lines
-        lines = [_as_utf8(value) for name, value in headers.items() if name.lower() == BETA]
-        said[BETA] = sorted({beta.strip() for line in lines for beta in line.split(",") if beta.strip()})
-    return said
-
-
-def _as_utf8(value: str) -> str:
-    return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("latin-1")
-
-
-def _decisive(body: dict[str, Any], headers: Mapping[str, str], *, marked: bool) -> Decisive:
+def _decisive(body: dict[str, Any], *, marked: bool) -> Decisive:
     """Return what decides the response. `marked`: the body may have prompt-cache marks, which do not decide it."""
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if marked:
         decisive = _without_cache_marks(decisive)
-    said = _headers(headers)
     question, context, no_question = _question(decisive)
     return Decisive(
-        orjson.dumps([decisive, said], option=orjson.OPT_SORT_KEYS),
-        orjson.dumps([context, said], option=orjson.OPT_SORT_KEYS),
+        orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS),
+        orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
         question,
         no_question,
     )

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 from gateway.cache.freshness import bypass_of, parse_directives
-from gateway.cache.keys import keys_of, owner_of
+from gateway.cache.keys import keys_of, owner_of, variant_of
 from gateway.config.policy.model import Policy, Route
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
@@ -32,8 +32,9 @@ class RouteTable:
 
     @cached_property
     def traced_matches(self) -> tuple[str, ...]:
-        """The headers that routes match on although they usually only trace a request."""
+        """The headers that decide here although they usually only trace a request."""
         names = {name for route in self.policy.routes for name, _ in route.match.headers}
+        names.update(name for route in self.policy.routes for name in route.vary)
         return tuple(sorted(names & TRACING))
 
 
@@ -112,7 +113,13 @@ def apply_route(request: RequestContext, call: Call | None, route: Route) -> Non
         request.owner = owner_of(route.share, request.tenant, call.user)
         request.bypass = bypass_of(call.uncached, request.directives) if route.caches else Bypass.POLICY
         if route.caches and call.uncached is None and not request.directives.no_store:
-            request.scope, request.fingerprint = keys_of(request.owner, route.name, call, request.query)
+            for name in route.vary:
+                if name in request.headers:
+                    request.variant = variant_of(request.headers, route.vary)
+                    break
+            request.scope, request.fingerprint = keys_of(
+                request.owner, route.name, call, request.query, request.variant
+            )
 
 
 def _apply_budget(request: RequestContext, route: Route) -> None:
