@@ -80,6 +80,8 @@ class Admission(StrEnum):
     STORED = "stored"
     ERROR_STATUS = "error-status"
     NO_STORE = "no-store"  # the backend said Cache-Control: no-store
+    PRIVATE = "private"  # the backend said Cache-Control: private, and all clients share the entries
+    VARY = "vary"  # the backend's Vary names a header that is not part of the key
     INCOMPLETE = "incomplete"  # finish_reason=length, or content_filter
     CUT = "cut"  # the stream ended before its end marker
     TOOLS = "tools"
@@ -138,9 +140,13 @@ class Provenance:
     upstream_s: float = 0.0  # hits: duration of the original backend call
     beside: tuple[Usage, ...] = ()  # further calls for this answer that cost money, such as a rejected light answer
     forwarded: bool = True  # False: the gateway refused the request before it reached a backend
+    exclusive: bool = False  # the backend's headers forbid to share the answer with other requests
 
     def as_stored(self) -> Provenance:
         return replace(self, stored=True)
+
+    def as_exclusive(self) -> Provenance:
+        return replace(self, exclusive=True)
 
 
 MISSED = Provenance(Verdict.MISS)
