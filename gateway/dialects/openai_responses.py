@@ -16,6 +16,7 @@ import orjson
 from gateway.dialects import openai_responses_answers as answers
 from gateway.dialects.conversation import Conversational, divided, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
+from gateway.dialects.openai import user_of
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer
@@ -49,7 +50,7 @@ class OpenAIResponses(Conversational):
             found=partial(_decisive, given, bypass),
             said=_prompt,
             max_tokens=given.get("max_output_tokens"),
-            user=given.get("user"),
+            user=user_of(given),
             uncached=bypass,
             stored=given.get("store") is not False,
             own=_field_restorer(given),
@@ -134,6 +135,7 @@ FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
     ("stream_options", dict, "an object"),
     ("metadata", dict, "an object"),
     ("user", str, "a string"),
+    ("safety_identifier", str, "a string"),
 )
 
 
