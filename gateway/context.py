@@ -95,8 +95,8 @@ class RequestContext:
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "variant", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served", "judged",
-        "considered", "stored", "inspected", "stale_available", "gathering", "lease",
+        "directives", "owner", "variant", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served",
+        "judged", "considered", "stored", "inspected", "stale_available", "gathering", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_deadline", "priority", "scored_prompt", "complexity", "wish",
         "outlook",

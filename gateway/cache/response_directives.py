@@ -1,4 +1,4 @@
-"""Read the response headers by which a backend limits the storing of its answer (RFC 9111, sections 3 and 4.1). Pure."""
+"""Read the response headers by which a backend limits storing (RFC 9111, sections 3 and 4.1). Pure."""
 
 from __future__ import annotations
 

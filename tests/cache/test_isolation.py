@@ -113,7 +113,8 @@ async def test_a_safety_identifier_names_a_user_too(upstream: Upstream, tmp_path
     async def ask(served: Served, **names: str) -> bool:
         if path == "chat":
             return is_hit(await served.chat("what is it", **names))
-        return is_hit(await served.post("/v1/responses", {"model": "m", "input": "what is it", "store": False, **names}))
+        body = {"model": "m", "input": "what is it", "store": False, **names}
+        return is_hit(await served.post("/v1/responses", body))
 
     upstream.answer = said if path == "responses" else None
     people = [{}, {"user": "ann"}, {"user": "bob"}, {"user": "ann", "safety_identifier": "bob"}]
