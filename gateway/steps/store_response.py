@@ -170,8 +170,8 @@ class StoreResponse:
             self._refuse(request, Admission.ERROR_STATUS)
             return response
         directives, body = directives_of(response.headers), response.body
-        forbidden = forbidden_by(directives, self._route, request)
-        if forbidden is not None:
+        limited = directives.no_store or directives.private or directives.vary
+        if limited and (forbidden := forbidden_by(directives, self._route, request)) is not None:
             self._refuse(request, forbidden)
             return Response(response.status, response.headers, body, response.provenance.as_exclusive())
         if not self._is_cacheable(request, call):
