@@ -14,7 +14,7 @@ FILE, FOLDER = 0o600, 0o700
 
 UMASK = 0o077  # leaves files and folders to their owner
 
-# The names of a data folder that are the gateway's own. A data folder may be any folder, so all others stay as they are.
+# The gateway's own names in a data folder. A data folder may be any folder, so all other names stay as they are.
 OWN = (
     "audit.jsonl*", "index", "jobs.key", "labels", "lock", "policy-history", "served-models", "store",
     "supervisor.json", "traffic", "verifier", "workers",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import importlib
 import logging
+import os
 import resource
 import ssl
 from collections.abc import Awaitable
