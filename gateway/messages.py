@@ -586,6 +586,10 @@ class Dialect(Protocol):
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return the events that end a stream which broke after its first byte."""
 
+    def is_over(self, last: Sequence[Event]) -> bool:
+        """Return whether a stream with these last events is over, and was not cut. In a protocol whose streams have no
+        end marker, any whole event may be the last one."""
+
 
 class Aged(Protocol):
     """A stored answer, reduced to its age."""

@@ -16,6 +16,7 @@ from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.conversation import Conversational, divided, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
+from gateway.dialects.sse import with_event_name
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
@@ -24,6 +25,7 @@ VERSION = "anthropic-version"
 
 # Fields that do not decide the response: its framing, and the user (part of the scope).
 NON_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
+ENDS = frozenset({"message_stop", "error"})  # the last events of a stream
 TEXT_KEYS = frozenset({"type", "text"})  # keys of a block that is only text
 
 
@@ -79,6 +81,9 @@ class Anthropic(Conversational):
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return errors.error(kind, message)
+
+    def is_over(self, last: Sequence[Event]) -> bool:
+        return any(with_event_name(event.data).name in ENDS for event in last)
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         return (Event(self.error(kind, message), "error"),)

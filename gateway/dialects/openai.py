@@ -166,6 +166,9 @@ class OpenAI(Conversational):
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}})
 
+    def is_over(self, last: Sequence[Event]) -> bool:
+        return any(answers.is_final(event.data) for event in reversed(last))
+
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return an error event without [DONE]: the SDKs raise APIError on it."""
         return (Event(self.error(kind, message)),)

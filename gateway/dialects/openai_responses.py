@@ -18,6 +18,7 @@ from gateway.dialects.conversation import Conversational, divided, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
 from gateway.dialects.openai import user_of
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
+from gateway.dialects.sse import with_event_name
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
@@ -92,6 +93,9 @@ class OpenAIResponses(Conversational):
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": _error(kind, message, param)})
+
+    def is_over(self, last: Sequence[Event]) -> bool:
+        return any(with_event_name(event.data).name in answers.LAST_EVENTS for event in last)
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return an error event with both shapes: the API reference's (top-level fields) and OpenAI's actual one

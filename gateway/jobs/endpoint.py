@@ -58,8 +58,8 @@ class CredentialPolicy:
         if self.sealer is None:
             raise BadRequest(
                 "a job cannot store your credentials: a backend without its own key (api_key_env) needs them, and the "
-                "gateway has no key to encrypt them. On a shared store, set jobs.key_env to the name of a variable with "
-                "a secret that all gateways have"
+                "gateway has no key to encrypt them. On a shared store, set jobs.key_env to the name of a variable "
+                "with a secret that all gateways have"
             )
         return self.sealer.seal(headers, job)
 

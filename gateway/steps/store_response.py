@@ -184,7 +184,13 @@ class StoreResponse:
                 return response
         elif isinstance(body, EventStream):
             recording = self._stream_recorder(request, call, directives, response.provenance, started)
-            body = EventStream(with_observer(body.events, recording))
+            # Whether the stream is stored is known at its end, long after its head.
+            return Response(
+                response.status,
+                response.headers,
+                EventStream(with_observer(body.events, recording)),
+                response.provenance,
+            )
         else:
             self._refuse(request, Admission.TOO_LARGE)
             return response

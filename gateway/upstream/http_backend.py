@@ -16,13 +16,13 @@ from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.credentials import SECRET, TRACING
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.dialects.known import MODELS, can_translate
+from gateway.dialects.known import DIALECTS, MODELS, can_translate
 from gateway.dialects.kserve import model_of_path, with_model_name
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
-from gateway.messages import Call, Event, EventStream, FullBody, Outgoing, Response, Tunnel
+from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, Tunnel
 from gateway.ports import Clock, Translated
 from gateway.streams import ClosingStream, close_body
 from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, HandshakeRefusal
@@ -128,6 +128,7 @@ class HttpBackend(LimitedBackend):
     ) -> None:
         self.name = name
         self.speaks = speaks
+        self._own_dialect = next((dialect for dialect in DIALECTS if dialect.name == speaks), None)
         self._base = BaseUrl(name, url, speaks)
         self.target = self._base.target
         self._client = client
@@ -187,10 +188,16 @@ class HttpBackend(LimitedBackend):
             return response
         exchange = ResponseReader(self.name, answer, permit, self._timeouts, request.upstream_deadline)
         try:
-            return await exchange.answer(self._headers_of(answer, parse=parse), parse=parse)
+            return await exchange.answer(self._headers_of(answer, parse=parse), self._dialect_of(request.call))
         except BaseException:
             exchange.close()
             raise
+
+    def _dialect_of(self, call: Call | None) -> Dialect | None:
+        """Return the dialect of the endpoint's response to a call."""
+        if call is None or can_translate(self.speaks, call.dialect.name):
+            return None if call is None else call.dialect
+        return self._own_dialect
 
     def _headers_of(self, answer: UpstreamResponse, *, parse: bool) -> tuple[tuple[str, str], ...]:
         """Return the headers to forward. A body that is not decoded keeps its Content-Length.
