@@ -58,7 +58,7 @@ def _read_or_make(path: Path) -> str:
 
 
 def _make(path: Path) -> None:
-    """Write a new secret. Of several workers that start together, the first one wins."""
+    """Write a new secret. If several workers start together, the first one wins."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = path.with_name(f"{path.name}.{os.getpid()}")
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
