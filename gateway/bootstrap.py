@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -54,10 +54,12 @@ from gateway.dialects.known import DIALECTS
 from gateway.errors import StartupError, Unauthorized
 from gateway.jobs.batch_endpoint import BatchEndpoint
 from gateway.jobs.batch_runner import BatchDriver
+from gateway.jobs.credential_encryption import Sealer
 from gateway.jobs.endpoint import CredentialPolicy, JobEndpoint, bounds_of
 from gateway.jobs.notifications import JobNotifications
 from gateway.jobs.retry_policy import RetryTerms
 from gateway.jobs.runner import Runner
+from gateway.jobs.sealing_key import sealing_secret
 from gateway.jobs.webhook_delivery import SecretInvalid, WebhookDelivery, secret_of
 from gateway.jobs.workers import JobWorkers
 from gateway.observability.access_log import AccessLog, LogShares
@@ -72,9 +74,6 @@ from gateway.steps.control_endpoints import Endpoint
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.parts import Parts
 from gateway.tasks import run_in
-
-if TYPE_CHECKING:
-    from gateway.jobs.credential_encryption import Sealer
 
 
 class Access:
@@ -348,8 +347,6 @@ def cutover_of(
 # Jobs (asynchronous inference).
 LOG = logging.getLogger("nearhit.jobs")
 
-KEY_LENGTH = 32  # minimum length of the secret in `jobs.key_env`, in characters
-
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
@@ -372,7 +369,8 @@ def build_jobs(
     jobs, store = config.jobs, stores.jobs
     if not jobs.enabled:
         return JobParts()
-    sealer = _sealer(jobs, environ)
+    secret = sealing_secret(config, environ)
+    sealer = None if secret is None else Sealer(secret)
     notifications, webhooks = JobNotifications(), _webhook_delivery(config, environ, store, clock, telemetry)
     listeners: list[Callable[[str], None]] = [notifications.over]
     if webhooks is not None:
@@ -406,22 +404,6 @@ def build_jobs(
         endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.wake))
         work.append(driver.run)
     return JobParts(endpoints, work, JobsHandler(store).routes())
-
-
-def _sealer(jobs: JobsConfig, environ: Mapping[str, str]) -> Sealer | None:
-    """Build the sealer of credentials. Raise `StartupError` if the variable is empty.
-
-    A short secret causes a warning: the key derivation is fast, so the secret could be guessed. The secret is still
-    accepted, because queued jobs may be sealed with it.
-    """
-    key = read_secret(environ, jobs.key_env, "jobs.key_env")
-    if key is None:
-        return None
-    if len(key) < KEY_LENGTH:
-        fields = {"variable": jobs.key_env, "characters": len(key), "todo": "openssl rand -base64 32"}
-        LOG.warning(f"the secret of jobs.key_env has fewer than {KEY_LENGTH} characters", extra={"fields": fields})
-    sealer: Sealer = import_module("gateway.jobs.credential_encryption").Sealer(key)
-    return sealer
 
 
 def _batch_driver(

@@ -95,8 +95,8 @@ class RequestContext:
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served", "judged",
-        "considered", "stored", "inspected", "stale_available", "gathering", "lease",
+        "directives", "owner", "variant", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served",
+        "judged", "considered", "stored", "inspected", "stale_available", "gathering", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
         "complexity", "wish", "outlook", "light_only", "metered", "overloaded",
@@ -157,6 +157,7 @@ class RequestContext:
 
         self.directives: CacheDirectives = NO_DIRECTIVES
         self.owner = ""  # the party that may share its answers under the policy: see `cache.keys.owner_of`
+        self.variant = ""  # the headers that are part of its keys: see `cache.keys.variant_of`
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
         self.bypass: Bypass | None = None  # why no lookup is made

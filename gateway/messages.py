@@ -82,6 +82,8 @@ class Admission(StrEnum):
     STORED = "stored"
     ERROR_STATUS = "error-status"
     NO_STORE = "no-store"  # the backend said Cache-Control: no-store
+    PRIVATE = "private"  # the backend said Cache-Control: private, and all clients share the entries
+    VARY = "vary"  # the backend's Vary names a header that is not part of the key
     INCOMPLETE = "incomplete"  # finish_reason=length, or content_filter
     CUT = "cut"  # the stream ended before its end marker
     TOOLS = "tools"
@@ -140,9 +142,13 @@ class Provenance:
     upstream_s: float = 0.0  # hits: duration of the original backend call
     beside: tuple[Usage, ...] = ()  # further calls for this answer that cost money, such as a rejected light answer
     forwarded: bool = True  # False: the gateway refused the request before it reached a backend
+    exclusive: bool = False  # the backend's headers forbid to share the answer with other requests
 
     def as_stored(self) -> Provenance:
         return replace(self, stored=True)
+
+    def as_exclusive(self) -> Provenance:
+        return replace(self, exclusive=True)
 
 
 MISSED = Provenance(Verdict.MISS)
@@ -581,6 +587,10 @@ class Dialect(Protocol):
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return the events that end a stream which broke after its first byte."""
+
+    def is_over(self, last: Sequence[Event]) -> bool:
+        """Return whether a stream with these last events is over, and was not cut. In a protocol whose streams have no
+        end marker, any whole event may be the last one."""
 
 
 class Aged(Protocol):

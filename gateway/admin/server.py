@@ -67,6 +67,7 @@ class AdminPort:
     async def start(self) -> tuple[str, int]:
         """Listen, and return host and port."""
         app = web.Application(middlewares=[self._guard.handle])
+        app.on_response_prepare.append(_forbid_sniffing)
         app.add_routes([*self.routes(), *self._routes, *self._quality.routes()])
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
@@ -109,3 +110,8 @@ class AdminPort:
     async def _get_backends(self, request: web.Request) -> web.StreamResponse:
         """Show the state of each backend and its upstreams, by name."""
         return json_response(self._stats.report()["backends"])
+
+
+async def _forbid_sniffing(_: web.Request, response: web.StreamResponse) -> None:
+    """Forbid browsers to guess another type than the one that the response names, such as a page in JSON."""
+    response.headers["X-Content-Type-Options"] = "nosniff"

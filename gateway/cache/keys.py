@@ -7,9 +7,11 @@ with its length, so no two requests have the same concatenation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 
+from gateway.config.policy.model import VERSION_HEADERS
 from gateway.messages import Call
 
 SHARE_GLOBAL = "*"
@@ -26,13 +28,28 @@ def owner_of(share: str, tenant: str, user: str | None) -> str:
     return f"{tenant}\0{user or ''}" if share == "user" else tenant
 
 
-def keys_of(owner: str, route: str, call: Call, query: str = "") -> tuple[str, str]:
+def variant_of(headers: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the headers of `names` with their values, as one text; empty if the request has none of them.
+
+    The division of a list into lines does not matter (RFC 9110, section 5.3), nor does the order of beta features.
+    """
+    return "\n".join([f"{name}:{_list_of(headers, name)}" for name in names if name in headers])
+
+
+def _list_of(headers: Mapping[str, str], name: str) -> str:
+    parts = [part.strip() for key, value in headers.items() if key.lower() == name for part in value.split(",")]
+    return ",".join(sorted(set(parts)) if name in VERSION_HEADERS else parts)
+
+
+def keys_of(owner: str, route: str, call: Call, query: str = "", variant: str = "") -> tuple[str, str]:
     """Return scope and fingerprint.
 
     `query` is the query string of the request's target. It goes to the backend, may select a version or carry a
-    credential, and is therefore part of both keys. Requests without one keep the keys that they had.
+    credential, and is therefore part of both keys. So is `variant`: see `variant_of`. Requests without them keep the
+    keys that they had.
     """
-    return frame_of(owner, route, call.dialect.name, call.operation, *((query,) if query else ())).keys_of(call)
+    more = (query, variant) if variant else (query,) if query else ()
+    return frame_of(owner, route, call.dialect.name, call.operation, *more).keys_of(call)
 
 
 class KeyFrame:
@@ -41,7 +58,7 @@ class KeyFrame:
     __slots__ = ("_exact", "_scope")
 
     def __init__(self, *texts: str) -> None:
-        frame = b"".join([len(part).to_bytes(8, "big") + part for part in map(str.encode, texts)])
+        frame = b"".join([len(part).to_bytes(8, "big") + part for part in map(_encode, texts)])
         self._scope, self._exact = b"nearhit/1/scope" + frame, b"nearhit/1/exact" + frame
 
     def keys_of(self, call: Call) -> tuple[str, str]:
@@ -52,6 +69,10 @@ class KeyFrame:
             sha256(b"%b%b%b" % (self._scope, len(context).to_bytes(8, "big"), context)).hexdigest(),
             sha256(b"%b%b%b" % (self._exact, len(canonical).to_bytes(8, "big"), canonical)).hexdigest(),
         )
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # bytes of a header that are not UTF-8 are lone surrogates
 
 
 def frame_of(owner: str, *texts: str) -> KeyFrame:

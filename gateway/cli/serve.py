@@ -32,6 +32,7 @@ from gateway.config.schema import EmbeddingModel
 from gateway.http_server.listening import allow_files
 from gateway.observability import json_logging
 from gateway.observability.access_log import AccessLog
+from gateway.private_files import UMASK
 from gateway.tasks import cancelled, start_task
 from gateway.tools.embedding_model.fetch import fetch
 from gateway.worker import WorkerEnvironment
@@ -57,10 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.upstream is not None:
         config, policy = upstream_config(arguments.upstream, environ)
         build_missing_model(config.embedder)
+        os.umask(UMASK)
         uvloop.run(serve_upstream(config, policy, environ, arguments.log_level))
     else:
         config = load_config(arguments.config, environ)
         build_missing_model(config.embedder)
+        os.umask(UMASK)  # after the model, which other users may share; also for the embedded store
         uvloop.run(serve(config, arguments.config, environ, arguments.log_level))
     return GOOD
 

@@ -110,6 +110,8 @@ _ENVIRONMENT_NAME = ScalarForm(
     "the name of an environment variable such as OPENAI_API_KEY, not the secret itself",
 )
 
+_HEADER_NAME = ScalarForm(r"[-!#$%&'*+.^_`|~0-9A-Za-z]{1,64}", "the name of a header such as accept-language")
+
 _DEVICE = ScalarForm(r"cpu|cuda(:\d{1,2})?", "cpu, cuda or cuda:N")
 
 _KEY_HASH = ScalarForm(r"[0-9a-fA-F]{64}", "the SHA-256 of an API key as 64 hex digits (printf %s KEY | sha256sum)")
@@ -120,6 +122,11 @@ def parse_name(value: object) -> str:
     if isinstance(value, bool | int | float):
         raise ValueError(f"expected {_NAME.expected}, got {format_value(value)}; put it in quotes")
     return _NAME.read(value)[0]
+
+
+def parse_header_name(value: object) -> str:
+    """Return the name of a header, in lower case."""
+    return _HEADER_NAME.read(value)[0].lower()
 
 
 def parse_folder(value: object) -> Path:
@@ -198,6 +205,8 @@ def parse_version(value: object) -> int:
 IndexDevice = Annotated[str, BeforeValidator(parse_device), WithJsonSchema(_DEVICE.schema)]
 
 Name = Annotated[str, BeforeValidator(parse_name), WithJsonSchema(_NAME.schema)]
+
+HeaderName = Annotated[str, BeforeValidator(parse_header_name), WithJsonSchema(_HEADER_NAME.schema)]
 
 Folder = Annotated[Path, BeforeValidator(parse_folder, json_schema_input_type=str)]
 

@@ -81,8 +81,8 @@ class JobsConfig(Section):
     fsync: Switch = False
     """`on`: the gateway answers 202 only when the job is on the store's disk."""
     key_env: EnvironmentName | None = None
-    """The variable with the secret that encrypts clients' credentials while their jobs wait. Without it the gateway
-    refuses jobs that need them."""
+    """The variable with the secret that encrypts clients' credentials while their jobs wait. Without it, a gateway with
+    an embedded store makes one in `data_dir/jobs.key`. On a shared store it refuses jobs that need credentials."""
     webhook_secret_env: EnvironmentName | None = None
     """The variable with the secret, `whsec_...`, that signs webhooks. Without it there are no webhooks."""
     webhook_hosts: Annotated[tuple[Text, ...], Field(strict=False)] = ()

@@ -16,15 +16,16 @@ from gateway.dialects import anthropic_answers as answers
 from gateway.dialects import anthropic_errors as errors
 from gateway.dialects.conversation import Conversational, divided, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
+from gateway.dialects.sse import with_event_name
 from gateway.errors import BadRequest
 from gateway.messages import Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
 MESSAGES = "/v1/messages"
 VERSION = "anthropic-version"
-BETA = "anthropic-beta"
 
 # Fields that do not decide the response: its framing, and the user (part of the scope).
 NON_DECISIVE = frozenset({"stream", "metadata", "cache_control"})
+ENDS = frozenset({"message_stop", "error"})  # the last events of a stream
 TEXT_KEYS = frozenset({"type", "text"})  # keys of a block that is only text
 
 
@@ -51,7 +52,7 @@ class Anthropic(Conversational):
             body=given,
             model=given["model"],
             stream=given.get("stream") is True,
-            found=partial(_decisive, given, headers, marked=b'"cache_control"' in body),
+            found=partial(_decisive, given, marked=b'"cache_control"' in body),
             said=_prompt,
             max_tokens=given.get("max_tokens") or None,
             user=(given.get("metadata") or {}).get("user_id"),
@@ -81,38 +82,22 @@ class Anthropic(Conversational):
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return errors.error(kind, message)
 
+    def is_over(self, last: Sequence[Event]) -> bool:
+        return any(with_event_name(event.data).name in ENDS for event in last)
+
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         return (Event(self.error(kind, message), "error"),)
 
 
-def _headers(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the headers that decide the response. The order of the betas does not matter.
-
-    Header values that are not UTF-8 are decoded byte by byte, because JSON cannot carry them.
-    """
-    said: dict[str, Any] = {}
-    if VERSION in headers:
-        said[VERSION] = _as_utf8(headers[VERSION])
-    if BETA in headers:  # can span several lines
-        lines = [_as_utf8(value) for name, value in headers.items() if name.lower() == BETA]
-        said[BETA] = sorted({beta.strip() for line in lines for beta in line.split(",") if beta.strip()})
-    return said
-
-
-def _as_utf8(value: str) -> str:
-    return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("latin-1")
-
-
-def _decisive(body: dict[str, Any], headers: Mapping[str, str], *, marked: bool) -> Decisive:
+def _decisive(body: dict[str, Any], *, marked: bool) -> Decisive:
     """Return what decides the response. `marked`: the body may have prompt-cache marks, which do not decide it."""
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if marked:
         decisive = _without_cache_marks(decisive)
-    said = _headers(headers)
     question, context, no_question = _question(decisive)
     return Decisive(
-        orjson.dumps([decisive, said], option=orjson.OPT_SORT_KEYS),
-        orjson.dumps([context, said], option=orjson.OPT_SORT_KEYS),
+        orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS),
+        orjson.dumps(context, option=orjson.OPT_SORT_KEYS),
         question,
         no_question,
     )

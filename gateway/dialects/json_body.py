@@ -61,6 +61,14 @@ def parse_numbers(body: bytes) -> dict[str, Any]:
         return value
 
 
+def is_json(data: bytes) -> bool:
+    try:
+        orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
 ABSENT = object()
 
 

@@ -166,6 +166,9 @@ class OpenAI(Conversational):
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}})
 
+    def is_over(self, last: Sequence[Event]) -> bool:
+        return any(answers.is_final(event.data) for event in reversed(last))
+
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return an error event without [DONE]: the SDKs raise APIError on it."""
         return (Event(self.error(kind, message)),)
@@ -191,12 +194,22 @@ def _call(dialect: OpenAI, operation: str, body: dict[str, Any], written: bytes 
         found=partial(_decisive, operation, body, stored=stored),
         said=PROMPTS[operation],
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
-        user=body.get("user"),
+        user=user_of(body) if "safety_identifier" in body else body.get("user"),
         questions=_inputs(body) if embeddings else (),
         stored=stored,
         batch=Inputs(partial(_call, dialect, operation)) if embeddings and _is_array_input(body) else None,
         written=written,
     )
+
+
+def user_of(body: Mapping[str, Any]) -> str | None:
+    """Return the end user that a body names in `user` and in its successor `safety_identifier`; None: it names nobody.
+
+    Two different names are one user together, as a list: a client may mean a person by one, and an account by the
+    other.
+    """
+    names = dict.fromkeys(name for name in (body.get("user"), body.get("safety_identifier")) if name)
+    return orjson.dumps(list(names)).decode() if len(names) > 1 else next(iter(names), None)
 
 
 def _decisive(operation: str, body: dict[str, Any], *, stored: bool) -> Decisive:
@@ -241,6 +254,7 @@ OPTIONAL: tuple[tuple[str, type, str], ...] = (
     ("stream", bool, "true or false"),
     ("stream_options", dict, "an object"),
     ("user", str, "a string"),
+    ("safety_identifier", str, "a string"),
 )
 
 OPTIONAL_FIELDS = frozenset({*COUNTS, *(field for field, _, _ in OPTIONAL)})

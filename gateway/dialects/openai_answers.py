@@ -243,6 +243,18 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
         return Inspection(Admission.MALFORMED, 0, 0)
 
 
+def is_final(data: bytes) -> bool:
+    """Return whether an event ends a stream: `[DONE]`, a chunk with a finish reason, or an error. Some servers leave
+    out `[DONE]`."""
+    if data == DONE:
+        return True
+    try:
+        body = orjson.loads(data)
+        return body.get("error") is not None or any(choice.get("finish_reason") for choice in body.get("choices") or ())
+    except (ValueError, TypeError, AttributeError):
+        return False
+
+
 def _admission(operation: str, choices: Sequence[Mapping[str, Any]]) -> Admission:
     """Return the admission. Raise `TypeError` for a choice without content, of which a stream would show nothing."""
     if not choices:

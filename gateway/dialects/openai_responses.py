@@ -16,7 +16,9 @@ import orjson
 from gateway.dialects import openai_responses_answers as answers
 from gateway.dialects.conversation import Conversational, divided, transcript
 from gateway.dialects.json_body import ABSENT, check_count, check_temperature, invalid_field, parse_object
+from gateway.dialects.openai import user_of
 from gateway.dialects.openai_responses_answers import ResponsesTextAnswer, events_of
+from gateway.dialects.sse import with_event_name
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Bypass, Call, Decisive, Event, Inspection, TextAnswer
 
@@ -49,7 +51,7 @@ class OpenAIResponses(Conversational):
             found=partial(_decisive, given, bypass),
             said=_prompt,
             max_tokens=given.get("max_output_tokens"),
-            user=given.get("user"),
+            user=user_of(given),
             uncached=bypass,
             stored=given.get("store") is not False,
             own=_field_restorer(given),
@@ -91,6 +93,9 @@ class OpenAIResponses(Conversational):
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": _error(kind, message, param)})
+
+    def is_over(self, last: Sequence[Event]) -> bool:
+        return any(with_event_name(event.data).name in answers.LAST_EVENTS for event in last)
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         """Return an error event with both shapes: the API reference's (top-level fields) and OpenAI's actual one
@@ -134,6 +139,7 @@ FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
     ("stream_options", dict, "an object"),
     ("metadata", dict, "an object"),
     ("user", str, "a string"),
+    ("safety_identifier", str, "a string"),
 )
 
 

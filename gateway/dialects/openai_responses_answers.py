@@ -228,6 +228,8 @@ FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response
 # Fields about the user and for bookkeeping. They do not decide the response, but the response repeats them.
 ECHOED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
+LAST_EVENTS = FINAL_EVENTS | {"error"}
+
 TEXT_ITEMS = frozenset({"message", "reasoning"})  # items with the model's own words; all others come from tools
 
 

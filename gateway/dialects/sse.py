@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from gateway.messages import LF, Event
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024  # an image in one event takes some hundred kB
 
+RECENT = 6  # chunks with events: after the end of an answer come its usage, and vendors' notes
+
 CR = 13  # an integer, like `LF`
 
 
@@ -21,11 +24,19 @@ class SSEParser:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._recent: deque[list[Event]] = deque(maxlen=RECENT)
+
+    @property
+    def recent(self) -> list[Event]:
+        """The last events, from which a dialect tells whether the stream is over."""
+        return [event for events in self._recent for event in events]
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that `chunk` completes. Raise `UpstreamStreamError` if one exceeds `MAX_EVENT_BYTES`."""
         if not self._rest and _is_single_event(chunk):
-            return [Event(chunk[6:-2])]
+            events = [Event(chunk[6:-2])]
+            self._recent.append(events)
+            return events
         buffer = self._rest + chunk if self._rest else chunk
         if CR in buffer:
             # A final CR may be half of a CRLF, so it waits for the next chunk.
@@ -34,7 +45,10 @@ class SSEParser:
         *blocks, self._rest = buffer.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise UpstreamStreamError(f"an event of the upstream exceeds {MAX_EVENT_BYTES} bytes")
-        return [event for event in map(_event, blocks) if event is not None]
+        events = [event for event in map(_event, blocks) if event is not None]
+        if events:
+            self._recent.append(events)
+        return events
 
     def close(self) -> list[Event]:
         """Return the event that lacks its final blank line.

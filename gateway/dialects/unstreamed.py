@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
+from gateway.dialects.json_body import is_json
 from gateway.errors import BadRequest, MalformedResponse
 from gateway.messages import Admission, Call, ClientForm, Event, Inspection, TextAnswer
 
@@ -67,6 +68,9 @@ class Unstreamed:
 
     def error(self, kind: str, message: str, param: str | None = None) -> bytes:
         return orjson.dumps({"error": message})
+
+    def is_over(self, last: Sequence[Event]) -> bool:
+        return not last or is_json(last[-1].data)
 
     def error_events(self, kind: str, message: str) -> tuple[Event, ...]:
         return (Event(self.error(kind, message)),)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway.context import RequestContext, resolve_response
 from gateway.errors import UpstreamStreamError
-from gateway.http_server.connections import closing_response
+from gateway.http_server.connections import closing_response, refused_version
 from gateway.http_server.request_body import HttpBody, read_buffered
 from gateway.http_server.response_writer import body_nowait
 from gateway.http_server.service import RequestService
@@ -30,6 +30,8 @@ class AiohttpEdge:
     async def __call__(self, http: web.BaseRequest) -> Sendable:
         service = self._service
         path, _, query = _target(http).partition("?")
+        if (refusal := refused_version(http.version)) is not None:
+            return closing_response(*refusal)
         if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
             # aiohttp's parser accepts `gzip, chunked`. Another parser on the way may not, and find another end.
             return closing_response(400, "Transfer-Encoding: expected chunked alone")

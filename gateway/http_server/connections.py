@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.config.schema import ServerConfig
@@ -39,8 +40,28 @@ class ConnectionRefused(NamedTuple):
 
 
 def closing_answer(status: int, message: str) -> ConnectionRefused:
-    body = OpenAI().error("invalid_request_error" if status < 500 else "internal_error", message)
+    body = OpenAI().error("internal_error" if status == 500 else "invalid_request_error", message)
     return ConnectionRefused(status, (("Content-Type", "application/json"), ("Server", "nearhit")), body)
+
+
+# A request line that aiohttp's parser would wait behind, or misread: without a version, or with that of HTTP/2.
+ODD_LINE = re.compile(rb"[^ ]+ [^ ]+(?: HTTP/(2)\.(0))?\r?\n")
+
+
+def refused_version(version: HttpVersion) -> tuple[int, str] | None:
+    """Return status and message for a version that this port does not speak; None: it does (RFC 9110 section
+    15.6.6). A request of HTTP/0.9 has neither a version nor headers: any line would pass for one."""
+    if version < HttpVersion10:
+        return 400, "HTTP/0.9 is not supported: expected HTTP/1.1 at the end of the request line"
+    if version > HttpVersion11:
+        return 505, f"HTTP/{version.major}.{version.minor} is not supported here: expected HTTP/1.1"
+    return None
+
+
+def refused_line(data: bytes) -> tuple[int, str] | None:
+    """Return status and message if `data` begins with an `ODD_LINE`; None: it does not."""
+    line = ODD_LINE.match(data)
+    return None if line is None else refused_version(HttpVersion(int(line[1] or 0), int(line[2] or 9)))
 
 
 LOG = logging.getLogger("nearhit")
@@ -167,6 +188,12 @@ class ServerConnections(web.Server):
 
     def switch_to_aiohttp(self, transport: asyncio.Transport, data: bytes) -> None:
         """Hand a connection to aiohttp, with all data that has not been answered."""
+        refusal = refused_line(data)
+        if refusal is not None:
+            status, headers, body = closing_answer(*refusal)
+            transport.write(encode_response("", status, headers, body, keep_alive=False))
+            transport.close()
+            return
         handler = self._aiohttp_connection()
         transport.set_protocol(handler)
         handler.connection_made(transport)

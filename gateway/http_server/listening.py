@@ -6,6 +6,7 @@ import errno
 import fcntl
 import importlib
 import logging
+import os
 import resource
 import ssl
 from collections.abc import Awaitable
@@ -21,6 +22,7 @@ from gateway.config.schema import ServerConfig
 from gateway.context import Handler
 from gateway.errors import StartupError
 from gateway.ports import Clock
+from gateway.private_files import FILE, FOLDER, make_private
 from gateway.steps.error_boundary import Inflight
 
 if TYPE_CHECKING:
@@ -31,12 +33,12 @@ T = TypeVar("T")
 
 
 class DataDirLock:
-    """Locks a data directory for one gateway: two would overwrite each other's store."""
+    """Locks a data directory for one gateway: two would overwrite each other's store. Its files become private."""
 
     def __init__(self, data_dir: Path) -> None:
         try:
-            data_dir.mkdir(parents=True, exist_ok=True)
-            self._file = (data_dir / "lock").open("w")
+            data_dir.mkdir(parents=True, exist_ok=True, mode=FOLDER)
+            self._file = os.fdopen(os.open(data_dir / "lock", os.O_WRONLY | os.O_CREAT, FILE), "w")
         except OSError as error:
             raise StartupError(
                 f"the data directory {data_dir} cannot be written ({error.strerror}): expected write access there, "
@@ -49,6 +51,7 @@ class DataDirLock:
             raise StartupError(
                 f"another gateway uses the data directory {data_dir}: stop it, or give this one another data_dir"
             ) from None
+        make_private(data_dir)
 
     def release(self) -> None:
         self._file.close()

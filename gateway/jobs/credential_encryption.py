@@ -1,17 +1,22 @@
 """Encrypt clients' credentials while their jobs wait: the store never has them in clear.
 
-Import it only if there is a key, because OpenSSL's bindings are large.
+OpenSSL's bindings are large, so they are imported when the first job with credentials comes.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import msgpack
-from cryptography.fernet import Fernet, InvalidToken
 
 from gateway.job_store import ODD, Headers, Unsealable
+
+if TYPE_CHECKING:
+    from cryptography.fernet import Fernet
 
 
 class Sealer:
@@ -24,7 +29,12 @@ class Sealer:
     def __init__(self, secret: str) -> None:
         # The secret is random and not a password, so it needs no slow derivation.
         digest = hashlib.sha256(b"nearhit/jobs/credentials/" + secret.encode()).digest()
-        self._fernet = Fernet(base64.urlsafe_b64encode(digest))
+        self._key = base64.urlsafe_b64encode(digest)
+
+    @cached_property
+    def _fernet(self) -> Fernet:
+        fernet: Fernet = import_module("cryptography.fernet").Fernet(self._key)
+        return fernet
 
     def seal(self, headers: Headers, job: str) -> bytes:
         """Encrypt the headers for one job; they open for no other job."""
@@ -34,7 +44,7 @@ class Sealer:
         """Decrypt the headers. Raise `Unsealable`."""
         try:
             owner, headers = msgpack.unpackb(self._fernet.decrypt(sealed), unicode_errors=ODD)
-        except InvalidToken:
+        except import_module("cryptography.fernet").InvalidToken:
             raise Unsealable("the credentials were encrypted with another key (jobs.key_env)") from None
         if owner != job:
             raise Unsealable("the credentials belong to another job")

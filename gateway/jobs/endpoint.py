@@ -57,8 +57,9 @@ class CredentialPolicy:
             return b""
         if self.sealer is None:
             raise BadRequest(
-                "a job cannot store your credentials: the gateway has no key to encrypt them (jobs.key_env), and a "
-                "backend without its own key (api_key_env) needs them"
+                "a job cannot store your credentials: a backend without its own key (api_key_env) needs them, and the "
+                "gateway has no key to encrypt them. On a shared store, set jobs.key_env to the name of a variable "
+                "with a secret that all gateways have"
             )
         return self.sealer.seal(headers, job)
 

@@ -276,6 +276,9 @@ class StoreMetrics:
 
     def __init__(self) -> None:
         self.store_errors = Counter("nearhit_store_errors_total", "Store operations that failed or took too long", ())
+        self.unreadable_records = Counter(
+            "nearhit_unreadable_records_total", "Stored records that were damaged, or of another version: misses", ()
+        )
         self.store_restarts = Counter(
             "nearhit_store_restarts_total", "Embedded stores that ended by themselves and were started again", ()
         )

@@ -336,6 +336,7 @@ def _build_inputs(
     recorded_state: RecordedState,
 ) -> PartsInputs:
     telemetry = Telemetry()
+    stores.redis.on_unreadable = telemetry.unreadable_records.add
     pools = build_pools(config, environ, clock, telemetry)
     for pool in pools.values():
         stack.push_async_callback(pool.close)

@@ -13,13 +13,14 @@ from gateway.errors import BudgetExceeded, LimitReached, ServeStale
 from gateway.messages import Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.rate_limiter import limit_asker
+from gateway.streams import close_body
 from gateway.unread_memory import UnreadMemory
 
 
 class SingleFlight:
     """`flights`: the calls in flight, by fingerprint. All routes share them, so that a reload does not split a crowd.
     An answer from memory needs no flight. Followers do not join the call of an `unstorable` key: each request makes
-    its own call."""
+    its own call. So does each follower of an answer that its backend forbids to share (RFC 9111, section 4)."""
 
     def __init__(
         self,
@@ -67,7 +68,11 @@ class SingleFlight:
             request.link(flight.origin)
             try:
                 with request.timer("wait"):
-                    return _as_coalesced(await flight.join())
+                    response = await flight.join()
+                if not response.provenance.exclusive:
+                    return _as_coalesced(response)
+                await close_body(response.body)
+                return await resolve_response(self._inner(request))
             except LimitReached as error:
                 if error.asker == limit_asker(request):
                     raise

@@ -53,7 +53,7 @@ class SplitInputs:
         part = request.child("part")
         part.call = call
         owner = owner_of(self._share, request.tenant, call.user)
-        part.scope, part.fingerprint = keys_of(owner, request.route, call, request.query)
+        part.scope, part.fingerprint = keys_of(owner, request.route, call, request.query, request.variant)
         return part
 
     async def _answer(self, part: RequestContext, gathering: MissBatch, forward: Handler) -> Response:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.admission import HitForMiss, UseCounts, admit_response, refuse_request, roles_of
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.inflight_questions import build_entry
+from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.config.policy.model import Route
 from gateway.context import Handler, Inspected, RequestContext
 from gateway.errors import StoreUnavailable
@@ -121,30 +121,6 @@ MAX_PROVENANCES = 64
 
 UNPRICED = Price()
 
-JSON = "application/json"
-
-
-class ResponseDirectives(NamedTuple):
-    """The response headers that decide how an answer is stored. `no_store`: `Cache-Control: no-store` (RFC 9111,
-    section 5.2.2.5)."""
-
-    no_store: bool
-    content_type: str
-    tags: tuple[str, ...]
-
-
-def directives_of(headers: Sequence[tuple[str, str]]) -> ResponseDirectives:
-    no_store, content_type, tags = False, "", list[str]()
-    for name, value in headers:
-        lower_name = name.lower()
-        if lower_name == "cache-control":
-            no_store = no_store or any(part.strip().lower() == "no-store" for part in value.split(","))
-        elif lower_name == "content-type":
-            content_type = content_type or value
-        elif lower_name == "cache-tag":
-            tags.append(value)
-    return ResponseDirectives(no_store, content_type or JSON, tuple(tags))
-
 
 class StoreResponse:
     """Stores the answers of one route. `unstorable` receives the fingerprints of answers that may not be stored. Inputs
@@ -194,7 +170,11 @@ class StoreResponse:
             self._refuse(request, Admission.ERROR_STATUS)
             return response
         directives, body = directives_of(response.headers), response.body
-        if not self._is_cacheable(request, call, directives):
+        limited = directives.no_store or directives.private or directives.vary
+        if limited and (forbidden := forbidden_by(directives, self._route, request)) is not None:
+            self._refuse(request, forbidden)
+            return Response(response.status, response.headers, body, response.provenance.as_exclusive())
+        if not self._is_cacheable(request, call):
             return response
         if isinstance(body, FullBody):
             entry = self._make_entry(
@@ -204,7 +184,13 @@ class StoreResponse:
                 return response
         elif isinstance(body, EventStream):
             recording = self._stream_recorder(request, call, directives, response.provenance, started)
-            body = EventStream(with_observer(body.events, recording))
+            # Whether the stream is stored is known at its end, long after its head.
+            return Response(
+                response.status,
+                response.headers,
+                EventStream(with_observer(body.events, recording)),
+                response.provenance,
+            )
         else:
             self._refuse(request, Admission.TOO_LARGE)
             return response
@@ -218,12 +204,8 @@ class StoreResponse:
             self._stored.put(id(provenance), cached)
         return cached[1]
 
-    def _is_cacheable(self, request: RequestContext, call: Call, directives: ResponseDirectives) -> bool:
-        """Return whether the backend allows storing, and the policy admits this request and a question this
-        frequent."""
-        if directives.no_store:
-            self._refuse(request, Admission.NO_STORE)
-            return False
+    def _is_cacheable(self, request: RequestContext, call: Call) -> bool:
+        """Return whether the policy admits this request and a question this frequent."""
         reason = (
             refuse_request(self._rules, call.body.get("temperature"), roles_of(call)) if self._checks_request else None
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
 
 
 @dataclass(slots=True)
@@ -18,6 +19,36 @@ class PooledConnection:
 
 # For the request of the current task. aiohttp's tracing offers the same, at thirty function calls a request.
 CURRENT_CONNECTION: ContextVar[PooledConnection | None] = ContextVar("asked", default=None)
+
+
+MAX_REFUSAL_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class HandshakeRefusal:
+    """`HandshakeRefusal` is the response of an endpoint that refuses a WebSocket. `status` 0: it has not refused."""
+
+    status: int = 0
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+
+# For the handshake of the current task: aiohttp drops the response before it raises.
+CURRENT_HANDSHAKE: ContextVar[HandshakeRefusal | None] = ContextVar("handshake", default=None)
+
+
+class RefusableResponse(aiohttp.ClientResponse):
+    """A response that keeps the refusal of a WebSocket, with at most `MAX_REFUSAL_BYTES` of its body."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        await super().start(connection)
+        refusal = CURRENT_HANDSHAKE.get()
+        if refusal is not None and self.status >= 400:
+            body = b""
+            while len(body) < MAX_REFUSAL_BYTES and (piece := await self.content.read(MAX_REFUSAL_BYTES - len(body))):
+                body += piece
+            refusal.status, refusal.headers, refusal.body = self.status, tuple(self.headers.items()), body
+        return self
 
 
 class BoundedConnector(aiohttp.TCPConnector):
@@ -42,6 +73,7 @@ def open_session(connect_timeout_s: float, max_connections: int) -> aiohttp.Clie
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        response_class=RefusableResponse,
         # The gateway forwards the client's headers; aiohttp must not add its own.
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         trust_env=False,

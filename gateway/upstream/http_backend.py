@@ -16,16 +16,16 @@ from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.credentials import SECRET, TRACING
 from gateway.dialects.anthropic import speaks_anthropic
-from gateway.dialects.known import MODELS, can_translate
+from gateway.dialects.known import DIALECTS, MODELS, can_translate
 from gateway.dialects.kserve import model_of_path, with_model_name
 from gateway.dialects.model_names import ModelNames
 from gateway.dialects.translation import TRANSLATIONS
 from gateway.dialects.translation.models import openai_model
 from gateway.errors import BackendError, BadRequest, MalformedResponse, UpstreamStreamError
-from gateway.messages import Call, Event, EventStream, FullBody, Outgoing, Response, Tunnel
+from gateway.messages import Call, Dialect, Event, EventStream, FullBody, Outgoing, Response, Tunnel
 from gateway.ports import Clock, Translated
 from gateway.streams import ClosingStream, close_body
-from gateway.upstream.aiohttp_session import AiohttpSession
+from gateway.upstream.aiohttp_session import CURRENT_HANDSHAKE, AiohttpSession, HandshakeRefusal
 from gateway.upstream.base_url import BaseUrl
 from gateway.upstream.concurrency_limiter import ConcurrencyLimiter, ConcurrencyPermit, LimitedBackend
 from gateway.upstream.header_filter import (
@@ -129,6 +129,7 @@ class HttpBackend(LimitedBackend):
     ) -> None:
         self.name = name
         self.speaks = speaks
+        self._own_dialect = next((dialect for dialect in DIALECTS if dialect.name == speaks), None)
         self._base = BaseUrl(name, url, speaks)
         self.target = self._base.target
         self._client = client
@@ -153,8 +154,7 @@ class HttpBackend(LimitedBackend):
         if call is not None:
             translated = None if can_translate(self.speaks, call.dialect.name) else self._translate(call)
         elif request.headers.get("upgrade", "").lower() == "websocket":
-            # If the endpoint refuses the upgrade, repeat the request without it, so that the client gets the endpoint's
-            # reason.
+            # If the endpoint ignores the upgrade, repeat the request without it, so that its response can stream.
             socket = await self._websocket(request)
             if socket is not None:
                 return socket
@@ -197,10 +197,16 @@ class HttpBackend(LimitedBackend):
             return response
         exchange = ResponseReader(self.name, answer, permit, self._timeouts, end)
         try:
-            return await exchange.answer(self._headers_of(answer, parse=parse), parse=parse)
+            return await exchange.answer(self._headers_of(answer, parse=parse), self._dialect_of(request.call))
         except BaseException:
             exchange.close()
             raise
+
+    def _dialect_of(self, call: Call | None) -> Dialect | None:
+        """Return the dialect of the endpoint's response to a call."""
+        if call is None or can_translate(self.speaks, call.dialect.name):
+            return None if call is None else call.dialect
+        return self._own_dialect
 
     def _headers_of(self, answer: UpstreamResponse, *, parse: bool) -> tuple[tuple[str, str], ...]:
         """Return the headers to forward. A body that is not decoded keeps its Content-Length.
@@ -241,8 +247,11 @@ class HttpBackend(LimitedBackend):
         return translation(call, model=self._models.upstream_name(call.model), created=int(self._clock.wall()))
 
     async def _websocket(self, request: RequestContext) -> Response | None:
-        """Open a WebSocket; None if the endpoint ignores the upgrade, as it may (RFC 9110 section 7.8)."""
+        """Open a WebSocket, or return the endpoint's refusal. None: it ignores the upgrade, as it may (RFC 9110 section
+        7.8)."""
         permit = await self._limiter.acquire_client_paced(request)
+        refusal = HandshakeRefusal()
+        CURRENT_HANDSHAKE.set(refusal)
         url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
@@ -250,13 +259,20 @@ class HttpBackend(LimitedBackend):
         except BaseException as error:
             permit.release()
             if isinstance(error, aiohttp.WSServerHandshakeError):
-                return None
+                return self._refused(refusal) if refusal.status else None
             if isinstance(error, TimeoutError):
                 raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
             if isinstance(error, aiohttp.ClientError | OSError):
                 raise BackendError(f"backend '{self.name}' cannot be reached ({type(error).__name__})") from None
             raise
+        finally:
+            CURRENT_HANDSHAKE.set(None)
         return Response(101, (), Tunnel(HttpWebSocket(socket, permit)))
+
+    def _refused(self, refusal: HandshakeRefusal) -> Response:
+        connection = ",".join(value for name, value in refusal.headers if name.lower() == "connection")
+        headers = self._response_filter.apply(refusal.headers, connection or None)
+        return Response(refusal.status, tuple(headers), FullBody(refusal.body))
 
     async def models(self, request: RequestContext) -> list[dict[str, Any]]:
         permit = await self._limiter.acquire(request)

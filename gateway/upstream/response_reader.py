@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from gateway.config.backends import Timeouts
 from gateway.dialects.sse import SSEParser
 from gateway.errors import BackendError, UpstreamStreamError
-from gateway.messages import ByteStream, EventStream, FullBody, Response
+from gateway.messages import ByteStream, Dialect, Event, EventStream, FullBody, Response
 from gateway.streams import ObservedStream, StreamObserver
 from gateway.upstream.concurrency_limiter import ConcurrencyPermit
 from gateway.upstream.http1.errors import ExchangeFailed, TimedOut
@@ -36,20 +37,32 @@ class ResponseReader:
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
 
-    async def answer(self, headers: tuple[tuple[str, str], ...], *, parse: bool) -> Response:
-        """Return the response. `headers` are the ones to forward; `parse`: it responds to a parsed call."""
+    async def answer(self, headers: tuple[tuple[str, str], ...], dialect: Dialect | None) -> Response:
+        """Return the response. `headers` are the ones to forward. `dialect` is that of the body; None: the response is
+        to a call that was not parsed."""
         answer = self._answer
         first = answer.take() if answer.whole else await self._read_first()
-        if not parse:
+        if dialect is None:
             return Response(answer.status, headers, self._opaque(first))
         if is_event_stream(answer.header_map) and answer.status == 200:
             parser = SSEParser()
-            return Response(answer.status, headers, EventStream(self._stream(first, parser.feed, parser.close)))
+            end = partial(self._end_events, parser, dialect)
+            return Response(answer.status, headers, EventStream(self._stream(first, parser.feed, end)))
         data, complete = (first, True) if answer.at_eof else await self._collect(first)
         if not complete:
             return Response(answer.status, headers, self._bytes(data))
         self.close()
         return Response(answer.status, headers, FullBody(data))
+
+    def _end_events(self, parser: SSEParser, dialect: Dialect) -> Sequence[Event]:
+        """Return the last event of a body that has ended, if it lacks its blank line. Raise `UpstreamStreamError` if
+        the stream was cut. Half an event is never passed on."""
+        rest = parser.close()
+        if rest and dialect.is_over(rest):
+            return rest
+        if not dialect.is_over([*parser.recent, *rest]):
+            raise UpstreamStreamError(f"backend '{self._name}' ended the stream before its end marker")
+        return ()
 
     async def _read_first(self) -> bytes:
         """Return the first part of the body; empty if there is no body."""
@@ -183,6 +196,7 @@ class _Telling(_Body[T]):
             elif answer.chunks:
                 items = self._feed(answer.take())
             elif answer.whole:
+                self.drained = False  # nobody is told of the end that follows the last event
                 return self._end()
             elif answer.error is not None:
                 raise self._exchange.stream_error(answer.error)

@@ -54,7 +54,7 @@ class HttpWebSocket:
 async def open_websocket(
     session: aiohttp.ClientSession, url: URL, headers: Sequence[tuple[str, str]], request: RequestContext
 ) -> aiohttp.ClientWebSocketResponse:
-    """Open a WebSocket. Raise aiohttp's errors; `WSServerHandshakeError` if the backend refuses the upgrade."""
+    """Open a WebSocket. Raise aiohttp's errors; `WSServerHandshakeError` if the backend answers without an upgrade."""
     offered = request.headers.get("sec-websocket-protocol", "")
     return await session.ws_connect(
         url,

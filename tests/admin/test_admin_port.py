@@ -56,6 +56,15 @@ async def guarded(upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
         yield served
 
 
+async def test_every_answer_forbids_to_guess_its_type(guarded: Served) -> None:
+    right = "Basic " + base64.b64encode(f"x:{TOKEN}".encode()).decode()
+    for credentials in ({}, {"Authorization": right}):
+        for path in [*PATHS, "/admin/dashboard.js", "/admin/events", "/admin/keys", "/admin/stats?x"]:
+            url = guarded.admin_url + path
+            async with guarded.session.get(url, headers=credentials, allow_redirects=False) as response:
+                assert response.headers.getall("X-Content-Type-Options") == ["nosniff"], (path, response.status)
+
+
 async def get(served: Served, path: str, **headers: str) -> Answer:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     async with served.session.get(served.admin_url + path, headers=given, allow_redirects=False) as response:

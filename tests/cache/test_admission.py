@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,8 @@ NEVER_STORED_WHOLE = {
 NEVER_STORED_STREAMS = {
     "length": streamed(finish="length"),
     "content-filter": streamed(finish="content_filter"),
-    "no-done": streamed(done=False),
+    "no-done": streamed(done=False),  # the finish reason ends it
     "no-finish": events(chunk(CALL, {"content": "a"}), b"data: [DONE]\n\n"),
-    "nothing": events(),
     "only-done": events(b"data: [DONE]\n\n"),
     "no-json": events(chunk(CALL, {"content": "a"}, "stop"), b"data: {oops\n\ndata: [DONE]\n\n"),
     "error-event": events(
@@ -142,6 +142,46 @@ async def test_a_stream_that_is_not_a_complete_success_is_passed_on_and_not_stor
     assert (await stored_entries(small), parts.space.index.size, len(parts.store)) == (0, 0, 0)
 
 
+HALF = chunk(CALL, {"content": "c"}, "stop")
+CUT_STREAMS = {
+    "nothing": (),
+    "no-end": (chunk(CALL, {"content": "a"}), chunk(CALL, {"content": "b"})),
+    "half-an-event": (chunk(CALL, {"content": "a"}), HALF[: len(HALF) // 2]),
+    "half-an-event-alone": (HALF[: len(HALF) // 2],),
+    "half-an-end-marker": (chunk(CALL, {"content": "a"}), b"data: [DO"),
+    "an-event-without-its-data": (chunk(CALL, {"content": "a"}), b"event: x\ndata:"),
+}
+
+
+@pytest.mark.parametrize("name", CUT_STREAMS)
+async def test_a_stream_that_ends_without_its_end_ends_with_an_error(
+    small: Served, upstream: Upstream, name: str
+) -> None:
+    """Its framing is whole: the body ends where its length, or the last chunk, says."""
+    upstream.answer = events(*CUT_STREAMS[name])
+    for _ in range(2):
+        answer = await small.chat("hi", stream=True)
+        assert answer.cache_status == "nearhit; fwd=miss"
+        *passed, error, rest = answer.body.split(b"\n\n")
+        whole = b"".join(part for part in CUT_STREAMS[name] if part.endswith(b"\n\n"))
+        assert b"".join(part + b"\n\n" for part in passed) == whole
+        assert json.loads(error.removeprefix(b"data: "))["error"]["type"] == "upstream_error"
+        assert rest == b""
+    assert (await small.chat("hi")).status == 502
+    assert len(upstream.calls) == 3
+    assert (await stored_entries(small), len(small.gateway.parts.store)) == (0, 0)
+
+
+@pytest.mark.parametrize("ending", [b"data: [DONE]", b"data: [DONE]\n", b""])
+async def test_an_end_without_its_blank_line_is_one(small: Served, upstream: Upstream, ending: bytes) -> None:
+    """Many servers forget it; a chunk with a finish reason is an end as well."""
+    whole = chunk(CALL, {"content": "a"}, "stop")
+    upstream.answer = events(whole if ending else whole.rstrip(b"\n"), ending)
+    answer = await small.chat("hi", stream=True)
+    assert b"error" not in answer.body
+    assert answer.body.startswith(whole)
+
+
 async def test_a_stream_that_is_cut_ends_with_an_error_and_is_not_stored(small: Served, upstream: Upstream) -> None:
     upstream.answer = streamed(cut=True)
     answer = await small.chat("hi", stream=True)
@@ -149,7 +189,8 @@ async def test_a_stream_that_is_cut_ends_with_an_error_and_is_not_stored(small: 
     assert b"upstream_error" in answer.body.split(b"\n\n")[-2]
     assert b"[DONE]" not in answer.body
     upstream.answer = None
-    assert (await small.chat("hi", stream=True)).cache_status == "nearhit; fwd=miss; stored"
+    # The head of a stream does not promise what only its end decides.
+    assert (await small.chat("hi", stream=True)).cache_status == "nearhit; fwd=miss"
     assert await stored_entries(small) == 1
 
 

@@ -102,6 +102,33 @@ async def test_share_user_parts_the_users_of_a_tenant(upstream: Upstream, tmp_pa
         assert is_hit(await served.chat("what is it", user="ann", headers=bearer("a")))
 
 
+@pytest.mark.parametrize("path", ["chat", "responses"])
+async def test_a_safety_identifier_names_a_user_too(upstream: Upstream, tmp_path: Path, path: str) -> None:
+    async def said(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        part = {"type": "output_text", "text": "hi", "annotations": []}
+        message = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
+        body = {"id": "r", "object": "response", "created_at": 1, "status": "completed", "model": "m"}
+        return web.json_response({**body, "output": [message], "usage": None})
+
+    async def ask(served: Served, **names: str) -> bool:
+        if path == "chat":
+            return is_hit(await served.chat("what is it", **names))
+        body = {"model": "m", "input": "what is it", "store": False, **names}
+        return is_hit(await served.post("/v1/responses", body))
+
+    upstream.answer = said if path == "responses" else None
+    people = [{}, {"user": "ann"}, {"user": "bob"}, {"user": "ann", "safety_identifier": "bob"}]
+    people += [{"user": "bob", "safety_identifier": "ann"}, {"safety_identifier": "cy"}]
+    same = [{"user": "", "safety_identifier": ""}, {"user": "ann", "safety_identifier": "ann"}]
+    same += [{"safety_identifier": "bob"}, {"user": "cy", "safety_identifier": ""}]
+    async with gateway_of(config_for(upstream, tmp_path), policy("user")) as served:
+        for names in people:
+            assert not await ask(served, **names), names
+        for names in [*people, *same]:
+            assert await ask(served, **names), names
+    assert len(upstream.calls) == len(people)
+
+
 async def test_share_global_lets_everybody_share(upstream: Upstream, tmp_path: Path) -> None:
     async with gateway_of(config_for(upstream, tmp_path), policy("global")) as served:
         await served.chat("what is it", user="ann", headers=bearer("a"))

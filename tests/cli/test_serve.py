@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import sys
 from pathlib import Path
 
 import aiohttp
 
-from tests.fixtures.gateways import PATIENT_ENVIRON, TIERS
+from gateway.private_files import make_private
+from tests.fixtures.gateways import BOTH_CACHES, PATIENT_ENVIRON, TIERS
 from tests.fixtures.processes import ANNOUNCED, Process, served_by_process, write_config
 from tests.fixtures.upstream import Upstream
 
@@ -46,6 +48,41 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
             await process.wait()
     assert process.returncode is not None
     return process.returncode, said.decode()
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Return the mode of each regular file and folder, below and including a folder."""
+    found = {path: path.lstat().st_mode for path in (folder, *folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(mode)
+        for path, mode in found.items()
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    }
+
+
+async def test_the_data_folder_is_for_the_gateways_user_alone(upstream: Upstream, tmp_path: Path) -> None:
+    """Also where the files were there before with wider modes, and whatever the umask of the caller is."""
+    data, former = tmp_path / "data", os.umask(0o000)
+    policy = BOTH_CACHES.replace("route: {backend: main}", "route: {backend: main}\n    record: on")
+    config = write_config(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, policy, data_dir=str(data))
+    try:
+        for _ in range(2):
+            async with served_by_process(config) as served:
+                assert (await served.chat("hi")).status == 200
+                assert data.is_dir()
+            found = modes(data)
+            assert {"lock", "store/appendonlydir", "traffic", "store/valkey.log"} <= found.keys()
+            assert {path: mode for path, mode in found.items() if mode not in (0o600, 0o700)} == {}
+            for path in (data, *data.rglob("*")):
+                path.chmod(0o777 if path.is_dir() else 0o666)
+        (data / "notes.txt").write_text("not the gateway's")
+        (tmp_path / "outside").write_text("not in the folder")
+        (data / "store" / "link").symlink_to(tmp_path / "outside")
+        make_private(data)
+        assert modes(data)["notes.txt"] == stat.S_IMODE((tmp_path / "outside").stat().st_mode) == 0o666
+        assert modes(data)["store"] == 0o700
+    finally:
+        os.umask(former)
 
 
 async def announced(process: asyncio.subprocess.Process, before: list[str] | None = None) -> str:

@@ -17,9 +17,9 @@ from gateway.messages import Bypass, Call
 PATH = "/v1/messages"
 
 
-def parsed(headers: dict[str, str] | None = None, **fields: Any) -> Call:
+def parsed(**fields: Any) -> Call:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields}
-    return Anthropic().parse(PATH, orjson.dumps(body), CIMultiDict(headers or {}))
+    return Anthropic().parse(PATH, orjson.dumps(body), CIMultiDict())
 
 
 def user(*blocks: Any) -> list[dict[str, Any]]:
@@ -39,14 +39,6 @@ def test_messages_are_its_own_and_what_counts_or_batches_them_is_not() -> None:
     assert find_dialect("POST", PATH) is not None
     for method, path in (("GET", PATH), ("POST", f"{PATH}/count_tokens"), ("POST", f"{PATH}/batches")):
         assert find_dialect(method, path) is None
-
-
-def test_headers_that_are_no_utf_8_decide_as_others_do() -> None:
-    odd = [
-        parsed({"anthropic-version": value, "anthropic-beta": "b"}) for value in ("caf\udce9", "caf\udce8", "caf\u00e9")
-    ]
-    assert len({call.canonical for call in odd}) == len({call.context for call in odd}) == 3
-    assert parsed({"anthropic-beta": "\udce9"}).canonical != parsed().canonical
 
 
 @pytest.mark.parametrize(
@@ -82,8 +74,6 @@ def test_framing_who_asks_and_marks_of_the_prompt_cache_do_not_decide(
         {"service_tier": "auto"},
         {"of_the_future": 1},
         {"tools": [{"name": "f", "input_schema": {}}]},
-        {"headers": {"anthropic-beta": "a"}},
-        {"headers": {"anthropic-version": "2023-06-01"}},
     ],
 )
 def test_everything_else_decides_and_parts_the_scope(fields: dict[str, Any]) -> None:
@@ -103,14 +93,6 @@ def test_a_word_of_the_prompt_cache_within_a_schema_or_an_input_decides() -> Non
     ]
     bare = [*uses[0], {"role": "assistant", "content": [{**uses[1][0]["content"][0], "input": {}}]}, *user(text("a"))]
     assert parsed(messages=given).canonical != parsed(messages=bare).canonical
-
-
-def test_betas_decide_in_any_order_and_in_several_lines() -> None:
-    lines = CIMultiDict([("anthropic-beta", "b"), ("Anthropic-Beta", "a")])
-    body = orjson.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]})
-    split = Anthropic().parse(PATH, body, lines).canonical
-    assert split == parsed({"anthropic-beta": "a, b"}).canonical == parsed({"anthropic-beta": "b,a"}).canonical
-    assert split != parsed({"anthropic-beta": "a"}).canonical
 
 
 def test_the_question_is_the_text_of_the_last_turn_and_the_rest_has_to_be_equal() -> None:

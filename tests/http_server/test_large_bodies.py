@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.dialects import openai
 from gateway.dialects.openai import OpenAI
 from gateway.messages import Call
 from gateway.steps.parse_and_route import LARGE_BODY
-from tests.fixtures.gateways import EXACT_CACHE, config_of, gateway_of
+from tests.fixtures.gateways import EXACT_CACHE, TIERS, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 
 CHAT = "/v1/chat/completions"
@@ -38,6 +41,47 @@ async def test_a_large_body_is_parsed_in_another_thread_and_cached_like_any_othe
         assert "detail=exact" in again.headers["Cache-Status"]
         assert threads, "it was parsed"
         assert threading.get_ident() not in threads
+
+
+MANY = {
+    "messages": {"messages": [{"role": "user", "content": "a"}] * 100_000},
+    "keys": {f"key{number}": number for number in range(100_000)},
+    "many keys in a body of 60 kB": {f"{number:x}": 1 for number in range(6_000)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
+@pytest.mark.parametrize("name", MANY)
+async def test_nothing_is_read_from_a_body_of_many_parts_on_the_event_loop(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neither the parse, nor the canonical form, nor the prompt that a complexity score reads."""
+    threads: dict[str, set[int]] = {}
+
+    def noting(module: Any, function: str) -> None:
+        inner = getattr(module, function)
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            threads.setdefault(function, set()).add(threading.get_ident())
+            return inner(*arguments, **named)
+
+        monkeypatch.setattr(module, function, noted)
+
+    noting(openai, "read_object")
+    noting(openai, "_decisive")
+    read_prompt = openai.PROMPTS["chat.completions"]
+
+    def prompt(body: Mapping[str, Any]) -> str:
+        threads.setdefault("prompt", set()).add(threading.get_ident())
+        return read_prompt(body)
+
+    monkeypatch.setitem(openai.PROMPTS, "chat.completions", prompt)
+    backends = {name: {"adapter": "openai", "url": upstream.url} for name in ("light", "large")}
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **MANY[name]}
+    async with gateway_of(config_of(tmp_path, backends), TIERS) as served:
+        assert (await served.post(CHAT, json.dumps(body).encode())).status == 200
+    assert threads.keys() == {"read_object", "_decisive", "prompt"}
+    assert [function for function, found in threads.items() if not found or threading.get_ident() in found] == []
 
 
 async def test_a_large_body_that_is_no_json_is_refused_like_a_short_one(upstream: Upstream, tmp_path: Path) -> None:

@@ -59,6 +59,37 @@ async def test_one_connection_carries_any_number_of_requests(wire: Wire) -> None
         assert said(await wire.message()) == f"upstream answers: question {i}"
 
 
+FIRST_LINES = [(b"GET /healthz\r\n", 400), (b"GET /v1/models\n", 400), (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00", 505)]
+OTHER_VERSIONS = [
+    (b"GET /healthz\r\n\r\n", 400),
+    (b"GET /v1/models HTTP/0.9\r\nHost: g\r\n\r\n", 400),
+    (b"GET /v1/models HTTP/1.2\r\nHost: g\r\n\r\n", 400),
+    (b"GET /v1/models HTTP/2.0\r\nHost: g\r\n\r\n", 505),
+    (HEAD.replace(b"1.1", b"2.0") + LENGTH + b"\r\n" + HI, 505),
+]
+
+
+async def is_refused(wire: Wire, line: bytes, status: int) -> None:
+    await wire.send(line)
+    answer = await wire.message()
+    assert answer.status == status
+    assert json.loads(answer.body)["error"]["type"] == "invalid_request_error"
+    assert await wire.rest() == b"", "the connection is over"
+
+
+@pytest.mark.parametrize(("line", "status"), [*FIRST_LINES, *OTHER_VERSIONS])
+async def test_other_versions_are_refused(wire: Wire, upstream: Upstream, line: bytes, status: int) -> None:
+    await is_refused(wire, line, status)
+    assert upstream.calls == []
+
+
+@pytest.mark.parametrize(("line", "status"), OTHER_VERSIONS)
+async def test_other_versions_are_refused_after_a_request(wire: Wire, line: bytes, status: int) -> None:
+    await wire.send(b"GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")  # aiohttp takes over
+    assert (await wire.message()).status == 200
+    await is_refused(wire, line, status)
+
+
 async def test_pipelined_requests_are_answered_in_order(wire: Wire, upstream: Upstream) -> None:
     """Hits, misses, refusals and health are answered on different paths, and still one after the other."""
     await wire.send(ask("known"))

@@ -29,7 +29,7 @@ class Realtime:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.handshakes.append(request)
         if self.refuse:
-            return web.Response(status=self.refuse)
+            return web.json_response({"error": "not today"}, status=self.refuse, headers={"x-reason": "holiday"})
         socket = web.WebSocketResponse(protocols=("realtime", "other"), max_msg_size=2**24)
         await socket.prepare(request)
         async for message in socket:
@@ -98,6 +98,20 @@ async def test_a_handshake_that_the_backend_refuses_is_refused(served: Served, b
     with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
         await opened(served)
     assert caught.value.status == 403
+    assert caught.value.headers is not None
+    assert caught.value.headers["x-reason"] == "holiday"
+    assert len(backend.handshakes) == 1
+
+
+async def test_the_reason_of_a_refusal_reaches_the_client(served: Served, backend: Realtime) -> None:
+    backend.refuse = 402
+    handshake = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    handshake["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
+    answer = await served.get("/v1/realtime", handshake)
+    assert (answer.status, answer.json, answer.headers["x-reason"]) == (402, {"error": "not today"}, "holiday")
+    assert [request.headers["Upgrade"] for request in backend.handshakes] == ["websocket"]
+    pool = served.gateway.parts.pools["main"]
+    assert (pool.inflight, pool.load) == (0, 0)
 
 
 async def test_nobody_there_is_a_502_and_no_upgrade(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 from aiohttp import web
 
 from gateway.adapters.redis.jobs import RedisJobs
+from gateway.config import Config
+from gateway.errors import StartupError
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
+from tests.fixtures.stores import outside_server
 from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected, wire_upstream
@@ -121,8 +125,45 @@ async def test_credentials_do_not_lie_in_the_store_in_clear(upstream: Upstream, 
         assert b"canary" not in record
 
 
-async def test_without_a_key_credentials_are_not_kept_at_all(upstream: Upstream, tmp_path: Path) -> None:
+async def test_with_an_embedded_store_nothing_has_to_be_configured(
+    upstream: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first start makes a key; a job that waits for the next one is opened with the same key."""
+    caplog.set_level("INFO", "nearhit.jobs")
+    waiting = config_of(tmp_path, main_of(upstream), jobs={"workers": 0})
+    async with gateway_of(waiting, NO_CACHE) as served:
+        job = await submit(served, "mine", ALICE)
+        accepted = await served.chat("later", headers={"Prefer": "respond-async", **ALICE})
+        assert accepted.status == 202
+    key = tmp_path / "jobs.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert [line.message for line in caplog.records].count("a key was made that encrypts the credentials of jobs") == 1
+    assert key.read_text().strip() not in caplog.text
+    made = key.read_text()
     async with gateway_of(config_of(tmp_path, main_of(upstream)), NO_CACHE) as served:
+        for each in (job, accepted.json["id"]):
+            assert (await over(served, each, ALICE))["status"] == "completed"
+    assert {call.headers["Authorization"] for call in upstream.calls} == {"Bearer alice"}
+    assert key.read_text() == made
+    assert list(tmp_path.glob("jobs.key*")) == [key]
+
+
+async def test_a_damaged_key_stops_the_start(upstream: Upstream, tmp_path: Path) -> None:
+    (tmp_path / "jobs.key").write_text("")
+    with pytest.raises(StartupError, match=r"jobs\.key, is damaged: restore it"):
+        async with gateway_of(config_of(tmp_path, main_of(upstream)), NO_CACHE):
+            pass
+
+
+async def test_without_a_key_a_shared_store_keeps_no_credentials_at_all(upstream: Upstream, tmp_path: Path) -> None:
+    with outside_server(tmp_path) as server:
+        config = config_of(tmp_path, main_of(upstream), store={"url": server.url})
+        await refuses_credentials(config)
+    assert not (tmp_path / "jobs.key").exists()
+
+
+async def refuses_credentials(config: Config) -> None:
+    async with gateway_of(config, NO_CACHE) as served:
         refused = await served.post("/v1/jobs", {"path": "/v1/chat/completions", "body": chat("x")}, ALICE)
         assert refused.status == 400
         assert "jobs.key_env" in refused.json["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +29,17 @@ return found
 """
 
 
+LEAST_WORTH = 1e-6  # dollars; for an entry whose worth is missing or no number
+
+
+def _worth(text: bytes) -> float:
+    try:
+        worth = float(text)
+    except ValueError:
+        return LEAST_WORTH
+    return worth if 0.0 < worth < math.inf else LEAST_WORTH
+
+
 class RedisEntrySizes:
     def __init__(self, store: RedisStore, clock: Clock) -> None:
         self._store = store
@@ -35,7 +47,7 @@ class RedisEntrySizes:
 
     async def weights(self) -> AsyncIterator[Sequence[EntrySize]]:
         async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
-            yield await self._sizes_of({name.decode(): expires for name, expires in members})
+            yield await self._sizes_of(dict(members))
 
     async def _sizes_of(self, members: Mapping[str, float]) -> Sequence[EntrySize]:
         groups = self._store.names.group_by_list(members)
@@ -43,7 +55,7 @@ class RedisEntrySizes:
         now, weights = self._clock.wall(), list[EntrySize]()
         for names, reply in zip(groups.values(), weighed, strict=True):
             for name, size, worth in zip(names, reply[::2], reply[1::2], strict=True):
-                weights.append(EntrySize(name, int(size), float(worth or 1e-6), members[name] <= now))
+                weights.append(EntrySize(name, int(size), _worth(worth), members[name] <= now))
         return weights
 
     async def _weigh(self, groups: Mapping[str, Sequence[str]], client: Any) -> list[list[Any]]:

@@ -68,7 +68,7 @@ class RedisMigration:
 
     async def _pages(self) -> AsyncIterator[list[str]]:
         async for members in self._store.listed(SCAN_BATCH, TIMEOUT_S):
-            yield list(dict.fromkeys(name.decode() for name, _ in members))
+            yield list(dict.fromkeys(name for name, _ in members))
 
     async def read(self, fingerprint: str) -> ForeignEntry | None:
         fields = ("record", "embedder", "former_embedder")

@@ -84,7 +84,7 @@ class RedisPurges:
 
     async def records(self, embedder: str) -> AsyncIterator[list[Record]]:
         async for members in self._store.listed(PAGE, TIMEOUT_S):
-            names = [name.decode() for name, _ in members]
+            names = [name for name, _ in members]
             for i in range(0, len(names), STEP):
                 async for page in self._read(names[i : i + STEP], embedder):
                     yield page

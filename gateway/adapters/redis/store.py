@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar, get_origin, get_type_hints
+from zlib import crc32
 
 import msgpack
 import numpy as np
@@ -26,10 +28,13 @@ from gateway.adapters.redis.store_client import Script, StoreClient
 from gateway.circuit_breaker import BreakerState
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
+from gateway.observability.json_logging import RateLimitedLog
 from gateway.ports import MAX_COUNTEREXAMPLES, MAX_LINKS, ChangeKind, Clock, StoredVector, StoreStats
 
-# The encoding of entries: msgpack with a version, never pickle. Pure.
-VERSION = 2
+# The encoding of entries: a version, a CRC-32 of the rest, then msgpack, never pickle. Pure.
+VERSION = 3
+
+_HEAD = struct.Struct(">BI")
 
 # The type that msgpack must return for each field, in order; an int is accepted for a float.
 _TYPES = tuple(
@@ -50,19 +55,22 @@ class RecordInvalid(ValueError):
 
 
 def encode(entry: Entry) -> bytes:
-    packed: bytes = _pack((VERSION, *_values_of(entry)))
-    return packed
+    packed: bytes = _pack(_values_of(entry))
+    return _HEAD.pack(VERSION, crc32(packed)) + packed
 
 
 def decode(data: bytes) -> Entry:
     """Decode an entry. Raise `RecordInvalid`."""
+    if len(data) < _HEAD.size or data[0] != VERSION:
+        raise RecordInvalid(f"not a record of version {VERSION}")
+    packed = memoryview(data)[_HEAD.size :]
+    if crc32(packed) != _HEAD.unpack_from(data)[1]:
+        raise RecordInvalid("a record whose checksum does not fit")
     try:
-        version, *values = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
+        values = msgpack.unpackb(packed, use_list=False, raw=False, strict_map_key=True)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RecordInvalid(f"not a record: {type(error).__name__}") from None
-    if version != VERSION or len(values) != len(_TYPES):
-        raise RecordInvalid(f"a record of version {version!r}, expected {VERSION}")
-    if not all(map(isinstance, values, _TYPES)):
+    if not isinstance(values, tuple) or len(values) != len(_TYPES) or not all(map(isinstance, values, _TYPES)):
         raise RecordInvalid("a record with a field of the wrong type")
     entry = Entry(*values)
     if not all(isinstance(data, bytes) for data in entry.payload) or not (entry.streamed or len(entry.payload) == 1):
@@ -184,6 +192,8 @@ SCAN_BATCH = 500
 # one that lookups still use, and the one that they will use.
 VECTOR_FIELDS = ("scope", "expires", "embedder", "vector", "former_embedder", "former")
 
+MAX_NORM_ERROR = 0.01  # of the squared length of a stored vector; beyond it, bits have changed
+
 T = TypeVar("T")
 
 
@@ -207,6 +217,8 @@ class RedisStore:
             self._store_client.execute,
         )
         self._on_put: Callable[[str], None] | None = None
+        self._warnings = RateLimitedLog()
+        self.on_unreadable: Callable[[], None] = _ignore  # called for each record that a request cannot be served from
 
     def for_embedder(self, embedder: str, on_put: Callable[[str], None] | None = None) -> RedisStore:
         """Return the same store, with its breaker and connections, for vectors of another embedder. `on_put` is called
@@ -226,7 +238,8 @@ class RedisStore:
         try:
             entry = decode(data)
         except RecordInvalid as error:
-            LOG.warning("unreadable record", extra={"fields": {"fingerprint": fingerprint, "error": str(error)}})
+            self.on_unreadable()
+            self._warnings.warn(LOG, "unreadable record", {"fingerprint": fingerprint, "error": str(error)})
             return None
         return entry if entry.fingerprint == fingerprint else None
 
@@ -305,23 +318,23 @@ class RedisStore:
 
     async def vectors(self) -> AsyncIterator[StoredVector]:
         async for members in self.listed(SCAN_BATCH):
-            for stored in await self.vectors_of([name.decode() for name, _ in members]):
+            for stored in await self.vectors_of([name for name, _ in members]):
                 yield stored
 
     async def fingerprints(self) -> AsyncIterator[tuple[str, float]]:
         async for members in self.listed(SCAN_BATCH):
-            for name, expires in members:
-                yield name.decode(), expires
+            for member in members:
+                yield member
 
-    async def listed(self, page_size: int, timeout_s: float | None = None) -> AsyncIterator[list[tuple[bytes, float]]]:
+    async def listed(self, page_size: int, timeout_s: float | None = None) -> AsyncIterator[list[tuple[str, float]]]:
         """Yield all entries with their expiry, in pages of about `page_size`, each within `timeout_s`. Entries may come
-        twice."""
-        page: list[tuple[bytes, float]] = []
+        twice. Names that are no text are left out: one of them must not hide the others."""
+        page: list[tuple[str, float]] = []
         for key in self.names.list_keys:
             cursor = 0
             while True:
                 cursor, members = await self.execute(partial(_scan, key, cursor, page_size), timeout_s)
-                page += members
+                page += [(name.decode(), expires) for name, expires in members if name.isascii()]
                 if len(page) >= page_size:
                     yield page
                     page = []
@@ -368,7 +381,7 @@ class RedisStore:
 
     async def _keys(self, name: str) -> list[str]:
         keys = await self.execute(lambda client: client.zrange(name, 0, -1))
-        return [key.decode() for key in keys]
+        return [key.decode() for key in keys if key.isascii()]
 
     async def put_learning(self, route: str, snapshot: bytes) -> None:
         async def write(client: Any) -> None:
@@ -403,6 +416,10 @@ class RedisStore:
         await self._store_client.close()
 
 
+def _ignore() -> None:
+    """Do nothing: the default of `on_unreadable`."""
+
+
 def _kind(vector: Vector | None) -> ChangeKind:
     """Return the kind of change of a put."""
     return ChangeKind.RECORDS if vector is None else ChangeKind.VECTORS
@@ -425,6 +442,8 @@ def stored_vector(name: str, row: Sequence[bytes | None], current: bytes) -> Sto
         return None
     try:
         values = np.frombuffer(vector, dtype="<f4").astype(np.float32)
+        if not abs(float(values @ values) - 1.0) < MAX_NORM_ERROR:  # NaN included
+            raise ValueError("not of unit length")
         return StoredVector(name, scope.decode(), values, float(expires))
     except ValueError:  # UnicodeDecodeError included
         LOG.warning("a stored vector is unreadable", extra={"fields": {"fingerprint": name}})

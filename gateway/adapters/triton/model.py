@@ -83,8 +83,8 @@ class MetadataCache:
     def save(self, what: CachedMetadata) -> None:
         """Save the metadata. If the folder is not writable, the next start needs the server."""
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            replaced(self._file, json.dumps(asdict(what)).encode(), self._file.with_suffix(".new"), 0o644)
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replaced(self._file, json.dumps(asdict(what)).encode(), self._file.with_suffix(".new"), 0o600)
         except OSError as error:
             LOG.warning("the metadata of a served model cannot be cached", extra={"fields": _fields(self._file, error)})
 

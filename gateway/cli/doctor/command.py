@@ -94,6 +94,7 @@ async def _examine_config(
     return [
         *map(machine.model, models),
         *machine.data_dir(folder, config),
+        *machine.job_key(config),
         *of_store,
         *of_index,
         *of_gateway,

@@ -14,6 +14,7 @@ from gateway.config.errors import ConfigError, ConfigInvalid, sort_errors
 from gateway.config.policy.consistency import rule_errors, rule_warnings, unused_backends
 from gateway.config.policy.limits import compile_limits
 from gateway.config.policy.model import (
+    VERSION_HEADERS,
     AdmissionRules,
     AuditSettings,
     Policy,
@@ -54,6 +55,7 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         exact_ttl_s=cache.exact.ttl if cache.exact else None,
         semantic=_compile_semantic(cache.semantic) if cache.semantic else None,
         share=cache.share,
+        vary=tuple(dict.fromkeys((*VERSION_HEADERS, *cache.vary))),
         jitter=cache.jitter,
         stale_while_revalidate_s=cache.stale_while_revalidate,
         stale_if_error_s=cache.stale_if_error,

@@ -165,6 +165,10 @@ def tier_from_parts(name: str | None, parts: tuple[TierPart, ...]) -> Tier:
     return Tier(name or main, main, parts if len(parts) > 1 else ())
 
 
+# Request headers by which model endpoints choose a version or a beta feature: part of every cache key.
+VERSION_HEADERS = ("anthropic-beta", "anthropic-version", "openai-beta")
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """The decisions about a request that matches. Durations are in seconds."""
@@ -175,6 +179,7 @@ class Route:
     exact_ttl_s: float | None = None  # None: off
     semantic: Semantic | None = None  # None: off
     share: Literal["user", "tenant", "global"] = "tenant"
+    vary: tuple[str, ...] = VERSION_HEADERS  # request headers that are part of the cache keys; lower-case names
     jitter: float = 0.0  # share of the TTL by which an entry may expire earlier, in [0, 1]
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0

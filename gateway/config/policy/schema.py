@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import format_value
-from gateway.config.fields import Name, Text, Version, optional_section
+from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
 from gateway.config.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
@@ -148,6 +148,9 @@ class CacheRule(Section):
     semantic cache."""
     share: Annotated[Literal["user", "tenant", "global"], one_of("user", "tenant", "global")] = "tenant"
     """The clients that share entries: one `user` of a tenant, one `tenant`, or all (`global`)."""
+    vary: Annotated[tuple[HeaderName, ...], Field(strict=False)] = ()
+    """Request headers that change an answer, such as `[accept-language]`: only requests with equal values share
+    entries. `anthropic-beta`, `anthropic-version` and `openai-beta` always count."""
     jitter: Share = 0.0
     """The share of the TTL by which an entry may expire earlier, such as `10%`. Entries stored together then do not
     expire together."""

@@ -67,7 +67,9 @@ def facts_of(
     plain: bool = False,
 ) -> TrafficFacts | None:
     """Return the facts of a request; None: its question is not in the sample."""
-    kind = f"{call.dialect.name}\0{call.operation}\0".encode()
+    # The replay has no headers, so those that are part of the keys become part of the digests.
+    variant = f"{request.variant}\0" if request.variant else ""
+    kind = f"{call.dialect.name}\0{call.operation}\0{variant}".encode("utf-8", "surrogatepass")
     canonical = digest(b"exact/" + kind + call.canonical)
     if not is_sampled(canonical, rule.share):
         return None

@@ -1,0 +1,69 @@
+"""Read the response headers by which a backend limits storing (RFC 9111, sections 3 and 4.1). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.cache.keys import SHARE_GLOBAL
+from gateway.config.policy.model import Route
+from gateway.context import RequestContext
+from gateway.credentials import IDENTIFYING
+from gateway.messages import Admission
+
+JSON = "application/json"
+
+# Request headers that a `Vary` may name although they are in no key. The gateway asks a backend for one encoding, and
+# an origin decides only headers that no entry has.
+IGNORED_IN_VARY = frozenset(
+    {"accept-encoding", "origin", "access-control-request-headers", "access-control-request-method"}
+)
+
+
+class ResponseDirectives(NamedTuple):
+    """The response headers that decide how an answer is stored. `no_store`, `private`: directives of `Cache-Control`
+    (RFC 9111, section 5.2.2). `private` with a list of fields counts too. `vary`: lower-case names."""
+
+    no_store: bool
+    private: bool
+    vary: frozenset[str]
+    content_type: str
+    tags: tuple[str, ...]
+
+
+def directives_of(headers: Sequence[tuple[str, str]]) -> ResponseDirectives:
+    control, vary, tags, content_type = set[str](), set[str](), list[str](), ""
+    for name, value in headers:
+        lower_name = name.lower()
+        if lower_name == "cache-control":
+            control.update(part.partition("=")[0].strip().lower() for part in value.split(","))
+        elif lower_name == "vary":
+            vary.update(part for part in map(str.strip, value.lower().split(",")) if part)
+        elif lower_name == "content-type":
+            content_type = content_type or value
+        elif lower_name == "cache-tag":
+            tags.append(value)
+    return ResponseDirectives(
+        "no-store" in control, "private" in control, frozenset(vary), content_type or JSON, tuple(tags)
+    )
+
+
+def forbidden_by(directives: ResponseDirectives, route: Route, request: RequestContext) -> Admission | None:
+    """Return why the backend's headers forbid to store the answer; None: they allow it.
+
+    A private answer may be stored for one user or one tenant, but not for all. An answer that varies by a header may be
+    stored if the header is part of the request's keys.
+    """
+    if directives.no_store:
+        return Admission.NO_STORE
+    if directives.private and request.owner == SHARE_GLOBAL:
+        return Admission.PRIVATE
+    if directives.vary and not directives.vary <= _keyed_headers(route, request):
+        return Admission.VARY
+    return None
+
+
+def _keyed_headers(route: Route, request: RequestContext) -> frozenset[str]:
+    """Return the headers that an answer may vary by. Without API keys, the credentials are a part of the owner."""
+    keyed = IGNORED_IN_VARY.union(route.vary)
+    return keyed | IDENTIFYING if request.permit is None and request.owner != SHARE_GLOBAL else keyed
