@@ -26,8 +26,9 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,6 @@ from docs.tools.marked import with_part
 PAGE, FIGURES = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance" / "default.json"
 WORDINGS = ROOT / "training" / "wordings"
 STAGE_TOKENS = 30  # the length at which the stages are measured
-IDLE_S = 2.0
 ANSWERS = 1_000_000  # numbers that a scene has
 LEAST = 8  # pairs of a length without which its hits are not measured
 EMBEDDED = 8  # texts of one measurement of the encoder alone
@@ -82,20 +82,24 @@ EMBEDDED = 8  # texts of one measurement of the encoder alone
 class Sizes:
     """The numbers of requests of a window, by connections, and of all else."""
 
-    one: int = 12
-    many: int = 48
+    one: int = 10
+    many: int = 32
     streams: int = 32  # of `many`; half as many as `one` at one connection
-    exact: int = 400
-    candidates: int = 260  # groups of a length that are tried
+    exact: int = 300
+    candidates: int = 168  # groups of a length that are tried
     rounds: int = 3
     stage_scenes: int = 3
+    lengths: Sequence[int] = LENGTHS
+    idle_s: float = 2.0
 
     @property
     def pool(self) -> int:
         return self.one + self.many
 
 
-QUICK = Sizes(one=3, many=5, streams=4, exact=8, candidates=40, rounds=1, stage_scenes=1)
+QUICK = Sizes(
+    one=2, many=6, streams=4, exact=8, candidates=48, rounds=1, stage_scenes=1, lengths=(STAGE_TOKENS,), idle_s=0.2
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class Pool:
     def asked(self, kind: str, crowd: int, sizes: Sizes) -> Sequence[Prompt]:
         """Return the prompts of a window. No two windows of a scene share one, but for exact hits."""
         if kind == EXACT:
-            return [group.stored for group in itertools.islice(itertools.cycle(self.groups), sizes.exact)]
+            return [group.stored for group in islice(itertools.cycle(self.groups), sizes.exact)]
         if kind == SEMANTIC:
             return _part([group.paraphrase for group in self.groups[: self.served]], crowd, sizes)
         if kind == NEAR:
@@ -204,40 +208,50 @@ class Bench:
         self.measured.facts.setdefault(name, {}).setdefault(label, []).append(round(value, 2))
 
     async def _choose(self) -> None:
-        """Choose the prompts. Without a call of the endpoint, no question teaches the gateways anything."""
-        texts, read = written(), tokens()
-        for length in LENGTHS:
-            tried = list(itertools.islice(groups_of(texts, length, read, self._draw), self.sizes.candidates))
-            lonely = list(itertools.islice(far_of(texts, length, read, self._draw), 3 * self.sizes.pool))
-            served, near, far = set(range(len(tried))), set(range(len(tried))), set(range(len(lonely)))
-            for to in self._gateways:
-                await heads(to.port, asked_as([group.stored for group in tried], length))
-                await calm(to.pid)
-                heard = [
-                    await heads(to.port, asked_as(some, length, more="Cache-Control: only-if-cached\r\n"))
-                    for some in ([each.paraphrase for each in tried], [each.near for each in tried], lonely)
-                ]
-                served &= {at for at, head in enumerate(heard[0]) if b"detail=semantic" in head}
-                near &= {at for at, head in enumerate(heard[1]) if b"not_cached" in head and b"verify" in head}
-                far &= {at for at, head in enumerate(heard[2]) if b"not_cached" in head and b"verify" not in head}
-            groups = sorted(near, key=lambda at: at not in served)[: self.sizes.pool]
-            pool = Pool([tried[at] for at in groups], len(served.intersection(groups)), [lonely[at] for at in far])
-            self._pools[length] = pool
-            counts = {"asked": len(tried), "served": len(served), "hits": pool.served, "near": len(pool.groups)}
-            self.measured.facts.setdefault("pairs", {})[length] = counts
+        """Choose the prompts of each length. Without a call of the endpoint, no question teaches the gateways."""
+        texts, read, scene = written(), tokens(), itertools.count()
+        for length in self.sizes.lengths:
+            candidates = islice(groups_of(texts, length, read, self._draw), self.sizes.candidates)
+            served, refused, asked, found = list[Group](), list[Group](), 0, 0
+            # A scope with more entries has a higher threshold, so these scopes are as large as those of a scene.
+            while len(served) < self.sizes.pool and (tried := list(islice(candidates, self.sizes.pool))):
+                stored, at = [group.stored for group in tried], next(scene)
+                paraphrases = await self._ask(at, stored, [group.paraphrase for group in tried], _is_hit)
+                near = await self._ask(at, stored, [group.near for group in tried], _is_refused)
+                asked, found = asked + len(tried), found + len(paraphrases)
+                for number in sorted(near):
+                    (served if number in paraphrases else refused).append(tried[number])
+            groups = [*served, *refused][: self.sizes.pool]
+            far = list(islice(far_of(texts, length, read, self._draw), 3 * self.sizes.pool))
+            lonely = await self._ask(next(scene), [group.stored for group in groups], far, _is_lonely)
+            self._pools[length] = Pool(groups, min(len(served), len(groups)), [far[at] for at in sorted(lonely)])
+            counts = {"asked": asked, "served": found, "measured": self._pools[length].served}
+            self.measured.facts.setdefault("paraphrases", {})[length] = counts
             print(f"{length} tokens: {counts}", flush=True)
+
+    async def _ask(
+        self, scene: int, stored: Sequence[Prompt], asked: Sequence[Prompt], expected: Callable[[bytes], bool]
+    ) -> set[int]:
+        """Return the numbers of the questions that all gateways answer as expected, with these ones stored."""
+        found = set(range(len(asked)))
+        for to in self._gateways:
+            await heads(to.port, asked_as(stored, scene))
+            await calm(to.pid)
+            said = await heads(to.port, asked_as(asked, scene, more="Cache-Control: only-if-cached\r\n"))
+            found &= {at for at, head in enumerate(said) if expected(head)}
+        return found
 
     async def _idle(self) -> None:
         """Measure what the gateways take without requests."""
         before, began = [thread_seconds(to.pid) for to in self._gateways], time.perf_counter()
-        await asyncio.sleep(IDLE_S)
+        await asyncio.sleep(self.sizes.idle_s)
         for to, first in zip(self._gateways, before, strict=True):
             seconds = time.perf_counter() - began
             to.idle = {number: each / seconds for number, each in since(first, thread_seconds(to.pid)).items()}
 
     async def _round(self, number: int) -> None:
         """Measure all scenes. Near misses come last, as the gateways learn from their answers."""
-        scenes = list(enumerate(itertools.product((False, True), LENGTHS)))
+        scenes = list(enumerate(itertools.product((False, True), self.sizes.lengths)))
         for scene, (system, length) in scenes:
             for to in self._gateways:
                 await self._store(to, length, scene, system)
@@ -269,7 +283,7 @@ class Bench:
         """Measure the bare servers, and the endpoint itself. Streams apart, all kinds cost them the same."""
         of = STREAM if kind == STREAM else ""
         port, pid = self._proxy if of else self._fixed
-        some = requests if of else list(itertools.islice(itertools.cycle(requests), self.sizes.exact))
+        some = requests if of else list(islice(itertools.cycle(requests), self.sizes.exact))
         load = await run(port, pid, some, connections=crowd)
         self.measured.note(Cell(of, length, system, crowd, server=BARE), _plain(load))
         if crowd == ONE:
@@ -281,7 +295,7 @@ class Bench:
         self.measured.facts["stage_tokens"], pool = STAGE_TOKENS, self._pools[STAGE_TOKENS]
         for to in self._gateways:
             to.process.send_signal(signal.SIGUSR1)
-            await asyncio.sleep(IDLE_S)
+            await asyncio.sleep(self.sizes.idle_s)
             idle = Samples.read(await self._samples(to))
             for scene in range(self.sizes.stage_scenes):
                 await self._store(to, STAGE_TOKENS, scene)
@@ -305,6 +319,19 @@ class Bench:
         said: Mapping[str, Any] = json.loads(path.read_text())
         path.unlink()
         return said
+
+
+def _is_hit(head: bytes) -> bool:
+    return b"detail=semantic" in head
+
+
+def _is_refused(head: bytes) -> bool:
+    """Return whether a neighbour was judged, and not served."""
+    return b"not_cached" in head and b"verify" in head
+
+
+def _is_lonely(head: bytes) -> bool:
+    return b"not_cached" in head and b"verify" not in head
 
 
 def _plain(load: Load) -> Window:

@@ -128,7 +128,8 @@ class Measured:
         for cell in self.windows:
             share = self.median(cell, lambda window: window.on_path)
             if share is not None and share < 1:
-                yield f"{cell.kind}, {cell.length} tokens, {cell.connections} connections: {share:.2f} on its path"
+                also = f"{', with a system prompt' * cell.system}, {cell.connections} connections"
+                yield f"{self._name(cell.kind, cell.tree)}, {cell.length} tokens{also}: {share:.2f} on its path"
 
     def late(self) -> dict[str, float]:
         """Return the dropped late embeddings of each tree, in all rounds."""
