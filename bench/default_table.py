@@ -19,7 +19,7 @@ BARE, ENDPOINT, EMBEDDING = "bare server", "endpoint", "embedding"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a window asks, and whom: the gateway of `tree`, or the `server` beside it. The other one is empty."""
+    """A `Cell` is a window of each round. It asks the gateway of `tree`, or the `server` beside it; one of both is ""."""
 
     kind: str
     length: int
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One round of a cell. CPU is microseconds per request. Of the servers beside the gateway only some is known."""
+    """One round of a cell. CPU is microseconds per request. Servers beside the gateway have some of the figures."""
 
     requests: int
     cpu_us: float

@@ -3,8 +3,8 @@
     python bench/sampled.py --samples=FILE serve ...
 
 SIGUSR1 starts sampling, every `PERIOD_S`. SIGUSR2 stops it, and writes JSON. It has the samples by the modules of the
-gateway on the stack, the innermost first, and the names of all threads by their number in the system. It is a script,
-not a module of `bench`, so that it can run the gateway of another checkout.
+gateway on the stack, the innermost first. It also has the names of all threads by their number in the system. It is a
+script, not a module of `bench`, so that it can run the gateway of another checkout.
 """
 
 from __future__ import annotations

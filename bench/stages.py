@@ -91,7 +91,7 @@ class Samples:
 
 @dataclass
 class Staged:
-    """What one kind of request costs, in seconds of all its requests."""
+    """`Staged` adds up the cost of one kind of request, in seconds of all its requests."""
 
     requests: int = 0
     loop: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What `make bench-default` measures and says."""
+"""Tests of the figures and the tables of `make bench-default`."""
 
 from __future__ import annotations
 
