@@ -19,7 +19,7 @@ BARE, ENDPOINT, EMBEDDING = "bare server", "endpoint", "embedding"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A `Cell` is a window of each round. It asks the gateway of `tree`, or the `server` beside it; one of both is ""."""
+    """A `Cell` is a window of each round. Either the gateway of `tree` is asked, or the `server` beside it."""
 
     kind: str
     length: int
