@@ -362,7 +362,7 @@ def main() -> None:
     bench = Bench(QUICK if given.quick else replace(Sizes(), rounds=given.rounds), {HERE: ROOT, **dict(given.tree)})
     asyncio.run(bench.all())
     measured = bench.measured
-    measured.facts["late_embeddings_dropped"] = measured.late()
+    measured.facts |= {"late_embeddings_dropped": measured.late(), "windows_not_settled": measured.unsettled()}
     print("\n".join([*measured.lines(), "", *measured.stage_lines(), "", *measured.off_path()]))
     print(json.dumps(measured.facts))
     for path in [given.json] * bool(given.json) + [FIGURES] * given.markdown:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 SAMPLED = Path(__file__).with_name("sampled.py")
 VERDICTS = {EXACT: "exact", SEMANTIC: "semantic"}  # of the other kinds: miss
 POLL_S, QUIET_S = 0.05, 0.0015  # the gateway is calm if it takes less CPU time than `QUIET_S` in each of `CALM` polls
-CALM, SETTLE_S = 3, 8.0  # at most this long; comparisons of answers are paced
+CALM, SETTLE_S = 3, 40.0  # at most this long; pauses between comparisons of answers grow with the load of the machine
 METRIC = re.compile(r"^(nearhit_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
@@ -84,14 +84,18 @@ def since(before: Mapping[int, float], after: Mapping[int, float]) -> dict[int, 
     return {number: seconds - before.get(number, 0.0) for number, seconds in after.items()}
 
 
-async def calm(pid: int, idle_share: float = 0.0) -> None:
-    """Wait until the process is quiet, `SETTLE_S` at most. `idle_share`: of a core that it takes while it is quiet."""
+async def calm(pid: int, idle_share: float = 0.0) -> bool:
+    """Wait until the process is quiet, and return whether it is, after `SETTLE_S` at most.
+
+    `idle_share`: of a core that it takes while it is quiet.
+    """
     until, quiet, before = time.monotonic() + SETTLE_S, 0, cpu_seconds(pid)
     while quiet < CALM and time.monotonic() < until:
         await asyncio.sleep(POLL_S)
         now = cpu_seconds(pid)
         quiet = quiet + 1 if now - before < QUIET_S + 1.3 * idle_share * POLL_S else 0
         before = now
+    return quiet == CALM
 
 
 def verdict_of(kind: str) -> str:
@@ -105,7 +109,7 @@ async def window(
     metrics, before, store = to.metrics(), thread_seconds(to.pid), store_seconds(to.pid)
     began = time.perf_counter()
     load = await run(to.port, to.pid, requests, connections=crowd)
-    await calm(to.pid, idle_share)
+    settled = await calm(to.pid, idle_share)
     spent = since(before, thread_seconds(to.pid))
     seconds, store = time.perf_counter() - began, store_seconds(to.pid) - store
     spent = {number: max(0.0, each - to.idle.get(number, 0.0) * seconds) for number, each in spent.items()}
@@ -124,6 +128,7 @@ async def window(
         on_path=more("nearhit_requests_total", verdict_of(kind)) / count,
         judged=more("nearhit_stage_seconds_count", 'stage="verify"') / count,
         late=more("nearhit_late_vectors_total"),
+        settled=settled,
     )
     return figures, spent
 

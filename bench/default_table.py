@@ -45,6 +45,8 @@ class Window:
     """The share for which the verifier looked at a neighbour."""
     late: float = 0.0
     """Embeddings that were made behind an answer and dropped."""
+    settled: bool = True
+    """Whether the gateway was calm at the end; if not, its work counts in the next window."""
 
 
 @dataclass
@@ -130,6 +132,10 @@ class Measured:
             if share is not None and share < 1:
                 also = f"{', with a system prompt' * cell.system}, {cell.connections} connections"
                 yield f"{self._name(cell.kind, cell.tree)}, {cell.length} tokens{also}: {share:.2f} on its path"
+
+    def unsettled(self) -> int:
+        """Return how many windows ended before the gateway was calm."""
+        return sum(not window.settled for rounds in self.windows.values() for window in rounds)
 
     def late(self) -> dict[str, float]:
         """Return the dropped late embeddings of each tree, in all rounds."""
