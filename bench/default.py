@@ -339,9 +339,10 @@ def _plain(load: Load) -> Window:
 
 
 def write_page(page: Path, measured: Measured) -> None:
-    """Write both tables between their markers."""
+    """Write the tables and the start between their markers."""
     text = with_part(page.read_text(), "default table", "\n".join(measured.lines((False,))) + "\n")
-    page.write_text(with_part(text, "default stages", "\n".join(measured.stage_lines()) + "\n"))
+    text = with_part(text, "default stages", "\n".join(measured.stage_lines()) + "\n")
+    page.write_text(with_part(text, "default start", "\n".join(measured.start_lines()) + "\n"))
 
 
 def main() -> None:
@@ -363,7 +364,9 @@ def main() -> None:
     asyncio.run(bench.all())
     measured = bench.measured
     measured.facts |= {"late_embeddings_dropped": measured.late(), "windows_not_settled": measured.unsettled()}
-    print("\n".join([*measured.lines(), "", *measured.stage_lines(), "", *measured.off_path()]))
+    print(
+        "\n".join([*measured.lines(), "", *measured.stage_lines(), "", *measured.start_lines(), *measured.off_path()])
+    )
     print(json.dumps(measured.facts))
     for path in [given.json] * bool(given.json) + [FIGURES] * given.markdown:
         path.write_text(json.dumps(measured.plain(), indent=1) + "\n")

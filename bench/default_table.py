@@ -118,6 +118,18 @@ class Measured:
             rows.append([self._name(kind, tree), *(f"{micros[stage]:.0f}" for stage in STAGES), _form(store, 0)])
         return _markdown(["request", *STAGES, "process of the store"], rows)
 
+    def start_lines(self) -> list[str]:
+        """Return a sentence on start-up and memory for each tree: medians of all starts."""
+        lines = []
+        for tree in self.trees:
+            names = ("start_s", "memory_at_the_start_mb", "memory_at_the_end_mb")
+            seconds, first, last = (statistics.median(self.facts[name][tree]) for name in names)
+            start = (
+                f"A start took {seconds:.1f} s. The gateway then had {first:.0f} MB, and {last:.0f} MB after a round."
+            )
+            lines.append(self._name(start, tree))
+        return lines
+
     def stages(self) -> Iterator[tuple[tuple[str, str], Mapping[str, float], Cell]]:
         for (kind, tree), staged in self.staged.items():
             cell = Cell(kind, self.facts["stage_tokens"], False, ONE, tree)

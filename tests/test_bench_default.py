@@ -148,6 +148,8 @@ def test_stages_add_up_to_the_process_without_what_an_idle_gateway_does() -> Non
 def test_a_row_has_ratios_to_what_ran_in_the_same_round(tmp_path: Path) -> None:
     measured = Measured(["this", "before"])
     measured.facts["stage_tokens"] = 30
+    starts = {"start_s": [3.0, 9.0, 4.0], "memory_at_the_start_mb": [210.0], "memory_at_the_end_mb": [240.0, 250.0]}
+    measured.facts |= {name: {"this": values, "before": values} for name, values in starts.items()}
     for cpu_us, bare, alone in ((6000, 100, 3000), (9000, 300, 3000), (6000, 50, 2000)):
         measured.note(Cell(FAR, 30, False, ONE, "this"), Window(12, cpu_us, 5.0, 0.0, 1000, on_path=0.5))
         measured.note(Cell(FAR, 30, False, ONE, "before"), Window(12, 2 * cpu_us, 7.0, 0.0, 1000))
@@ -159,12 +161,15 @@ def test_a_row_has_ratios_to_what_ran_in_the_same_round(tmp_path: Path) -> None:
         measured.note(Cell("", 30, False, ONE, server=ENDPOINT), Window(400, 1.0, 0.5))
     measured.staged[FAR, "this"] = Staged(10, {STORE: 0.001}, {"embedder": 0.03})
     page = tmp_path / "page.md"
-    page.write_text("<!-- default table -->\nold\n<!-- end -->\n<!-- default stages -->\n<!-- end -->\n")
+    page.write_text(
+        "<!-- default table -->\nold\n<!-- end -->\n<!-- default stages -->\n<!-- end -->\n<!-- default start -->\n<!-- end -->\n"
+    )
     write_page(page, measured)
     lines = page.read_text().splitlines()
     row = f"| {FAR} @this | 30 | 1.50 | 6000 | 1000 | 3.00 | 60.0 | 4.50 | 3000 | 900 | 1.50 | 30.0 | 321 | 0.50 |  |"
     assert row in lines
     assert f"| {FAR} @this | 3000 | 0 | 0 | 0 | 100 | 900 | 0 |" in lines
+    assert "A start took 4.0 s. The gateway then had 210 MB, and 245 MB after a round. @before" in lines
     assert list(measured.off_path()) == [f"{FAR} @this, 30 tokens, 1 connections: 0.50 on its path"]
     assert measured.late() == {"this": 6, "before": 0}
     assert measured.plain()["cells"][0]["median"]["x_before"] == 0.5
