@@ -161,9 +161,7 @@ def test_a_row_has_ratios_to_what_ran_in_the_same_round(tmp_path: Path) -> None:
         measured.note(Cell("", 30, False, ONE, server=ENDPOINT), Window(400, 1.0, 0.5))
     measured.staged[FAR, "this"] = Staged(10, {STORE: 0.001}, {"embedder": 0.03})
     page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- default table -->\nold\n<!-- end -->\n<!-- default stages -->\n<!-- end -->\n<!-- default start -->\n<!-- end -->\n"
-    )
+    page.write_text("".join(f"<!-- default {name} -->\nold\n<!-- end -->\n" for name in ("table", "stages", "start")))
     write_page(page, measured)
     lines = page.read_text().splitlines()
     row = f"| {FAR} @this | 30 | 1.50 | 6000 | 1000 | 3.00 | 60.0 | 4.50 | 3000 | 900 | 1.50 | 30.0 | 321 | 0.50 |  |"
