@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-dashboard pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -153,6 +153,9 @@ bench-tracing: $(STAMP)  ## measure the cost of traces for an exact hit and a mi
 
 bench-settings: setup  ## measure what each setting costs a hit and a miss, for docs/performance.md (8 minutes, two cores)
 	@$(BIN)/python -m bench.settings --markdown
+
+bench-default: setup  ## measure the shipped policy by kind of request and length of question, for docs/performance.md (8 minutes, two cores)
+	@$(BIN)/python -m bench.default --markdown
 
 bench-simulate: $(STAMP)  ## compare the forecasts of simulate with real runs, and measure its speed (10 minutes, idle machine)
 	@$(BIN)/python -m bench.simulate

@@ -39,13 +39,20 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(arguments: list[str], port: int, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that listens on `port`; ended when the block ends. `cwd`: a checkout whose code it runs; this
-    one if None."""
+def server(
+    arguments: list[str], port: int, cwd: Path | None = None, environ: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process of ours that listens on `port`, and end it when the block ends.
+
+    `arguments`: a module, or the path of a script, and its arguments. `cwd`: a checkout whose code it runs; this one if
+    None. `environ`: more variables.
+    """
+    program = ["-P"] if arguments[0].endswith(".py") else ["-m"]
+    checkout = {} if cwd is None else {"PYTHONPATH": str(cwd)}
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments],
+        [sys.executable, *program, *arguments],
         cwd=cwd,
-        env=None if cwd is None else os.environ | {"PYTHONPATH": str(cwd)},
+        env=os.environ | checkout | (environ or {}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

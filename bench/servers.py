@@ -9,11 +9,14 @@ upstream: an endpoint with a constant chat completion, as cheap as a socket allo
 of `EVENTS` events. For "stream": true it sends these events, one every `EVENT_S` seconds.
 protocols: the same for each path, in its protocol.
 settings: for `bench.settings`. It gives every model the long answer, and below /sure one with log probabilities.
+default: for `bench.default`. The number in the field `metadata` of a request chooses its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import random
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,13 +25,15 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from bench.protocols import BODY, EVENTS, LONG, PROTOCOLS
+from bench.prompts import prose
+from bench.protocols import BODY, EVENTS, LONG, PROTOCOLS, completion
 from gateway.dialects.openai_answers import is_usage_chunk, split
 
 BACKLOG = 4096  # connections that a crowd opens at once
 MOST = 16 * 2**20  # bytes of a body
 EVENT_S = 0.003  # so far apart that each event is a read of its own for who relays it
 STREAM = re.compile(rb'"stream": ?true')
+NUMBER = re.compile(rb'"n": ?(\d+)')
 
 
 def frames() -> list[bytes]:
@@ -107,6 +112,9 @@ class Canned(asyncio.Protocol):
         self.by_path = by_path or {}
         self.live = live
 
+    def answer(self, path: bytes, body: bytes) -> bytes:
+        return self.by_path.get(path, LONG_WHOLE if b'"long"' in body else WHOLE)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
         self.buffer = b""
@@ -125,7 +133,7 @@ class Canned(asyncio.Protocol):
             if self.live and STREAM.search(body):
                 self.write(iter(self.live), asyncio.get_running_loop().time())
             else:
-                self.transport.write(self.by_path.get(path, LONG_WHOLE if b'"long"' in body else WHOLE))
+                self.transport.write(self.answer(path, body))
 
     def write(self, rest: Iterator[bytes], at: float) -> None:
         part = next(rest, None)
@@ -162,11 +170,30 @@ def settings(port: int) -> None:
     )
 
 
-def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
+class Numbered(Canned):
+    """Answers a request with the text that belongs to its number, so that a gateway can compare answers."""
+
+    def answer(self, path: bytes, body: bytes) -> bytes:
+        number = NUMBER.search(body)
+        return numbered_answer(int(number[1]) if number else 0)
+
+
+@functools.cache
+def numbered_answer(number: int) -> bytes:
+    """Return the response of a number: about 40 tokens, equal for equal numbers alone."""
+    return answer_of(completion(prose(random.Random(number), 3)))
+
+
+def default(port: int) -> None:
+    """Answer for `bench.default`, at once."""
+    upstream(port, of=Numbered)
+
+
+def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None, of: type[Canned] = Canned) -> None:
     async def serve() -> None:
         live = live_answer()
         server = await asyncio.get_running_loop().create_server(
-            lambda: Canned(by_path, live), "127.0.0.1", port, backlog=BACKLOG
+            lambda: of(by_path, live), "127.0.0.1", port, backlog=BACKLOG
         )
         await server.serve_forever()
 
@@ -175,5 +202,5 @@ def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None) -> None:
 
 if __name__ == "__main__":
     kind, port, *rest = sys.argv[1:]
-    kinds: list[Callable[..., None]] = [fixed, proxy, upstream, protocols, settings]
+    kinds: list[Callable[..., None]] = [fixed, proxy, upstream, protocols, settings, default]
     {each.__name__: each for each in kinds}[kind](int(port), *rest)
