@@ -99,16 +99,18 @@ def _cut(head: str) -> int:
     return len(head)
 
 
-async def similarity(embedder: Embedder, a: str, b: str, *, rest: float = 0.0) -> float | None:
+async def similarity(embedder: Embedder, a: str, b: str, *, owner: str = "", rest: float = 0.0) -> float | None:
     """Return the cosine of two answers, in [-1, 1]; None where the embedder cannot tell.
 
-    `rest`: the pause after each passage, as a multiple of the time it took.
+    `owner`: see `Embedder.embed`; empty if no client waits. `rest`: the pause after each passage, as a multiple of the
+    time it took.
     """
-    first, second = await embed_text(embedder, a, rest=rest), await embed_text(embedder, b, rest=rest)
+    first = await embed_text(embedder, a, owner=owner, rest=rest)
+    second = await embed_text(embedder, b, owner=owner, rest=rest)
     return None if first is None or second is None else float(first @ second)
 
 
-async def embed_text(embedder: Embedder, text: str, *, rest: float = 0.0) -> Vector | None:
+async def embed_text(embedder: Embedder, text: str, *, owner: str = "", rest: float = 0.0) -> Vector | None:
     """Return the embedding of a text, or None.
 
     None: the embedder is not available, or does not read a passage to its end, where the difference may be.
@@ -117,7 +119,7 @@ async def embed_text(embedder: Embedder, text: str, *, rest: float = 0.0) -> Vec
     for passage in passages(text):
         started = clock.time()
         try:
-            embedding = await embedder.embed(passage)
+            embedding = await embedder.embed(passage, owner)
         except EmbedderUnavailable:
             return None
         if embedding.partial:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import StoreUnavailable
+from gateway.messages import Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Claim, Leases
 
@@ -55,6 +56,16 @@ class ClusterLeases:
         if claim.token:
             self._active[fingerprint] = claim.token
         return claim
+
+    async def look_up(self, fingerprint: str) -> Entry | Claim:
+        """Return the entry. If there is none, acquire the lease, as `claim`.
+
+        See `Leases.look_up`. Raise `StoreUnavailable`.
+        """
+        found = await self._leases.look_up(fingerprint)
+        if isinstance(found, Claim) and found.token:
+            self._active[fingerprint] = found.token
+        return found
 
     def is_held(self, fingerprint: str, token: int) -> bool:
         """Return whether this gateway holds the lease."""

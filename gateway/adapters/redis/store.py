@@ -221,14 +221,7 @@ class RedisStore:
 
     async def get(self, fingerprint: str) -> Entry | None:
         data = await self.send("HGET", self.names.entry(fingerprint), "record")
-        if data is None:
-            return None
-        try:
-            entry = decode(data)
-        except RecordInvalid as error:
-            LOG.warning("unreadable record", extra={"fields": {"fingerprint": fingerprint, "error": str(error)}})
-            return None
-        return entry if entry.fingerprint == fingerprint else None
+        return None if data is None else read_record(fingerprint, data)
 
     async def put(self, entry: Entry, vector: Vector | None, lease: int = 0) -> bool:
         if not await self._put(entry, vector, lease):
@@ -401,6 +394,16 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._store_client.close()
+
+
+def read_record(fingerprint: str, data: bytes) -> Entry | None:
+    """Return the entry in a record; None: it is unreadable, or an entry of another fingerprint."""
+    try:
+        entry = decode(data)
+    except RecordInvalid as error:
+        LOG.warning("unreadable record", extra={"fields": {"fingerprint": fingerprint, "error": str(error)}})
+        return None
+    return entry if entry.fingerprint == fingerprint else None
 
 
 def _kind(vector: Vector | None) -> ChangeKind:
