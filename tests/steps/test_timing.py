@@ -127,7 +127,7 @@ async def test_step_timings_are_in_whole_milliseconds(upstream: Upstream, tmp_pa
 
 
 async def test_step_timings_are_not_shown_where_tenants_share_entries(upstream: Upstream, tmp_path: Path) -> None:
-    """Which of them somebody else has brought about, nobody is told."""
+    """They would tell what somebody else has brought about."""
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}})
     async with gateway_of(config, GLOBAL) as served:
         answers = [await served.chat(QUESTION, headers={"Authorization": f"Bearer {key}"}) for key in ("a", "b", "b")]
