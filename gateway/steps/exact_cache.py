@@ -91,13 +91,11 @@ class ExactCache:
         request.since("exact", started)
         if entry is None:  # another request may have stored it meanwhile
             entry = self._store.peek(request.fingerprint)
-        answer = self._inner(request) if entry is None else self._answered(request, entry)
-        if self._leased is None:
-            return await resolve_response(answer)
         try:
-            return await resolve_response(answer)
+            return await resolve_response(self._inner(request) if entry is None else self._answered(request, entry))
         finally:
-            self._leased.release_unused(request)
+            if self._leased is not None:
+                self._leased.release_unused(request)
 
     def _answered(self, request: RequestContext, entry: Entry) -> Response | Awaitable[Response]:
         # The key depends on the scope already; check that the entry agrees.

@@ -78,24 +78,18 @@ class CacheWriter:
         try:
             if self._behind and len(self._puts) < MAX_WRITES_BEHIND:
                 return await self._put_behind(request, entry, vector)
-            return await self._put(request, entry, vector)
+            return await self._write(request, entry, vector)
         except asyncio.CancelledError:
             # The client has left. The store may have the entry while the index does not, so no lookup in other words
             # would find it. Storing it twice has the same result as storing it once.
-            spawn(self._puts, self._put(request, entry, vector))
+            spawn(self._puts, self._write(request, entry, vector))
             raise
         finally:
             request.since("store", started)
 
-    async def _put(self, request: RequestContext, entry: Entry, vector: Vector | None) -> bool:
-        stored = await self._write(request, entry, vector, indexed=True)
-        if stored:
-            self._note_stored(request, entry)
-        return stored
-
     async def _put_behind(self, request: RequestContext, entry: Entry, vector: Vector | None) -> bool:
         """Send an entry to the store, and return once this gateway finds it."""
-        write = spawn(self._puts, self._write(request, entry, vector, indexed=self._index.shared))
+        write = spawn(self._puts, self._write(request, entry, vector, behind=True))
         await asyncio.sleep(0)  # it sends the entry, or fails at once
         is_resident = not write.done() and self._store.peek(entry.fingerprint) is not None
         if not is_resident and not await asyncio.shield(write):
@@ -110,15 +104,19 @@ class CacheWriter:
         self._note_stored(request, entry)
         return True
 
-    async def _write(self, request: RequestContext, entry: Entry, vector: Vector | None, *, indexed: bool) -> bool:
-        """Write an entry to the store and, if `indexed`, to the index."""
+    async def _write(
+        self, request: RequestContext, entry: Entry, vector: Vector | None, *, behind: bool = False
+    ) -> bool:
+        """Write an entry to the store and the index. `behind`: the caller does what this gateway needs to find it."""
         try:
             stored = await self._store.put(entry, vector, request.lease)
-            stored = stored and await self._confirm(entry, vector, indexed=indexed)
+            stored = stored and await self._confirm(entry, vector, indexed=not behind or self._index.shared)
         except StoreUnavailable as error:
             self._note_failure(request, error)
             return False
-        if not stored and request.lease:
+        if stored and not behind:
+            self._note_stored(request, entry)
+        elif not stored and request.lease:
             self._telemetry.crowds.add("superseded")
         return stored
 

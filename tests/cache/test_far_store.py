@@ -10,6 +10,8 @@ import pytest
 
 from gateway.adapters.redis.leases import LOOK_UP, RENEW
 from gateway.adapters.redis.store_client import Script
+from gateway.cache import stores
+from gateway.tasks import cancelled
 from tests.fixtures.entries import entry_of
 from tests.fixtures.far_store import FarStore, Sent, far_store
 from tests.fixtures.gateways import Served, at_rest, config_of, gateway_of
@@ -29,7 +31,10 @@ async def far(outside_store: OutsideServer) -> AsyncIterator[FarStore]:
 
 
 @pytest.fixture
-async def served(far: FarStore, upstream: Upstream, tmp_path: Path) -> AsyncIterator[Served]:
+async def served(
+    far: FarStore, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Served]:
+    monkeypatch.setattr(stores, "LEASE_TTL_S", 600.0)
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, store={"url": far.url})
     async with gateway_of(config) as gateway:
         await at_rest(gateway)
@@ -56,6 +61,15 @@ async def settled(served: Served) -> None:
     leases = served.gateway.parts.cluster_leases
     assert leases is not None
     await until(lambda: leases.active == 0)
+
+
+async def released(served: Served, fingerprint: str) -> None:
+    """Return when nobody holds the lease of an entry. No lease of these tests ends by time."""
+    leases = served.gateway.stores.leases
+    assert leases is not None
+    async with asyncio.timeout(PATIENCE_S):
+        while await leases.holders([fingerprint]) != [0]:
+            await asyncio.sleep(0.01)
 
 
 async def warmed(served: Served) -> None:
@@ -127,11 +141,20 @@ async def test_a_similar_hit_returns_the_lease(served: Served, far: FarStore, up
     far.commands.clear()
     answer = await served.chat("what is the capital of France?")
     assert answer.cache_status.startswith("nearhit; hit; detail=semantic")
-    fingerprint, stores = fingerprint_of(far.commands), served.gateway.stores
-    await until(lambda: sum(each.replied is not None for each in filter(concerns(fingerprint), far.commands)) == 2)
-    assert stores.leases is not None
-    assert await stores.leases.holders([fingerprint]) == [0]
-    assert await stores.redis.get(fingerprint) is None
+    fingerprint, redis = fingerprint_of(far.commands), served.gateway.stores.redis
+    await released(served, fingerprint)
+    assert await redis.get(fingerprint) is None
+
+
+async def test_a_client_that_leaves_during_the_lookup_leaves_no_lease(served: Served, far: FarStore) -> None:
+    await warmed(served)
+    far.commands.clear()
+    with far.silent():
+        asking = asyncio.create_task(served.chat("what is the time?"))
+        await until(lambda: any(runs(command, LOOK_UP) for command in far.commands))
+        await cancelled(asking)
+        await until(lambda: served.gateway.inflight.count == 0)
+    await released(served, fingerprint_of(far.commands))
 
 
 async def test_a_purge_takes_few_round_trips_whatever_the_number_of_entries(served: Served, far: FarStore) -> None:
