@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
@@ -27,7 +28,7 @@ from gateway.messages import (
     TierDecision,
     TrafficFacts,
 )
-from gateway.ports import BodySource, Clock, Judgement
+from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.principal import Principal
 from gateway.priority import Priority
 from gateway.tracing import TraceRecorder, UpstreamCall
@@ -96,7 +97,7 @@ class RequestContext:
         "internal", "facts",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served",
-        "judged", "considered", "stored", "inspected", "stale_available", "gathering", "lease",
+        "judged", "considered", "stored", "writing", "inspected", "stale_available", "gathering", "claim", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
         "complexity", "wish", "outlook", "light_only", "metered", "overloaded",
@@ -168,9 +169,11 @@ class RequestContext:
         self.judged: Judgement | None = None  # the best neighbour with its score, if there is one
         self.considered: Sequence[Judgement] = ()  # all neighbours with their scores
         self.stored: Entry | None = None  # the entry made from a fresh answer
+        self.writing: asyncio.Task[bool] | None = None  # the write of `stored`, if the client does not wait for it
         self.inspected: Inspected | None = None  # the dialect's reading of a fresh answer
         self.stale_available = False  # a stale entry may be served if no backend answers
         self.gathering: InputBatch | None = None  # for one of several inputs: collects those that are in no cache
+        self.claim: Claim | None = None  # the store's reply about the lease, until a step uses it
         self.lease = 0  # the fencing token of the lease on the backend call; 0: no lease
 
         self.deadline: float | None = None  # when the whole answer is due
@@ -269,7 +272,7 @@ class RequestContext:
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
         child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
-        child.scored_prompt = None
+        child.scored_prompt = child.claim = child.writing = None
         return child
 
     def with_call(self, call: Call) -> RequestContext:

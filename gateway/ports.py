@@ -212,6 +212,12 @@ class Leases(Protocol):
         `since` 0: any entry prevents the lease. None: no entry does.
         """
 
+    async def look_up(self, fingerprint: str) -> Entry | Claim:
+        """Return the entry. If there is none, ask for the lease in the same round trip.
+
+        A claim without a token and without a holder: the entry is unreadable.
+        """
+
     async def renew(self, held: Mapping[str, int]) -> Sequence[str]:
         """Prolong leases (fingerprint -> token). Return the fingerprints of those that are lost; they stay lost."""
 
@@ -316,6 +322,9 @@ class NearbyStore(ResponseStore, Protocol):
 
     def peek(self, fingerprint: str) -> Entry | None:
         """Return the entry if it is in process, without further lookups."""
+
+    def admit(self, entry: Entry) -> Entry | None:
+        """Keep an entry that was read from the store, and return it; None: it may not be served."""
 
     def forget(self, fingerprint: str) -> None:
         """Drop the entry from the process, because the store has another one now."""

@@ -103,19 +103,22 @@ def _cut(head: str) -> int:
     return len(head)
 
 
-async def similarity(embedder: Embedder, a: str, b: str) -> float | None:
-    """Return the cosine of two answers, in [-1, 1]; None where the embedder cannot tell."""
-    first, second = await embed_text(embedder, a), await embed_text(embedder, b)
+async def similarity(embedder: Embedder, a: str, b: str, owner: str) -> float | None:
+    """Return the cosine of two answers, in [-1, 1]; None where the embedder cannot tell.
+
+    `owner`: see `Embedder.embed`.
+    """
+    first, second = await embed_text(embedder, a, owner), await embed_text(embedder, b, owner)
     return None if first is None or second is None else float(first @ second)
 
 
-async def embed_text(embedder: Embedder, text: str) -> Vector | None:
+async def embed_text(embedder: Embedder, text: str, owner: str) -> Vector | None:
     """Return the embedding of a text, or None.
 
     None: the embedder is not available, or does not read a passage to its end, where the difference may be.
     """
     try:
-        return text_vector([await embedder.embed(passage) for passage in passages(text)])
+        return text_vector([await embedder.embed(passage, owner) for passage in passages(text)])
     except EmbedderUnavailable:
         return None
 

@@ -9,10 +9,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from gateway.errors import StoreUnavailable
+from gateway.messages import Entry
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Claim, Leases
+from gateway.tasks import spawn
 
 LOG = logging.getLogger("nearhit.leases")
 # A holder that died or was suspended is replaced after TTL_S. Three renewals may be late before that.
@@ -33,6 +36,7 @@ class ClusterLeases:
         self._rng = rng
         self._active: dict[str, int] = {}
         self._to_release: dict[str, int] = {}  # to release in the next turn
+        self._lookups: set[asyncio.Task[Entry | Claim]] = set()
         self._waiters_by_name: dict[str, list[_Waiter]] = {}
         self._release_event, self._watch_event = asyncio.Event(), asyncio.Event()
 
@@ -55,6 +59,29 @@ class ClusterLeases:
         if claim.token:
             self._active[fingerprint] = claim.token
         return claim
+
+    async def look_up(self, fingerprint: str) -> Entry | Claim:
+        """Return the entry. If there is none, acquire the lease, as `claim`.
+
+        See `Leases.look_up`. Raise `StoreUnavailable`. If the caller leaves, a lease that is granted to it is released.
+        """
+        lookup = spawn(self._lookups, self._leases.look_up(fingerprint))
+        try:
+            found = await asyncio.shield(lookup)
+        except asyncio.CancelledError:
+            lookup.add_done_callback(partial(self._return_lease, fingerprint))
+            raise
+        if isinstance(found, Claim) and found.token:
+            self._active[fingerprint] = found.token
+        return found
+
+    def _return_lease(self, fingerprint: str, lookup: asyncio.Task[Entry | Claim]) -> None:
+        if lookup.cancelled() or lookup.exception() is not None:
+            return
+        found = lookup.result()
+        if isinstance(found, Claim) and found.token:
+            self._to_release[fingerprint] = found.token
+            self._release_event.set()
 
     def is_held(self, fingerprint: str, token: int) -> bool:
         """Return whether this gateway holds the lease."""

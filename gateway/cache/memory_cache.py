@@ -104,10 +104,15 @@ class TieredStore:
         entry = self.peek(fingerprint)
         if entry is None:
             entry = await self._store.get(fingerprint)
-            # before the bans are loaded, nothing from the store may be served
-            if entry is None or not self.bans.loaded or self.bans.covers(entry):
-                return None
-            self._add_resident(entry)
+            return None if entry is None else self.admit(entry)
+        return entry
+
+    def admit(self, entry: Entry) -> Entry | None:
+        """Keep an entry that was read from the store, and return it; None: it may not be served."""
+        # before the bans are loaded, nothing from the store may be served
+        if not self.bans.loaded or self.bans.covers(entry):
+            return None
+        self._add_resident(entry)
         return entry
 
     def banned(self, entry: Entry, vector: Vector | None = None, asked: float = LATER) -> bool:

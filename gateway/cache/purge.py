@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,6 +134,8 @@ MARGIN_S = 60.0  # seconds; for differing clocks or a suspended machine
 UNKNOWN_S = 30 * 86400.0  # seconds; the assumed lifetime of answers if the store does not tell
 
 MAX_AT_ONCE = 4  # each one reads the whole store
+
+DELETED_AT_ONCE = 1_000  # entries in one round trip; a store that is far away takes one for each
 
 
 class Purge:
@@ -286,22 +288,33 @@ class Purge:
         return durable
 
     async def _sweep(self, ban: Ban, outcome: PurgeResult) -> None:
-        near = ban.conditions.near
+        routes: dict[str, str] = {}  # fingerprint -> route, of the entries to delete
         async for page in self._records(ban.conditions):
             now = self._clock.wall()
-            matched = [entry for entry, own_vector in page if ban.sweeps(entry, own_vector, now)]
-            if not matched:
-                continue
-            names = [entry.fingerprint for entry in matched]
+            matched = [
+                entry
+                for entry, own_vector in page
+                if entry.fingerprint not in routes and ban.sweeps(entry, own_vector, now)
+            ]
             outcome.match(matched, now)
-            await self._spaces.forget(names)  # the index before the store, as in `Evictor`
-            outcome.removed += await self._store.delete(names)
-            for entry in matched:
-                # it may have been read again, or date from before a clock was set back
-                self._front.forget(entry.fingerprint)
-                self._telemetry.purged.add(entry.route)
-            if near is not None:
-                outcome.late_matches |= set(names) - near.matching
+            routes |= {entry.fingerprint: entry.route for entry in matched}
+            if len(routes) >= DELETED_AT_ONCE:
+                await self._delete(ban, routes, outcome)
+                routes = {}
+        if routes:
+            await self._delete(ban, routes, outcome)
+
+    async def _delete(self, ban: Ban, routes: Mapping[str, str], outcome: PurgeResult) -> None:
+        names = list(routes)
+        await self._spaces.forget(names)  # the index before the store, as in `Evictor`
+        outcome.removed += await self._store.delete(names)
+        for fingerprint, route in routes.items():
+            # it may have been read again, or date from before a clock was set back
+            self._front.forget(fingerprint)
+            self._telemetry.purged.add(route)
+        near = ban.conditions.near
+        if near is not None:
+            outcome.late_matches |= routes.keys() - near.matching
 
     # Removals by other gateways
 

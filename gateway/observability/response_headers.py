@@ -115,9 +115,11 @@ def _explain_headers(request: RequestContext, provenance: Provenance) -> list[tu
 
 
 def _timing(request: RequestContext) -> str:
-    """Return `Server-Timing`: each step to 0.1 ms, the verifier's probability, and the latency prediction."""
+    """Return `Server-Timing`: each step in whole milliseconds, the verifier's probability, and the latency prediction.
+
+    Finer times would help a client to tell what else the gateway does."""
     server_timing = "" if request.judged is None else ';desc="p=%.3f"'
-    steps = [f"{_escaped(name)}{server_timing if name == VERIFY else ''};dur=%.1f" for name in request.timings]
+    steps = [f"{_escaped(name)}{server_timing if name == VERIFY else ''};dur=%.0f" for name in request.timings]
     if request.outlook is not None:
         steps.append('predict;desc="%b"')
     return ", ".join(steps)

@@ -135,14 +135,14 @@ class AnswerChecks:
         return [group.create_task(self._sample(request, backend, number)) for number in range(1, self._rule.samples)]
 
     async def consistency(
-        self, call: Call, answer: BufferedResponse, samples: Sequence[asyncio.Task[Sample]]
+        self, request: RequestContext, call: Call, answer: BufferedResponse, samples: Sequence[asyncio.Task[Sample]]
     ) -> CheckedAnswer:
         others = [await task for task in samples]
         beside = tuple(other.usage for other in others if other.usage is not None)
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if text is None or all(other.text is None for other in others):
             return CheckedAnswer(None, beside)
-        labels = [await self._compare(call, text, other.text) for other in others]
+        labels = [await self._compare(call, request.owner, text, other.text) for other in others]
         return CheckedAnswer(agreement(label is Label.RIGHT for label in labels), beside)
 
     async def verifier(self, request: RequestContext, call: Call, answer: BufferedResponse) -> CheckedAnswer:
@@ -166,7 +166,7 @@ class AnswerChecks:
             asked = request.embedding or await self._embedder.embed(question, request.owner)
         except EmbedderUnavailable:
             return None
-        reply = await embed_text(self._embedder, text)
+        reply = await embed_text(self._embedder, text, owner=request.owner)
         if reply is None or asked.partial:
             return None
         return min(1.0, max(0.0, float(asked.vector @ reply)))
@@ -187,14 +187,14 @@ class AnswerChecks:
             text if seen.admission is Admission.STORED else None, Usage(backend, seen.input_tokens, seen.output_tokens)
         )
 
-    async def _compare(self, call: Call, a: str, b: str | None) -> Label:
+    async def _compare(self, call: Call, owner: str, a: str, b: str | None) -> Label:
         if b is None:
             return Label.UNDECIDED
         if wants_json(call.body):
             return _compare_json(a, b)
         if is_same_text(a, b) or not is_comparable(a, b):
             return compare(a, b, None)
-        return compare(a, b, await similarity(self._embedder, a, b))
+        return compare(a, b, await similarity(self._embedder, a, b, owner=owner))
 
 
 def _compare_json(a: str, b: str) -> Label:

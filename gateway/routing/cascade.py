@@ -111,7 +111,8 @@ class LightTrials:
         """Check an answer. An incomplete one has confidence 0, whatever the check would say."""
         check, call = self._rule.check, trial.call
         if seen.admission is not Admission.STORED:
-            checked = await self._checks.consistency(call, answer, trial.samples)  # includes the usage of the samples
+            # includes the usage of the samples
+            checked = await self._checks.consistency(trial.request, call, answer, trial.samples)
             return replace(checked, confidence=0.0)
         if check == "logprobs":
             odds = trial.odds
@@ -122,7 +123,7 @@ class LightTrials:
         if check == "verifier":
             return await self._checks.verifier(trial.request, call, answer)
         samples = trial.samples or self._checks.samples(trial.group, trial.request, trial.backend)
-        return await self._checks.consistency(call, answer, samples)
+        return await self._checks.consistency(trial.request, call, answer, samples)
 
 
 class CascadeDispatch:

@@ -20,7 +20,7 @@ from gateway.routing.cascade import CascadeDispatch, LightTrials
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
 from gateway.steps.base_url_hint import BaseUrlHint
-from gateway.steps.cluster_lease import ClusterLease
+from gateway.steps.cluster_lease import ClusterLease, LeasedLookup
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
 from gateway.steps.dispatch import Call, Dispatch, Mirror
 from gateway.steps.error_boundary import ErrorBoundary, Inflight
@@ -97,6 +97,9 @@ class RouteSteps:
         prefetch = None
         if self.route.semantic is not None and isinstance(embedder, BatchingEmbedder):
             prefetch = EmbeddingPrefetch(embedder)
+        leased = None
+        if parts.cluster_leases is not None:
+            leased = LeasedLookup(parts.cluster_leases, parts.store, parts.unstorable)
         return ExactCache(
             inner,
             parts.store,
@@ -106,6 +109,7 @@ class RouteSteps:
             lifetime,
             parts.background,
             prefetch,
+            leased,
         ).__call__
 
     def single_flight(self, inner: Handler) -> Handler:
@@ -151,7 +155,14 @@ class RouteSteps:
     def store_response(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
         writer = CacheWriter(
-            parts.store, parts.space.index, parts.clock, parts.telemetry, route, parts.unstorable, self._on_stored()
+            parts.store,
+            parts.space.index,
+            parts.clock,
+            parts.telemetry,
+            route,
+            parts.unstorable,
+            self._on_stored(),
+            behind=parts.cluster_leases is not None,
         )
         return StoreResponse(
             inner,

@@ -3,6 +3,7 @@ wait for its answer."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from gateway.cache.freshness import freshness_of
 from gateway.cache.hits import response_from_entry
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import StoreUnavailable
-from gateway.messages import Bypass, Lifetime, Provenance, Response, Verdict
+from gateway.messages import Bypass, Entry, Lifetime, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore
 from gateway.routing.budget import max_wait_s
@@ -20,6 +21,44 @@ from gateway.streams import with_completion
 
 # A holder may die. If the next one also ends without an answer, waiting for a third would only queue up requests.
 MAX_HOLDERS = 2
+
+
+class LeasedLookup:
+    """Looks a request up in the store. If there is no entry, the store grants the lease in the same round trip, which
+    `ClusterLease` then need not ask for."""
+
+    def __init__(self, leases: ClusterLeases, store: NearbyStore, unstorable: HitForMiss) -> None:
+        self._leases = leases
+        self._store = store
+        self._unstorable = unstorable
+
+    async def get(self, request: RequestContext) -> Entry | None:
+        """Return the entry, if it may be served. Raise `StoreUnavailable`."""
+        if not _is_leased(request, self._unstorable):
+            return await self._store.get(request.fingerprint)
+        found = await self._leases.look_up(request.fingerprint)
+        if isinstance(found, Entry):
+            return self._store.admit(found)
+        request.claim = found
+        return None
+
+    def release_unused(self, request: RequestContext) -> None:
+        """Release a lease under which no call was made."""
+        claim, request.claim = request.claim, None
+        if claim is not None and claim.token:
+            self._leases.release(request.fingerprint, claim.token)
+
+
+def _is_written(write: asyncio.Task[bool]) -> bool:
+    return not write.cancelled() and write.exception() is None and write.result()
+
+
+def _is_leased(request: RequestContext, unstorable: HitForMiss) -> bool:
+    """Return whether a call for the request is made under a lease."""
+    if not request.fingerprint or request.directives.no_cache or request.directives.only_if_cached:
+        return False
+    # the answer may not be stored, or the store has just failed
+    return request.fingerprint not in unstorable and request.note != Bypass.STORE
 
 
 class ClusterLease:
@@ -48,10 +87,8 @@ class ClusterLease:
         self._exact = exact
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
-        if not request.fingerprint or request.directives.no_cache or request.directives.only_if_cached:
+        if not _is_leased(request, self._unstorable):
             return self._inner(request)
-        if request.fingerprint in self._unstorable or request.note == Bypass.STORE:
-            return self._inner(request)  # the answer may not be stored, or the store has just failed
         request.require_capacity()
         return self._forward_leased(request)
 
@@ -71,9 +108,11 @@ class ClusterLease:
         name = request.fingerprint
         since, holders = 0 if self._exact else None, list[int]()
         until = self._clock.monotonic() + max_wait_s(request, self._clock.monotonic())
+        claim, request.claim = request.claim, None
         while True:
-            with request.timer("lease"):
-                claim = await self._leases.claim(name, since)
+            if claim is None:
+                with request.timer("lease"):
+                    claim = await self._leases.claim(name, since)
             if claim.token:
                 self._telemetry.crowds.add("led")
                 return claim.token
@@ -81,7 +120,7 @@ class ClusterLease:
                 answer = await self._stored_answer(request, waited=bool(holders))
                 if answer is not None:
                     return answer
-                since = None  # the stored answer cannot be served: from now on only ask for a lease
+                since, claim = None, None  # the stored answer cannot be served: from now on only ask for a lease
                 continue
             if len(holders) == MAX_HOLDERS:
                 self._unstorable.add(name)
@@ -94,6 +133,7 @@ class ClusterLease:
                 if not await self._leases.over(name, claim.holder, until - self._clock.monotonic()):
                     self._telemetry.crowds.add("in-vain")
                     return 0
+            claim = None
 
     async def _stored_answer(self, request: RequestContext, *, waited: bool) -> Response | None:
         """Return the answer that another gateway has stored, if it may be served. The copy in memory may be older, so
@@ -112,11 +152,17 @@ class ClusterLease:
         return replace(response_from_entry(request, entry, freshness, Verdict.COALESCED), provenance=provenance)
 
     async def _lead(self, request: RequestContext, token: int) -> Response:
-        def over() -> None:
-            if request.stored is None:
-                self._leases.release(request.fingerprint, token)
-            else:
+        def end(*, stored: bool) -> None:
+            if stored:
                 self._leases.on_stored(request.fingerprint, token)
+            else:
+                self._leases.release(request.fingerprint, token)
+
+        def over() -> None:
+            if request.writing is None:
+                end(stored=request.stored is not None)
+            else:
+                request.writing.add_done_callback(lambda write: end(stored=_is_written(write)))
 
         request.lease = token
         try:

@@ -13,6 +13,7 @@ from gateway.errors import BackendError, GatewayError, LimitReached, StoreUnavai
 from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, EagerEmbedder, NearbyStore
+from gateway.steps.cluster_lease import LeasedLookup
 from gateway.streams import close_body, drain
 from gateway.tasks import Background
 
@@ -44,7 +45,8 @@ class EmbeddingPrefetch:
 
 class ExactCache:
     """Serves exact hits of one route. `lacks`: whether the store is known to lack a fingerprint; then no lookup is sent
-    (docs/decisions/0002). `prefetch` None: the route needs no vector, or its embedder is as quick as the store."""
+    (docs/decisions/0002). `prefetch` None: the route needs no vector, or its embedder is as quick as the store.
+    `leased` None: no other gateway is on the store."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class ExactCache:
         lifetime: Lifetime,
         background: Background,
         prefetch: EmbeddingPrefetch | None = None,
+        leased: LeasedLookup | None = None,
     ) -> None:
         self._inner = inner
         self._store = store
@@ -65,6 +68,7 @@ class ExactCache:
         self._lifetime = lifetime
         self._background = background
         self._prefetch = prefetch
+        self._leased = leased
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if request.bypass is not None:
@@ -87,7 +91,11 @@ class ExactCache:
         request.since("exact", started)
         if entry is None:  # another request may have stored it meanwhile
             entry = self._store.peek(request.fingerprint)
-        return await resolve_response(self._inner(request) if entry is None else self._answered(request, entry))
+        try:
+            return await resolve_response(self._inner(request) if entry is None else self._answered(request, entry))
+        finally:
+            if self._leased is not None:
+                self._leased.release_unused(request)
 
     def _answered(self, request: RequestContext, entry: Entry) -> Response | Awaitable[Response]:
         # The key depends on the scope already; check that the entry agrees.
@@ -106,6 +114,8 @@ class ExactCache:
 
     async def _get(self, request: RequestContext) -> Entry | None:
         try:
+            if self._leased is not None:
+                return await self._leased.get(request)
             return await self._store.get(request.fingerprint)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()

@@ -35,9 +35,16 @@ from gateway.tasks import spawn
 LOG = logging.getLogger("nearhit.store")
 
 
+# Writes that no client waits for, of one route. Beyond it clients wait for theirs.
+MAX_WRITES_BEHIND = 1_024
+
+
 class CacheWriter:
     """Puts entries into the store and the index. `stored` is called with every stored entry. `unstorable`: fingerprints
-    whose answers may not be stored; a stored entry removes its fingerprint from them."""
+    whose answers may not be stored; a stored entry removes its fingerprint from them.
+
+    `behind`: the store may be far away, so a client does not wait for it if memory has the entry. The next request to
+    this gateway finds it there. Requests to other gateways wait for the lease, which the write ends."""
 
     def __init__(
         self,
@@ -48,7 +55,10 @@ class CacheWriter:
         route: Route,
         unstorable: HitForMiss,
         stored: Callable[[RequestContext, Entry], None],
+        *,
+        behind: bool = False,
     ) -> None:
+        self._behind = behind
         self._store = store
         self._index = index
         self._clock = clock
@@ -66,39 +76,67 @@ class CacheWriter:
             return False
         started = self._clock.monotonic()
         try:
-            return await self._put(request, entry, vector)
+            if self._behind and len(self._puts) < MAX_WRITES_BEHIND:
+                return await self._put_behind(request, entry, vector)
+            return await self._write(request, entry, vector)
         except asyncio.CancelledError:
             # The client has left. The store may have the entry while the index does not, so no lookup in other words
             # would find it. Storing it twice has the same result as storing it once.
-            spawn(self._puts, self._put(request, entry, vector))
+            spawn(self._puts, self._write(request, entry, vector))
             raise
         finally:
             request.since("store", started)
 
-    async def _put(self, request: RequestContext, entry: Entry, vector: Vector | None) -> bool:
+    async def _put_behind(self, request: RequestContext, entry: Entry, vector: Vector | None) -> bool:
+        """Send an entry to the store, and return once this gateway finds it."""
+        write = spawn(self._puts, self._write(request, entry, vector, behind=True))
+        await asyncio.sleep(0)  # it sends the entry, or fails at once
+        is_resident = not write.done() and self._store.peek(entry.fingerprint) is not None
+        if not is_resident and not await asyncio.shield(write):
+            return False
+        if vector is not None and not self._index.shared:
+            try:
+                await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
+            except StoreUnavailable as error:
+                self._note_failure(request, error)
+                return False
+        request.writing = write
+        self._note_stored(request, entry)
+        return True
+
+    async def _write(
+        self, request: RequestContext, entry: Entry, vector: Vector | None, *, behind: bool = False
+    ) -> bool:
+        """Write an entry to the store and the index. `behind`: the caller does what this gateway needs to find it."""
         try:
             stored = await self._store.put(entry, vector, request.lease)
-            stored = stored and await self._add_to_index(entry, vector)
+            stored = stored and await self._confirm(entry, vector, indexed=not behind or self._index.shared)
         except StoreUnavailable as error:
-            self._telemetry.store_errors.add()
-            fields = {**request.log_fields, "error": str(error)}
-            self._telemetry.store_warnings.warn(LOG, "an answer was not stored", fields)
+            self._note_failure(request, error)
             return False
-        if stored:
-            request.stored = entry
-            self._unstorable.discard(entry.fingerprint)
-            self._stored(request, entry)
-        elif request.lease:
+        if stored and not behind:
+            self._note_stored(request, entry)
+        elif not stored and request.lease:
             self._telemetry.crowds.add("superseded")
         return stored
 
-    async def _add_to_index(self, entry: Entry, vector: Vector | None) -> bool:
+    def _note_failure(self, request: RequestContext, error: StoreUnavailable) -> None:
+        self._telemetry.store_errors.add()
+        fields = {**request.log_fields, "error": str(error)}
+        self._telemetry.store_warnings.warn(LOG, "an answer was not stored", fields)
+
+    def _note_stored(self, request: RequestContext, entry: Entry) -> None:
+        request.stored = entry
+        self._unstorable.discard(entry.fingerprint)
+        self._stored(request, entry)
+
+    async def _confirm(self, entry: Entry, vector: Vector | None, *, indexed: bool) -> bool:
         """Add a stored entry to the index. A removal during the put did not find the entry in the store but applies to
         it, so delete the entry then."""
         if self._store.banned(entry, vector):
             await self._store.delete([entry.fingerprint])
             return False
-        if vector is not None:
+        if vector is not None and indexed:
             await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
         return True
 

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from gateway.adapters.redis import durability
 from gateway.adapters.redis import purge as purge_store
+from gateway.cache import purge as purges
 from gateway.cache.purge import POLL_S
 from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN, metrics
@@ -525,6 +526,7 @@ async def test_a_store_that_fails_in_the_middle_is_told_with_what_was_done(
     for i in range(600):
         await served.gateway.stores.redis.put(entry_of(str(i), created=time.time() - 1), None)
     removal = served.gateway.removal
+    monkeypatch.setattr(purges, "DELETED_AT_ONCE", 100)
     monkeypatch.setattr(removal, "_store", Failing(served.gateway.stores.removals, "delete", 1))
     answer = await purge(served, all=True)
     assert answer.status == 503

@@ -75,6 +75,18 @@ async def lost(opened: Opened, name: str = NAME) -> int:
     return token
 
 
+async def test_a_lookup_without_an_entry_asks_for_the_lease(opened: Opened) -> None:
+    found = [await opened.leases.look_up(NAME) for _ in range(2)]
+    assert all(isinstance(claim, Claim) for claim in found)
+    first, second = (claim for claim in found if isinstance(claim, Claim))
+    assert (bool(first.token), first.holder) == (True, 0)
+    assert (second.token, second.holder) == (0, first.token)
+    entry = entry_of("a")
+    assert await opened.store.put(entry, None, first.token)
+    assert await opened.leases.look_up(NAME) == entry
+    assert list(await opened.leases.holders([NAME])) == [0], "an entry needs no lease"
+
+
 async def test_of_many_that_ask_at_once_one_gets_it(opened: Opened) -> None:
     claims = await asyncio.gather(*(opened.leases.acquire(NAME, None) for _ in range(20)))
     (token,) = [claim.token for claim in claims if claim.token]

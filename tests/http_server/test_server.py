@@ -31,7 +31,7 @@ NEAR_ENOUGH = BOTH_CACHES.replace("max_wrong_hits: 1%", "min_similarity: 0.5")
 # RFC 9211 section 2: this cache's name, then parameters.
 CACHE_STATUS = re.compile(r"nearhit(; (hit|stored|collapsed|fwd=(miss|bypass)|ttl=-?\d+|detail=[a-z_-]+))+")
 # The Server-Timing grammar of W3C, as far as it is used: metrics with a duration in milliseconds.
-SERVER_TIMING = re.compile(r"[a-z_]+;dur=\d+\.\d( *, *[a-z_]+;dur=\d+\.\d)*")
+SERVER_TIMING = re.compile(r"[a-z_]+;dur=\d+( *, *[a-z_]+;dur=\d+)*")
 OURS = ("Cache-Status", "Age", "Server-Timing", "x-nearhit-route", "x-nearhit-backend", "x-nearhit-similarity")
 
 

@@ -13,22 +13,41 @@ from typing import Any
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.store import RedisStore
 from gateway.adapters.redis.store_client import Script
+from gateway.messages import Entry
 from gateway.ports import Claim
 
-ACQUIRE = Script("""
+# KEYS: the lease, the entry, the counter. ARGV: the duration of a lease in ms.
+HOLDER = """
 local holder = redis.call('GET', KEYS[1])
 if holder then return {0, tonumber(holder)} end
-if ARGV[2] ~= '' then
-  local entry = redis.call('HMGET', KEYS[2], 'expires', 'lease')
-  if entry[1] and tonumber(entry[2] or '0') >= tonumber(ARGV[2]) then return {0, 0} end
-end
+"""
+GRANT = """
 local now = redis.call('TIME')
 local token = math.max(tonumber(redis.call('GET', KEYS[3]) or '0') + 1, now[1] * 1000 + math.floor(now[2] / 1000))
 local said = string.format('%.0f', token)
 redis.call('SET', KEYS[3], said)
 redis.call('SET', KEYS[1], said, 'PX', ARGV[1])
 return {token, 0}
-""")
+"""
+# ARGV: also the token since which an entry prevents the lease; empty: no entry does.
+ACQUIRE = Script(
+    HOLDER
+    + """
+if ARGV[2] ~= '' then
+  local entry = redis.call('HMGET', KEYS[2], 'expires', 'lease')
+  if entry[1] and tonumber(entry[2] or '0') >= tonumber(ARGV[2]) then return {0, 0} end
+end
+"""
+    + GRANT
+)
+LOOK_UP = Script(
+    """
+local record = redis.call('HGET', KEYS[2], 'record')
+if record then return record end
+"""
+    + HOLDER
+    + GRANT
+)
 RENEW = Script("""
 local lost = {}
 for i, key in ipairs(KEYS) do
@@ -53,10 +72,16 @@ class RedisLeases:
         self._ttl_ms = round(ttl_s * 1000)
 
     async def acquire(self, fingerprint: str, since: int | None) -> Claim:
-        names = self._store.names
-        keys = [names.lease(fingerprint), names.entry(fingerprint), names.counter(fingerprint)]
         arguments: list[Word] = [self._ttl_ms, "" if since is None else since]
-        token, holder = await self._store.run(ACQUIRE, keys, arguments, self._timeout_s)
+        token, holder = await self._store.run(ACQUIRE, self._keys_of(fingerprint), arguments, self._timeout_s)
+        return Claim(int(token), int(holder))
+
+    async def look_up(self, fingerprint: str) -> Entry | Claim:
+        reply = await self._store.run(LOOK_UP, self._keys_of(fingerprint), [self._ttl_ms], self._timeout_s)
+        if isinstance(reply, bytes):
+            entry = self._store.read_record(fingerprint, reply)
+            return Claim(0, 0) if entry is None else entry
+        token, holder = reply
         return Claim(int(token), int(holder))
 
     async def renew(self, held: Mapping[str, int]) -> list[str]:
@@ -80,6 +105,10 @@ class RedisLeases:
                 return list(await pipe.execute())
 
         return [int(token or 0) for token in await self._store.execute(read, self._timeout_s)]
+
+    def _keys_of(self, fingerprint: str) -> list[str]:
+        names = self._store.names
+        return [names.lease(fingerprint), names.entry(fingerprint), names.counter(fingerprint)]
 
     def _keys(self, fingerprints: Sequence[str]) -> list[str]:
         return list(map(self._store.names.lease, fingerprints))

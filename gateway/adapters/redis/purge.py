@@ -5,8 +5,9 @@ The limits here suit an operator, who can wait a little longer than a request.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,28 @@ POLL_TIMEOUT_S = 0.25
 # Maximum step of the version. Steps are random: after a failover that lost the last steps, a new version must not equal
 # one seen before.
 MAX_STEP = 2**20
-PAGE = 250  # names read at once
-STEP = 50  # entries read at once: each takes 100 us of CPU, or 200 for an export, before the event loop continues
+PAGE = 1_000  # entries read at once: one round trip for the names, and one for the records
+STEP = 50  # entries decoded at once: each takes 100 us of CPU, or 200 for an export, before the event loop continues
 PAGE_BYTES = 4 * 2**20  # record bytes read at once; a larger record is read alone
+# KEYS: entries. ARGV: the bytes that may be returned, and the fields. Returns the number of keys that were read, and
+# for each entry its place among the keys and its fields. The first record is returned whatever its size.
+READ = """
+local rows, total = {}, 0
+for i, key in ipairs(KEYS) do
+  local size = redis.pcall('HSTRLEN', key, 'record')  -- an error if the key is damaged: it has no record then
+  if type(size) == 'number' and size > 0 then
+    if #rows > 0 and total + size > tonumber(ARGV[1]) then return {i - 1, rows} end
+    total = total + size
+    rows[#rows + 1] = {i, redis.call('HMGET', key, unpack(ARGV, 2))}
+  end
+end
+return {#KEYS, rows}
+"""
 
 Record = tuple[Entry, EmbeddedVector | None]
+
+Row = tuple[str, Sequence[bytes | None]]
+"""The fingerprint of an entry, and its fields in the store."""
 
 
 class RedisPurges:
@@ -84,10 +102,13 @@ class RedisPurges:
 
     async def records(self, embedder: str) -> AsyncIterator[list[Record]]:
         async for members in self._store.listed(PAGE, TIMEOUT_S):
-            names = [name for name, _ in members]
-            for i in range(0, len(names), STEP):
-                async for page in self._read(names[i : i + STEP], embedder):
-                    yield page
+            remaining = self._store.names.group_by_list(name for name, _ in members)
+            while remaining:
+                for rows in await self._store.execute(partial(self._read, remaining), TIMEOUT_S):
+                    for at in range(0, len(rows), STEP):
+                        decoded = (_record(name, row, embedder) for name, row in rows[at : at + STEP])
+                        yield [record for record in decoded if record is not None]
+                        await asyncio.sleep(0)
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         return await self._store.delete(fingerprints)
@@ -104,24 +125,22 @@ class RedisPurges:
     async def audits(self, limit: int) -> list[bytes]:
         return await self._store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S)
 
-    async def _read(self, names: Sequence[str], embedder: str) -> AsyncIterator[list[Record]]:
-        sizes = await self._store.execute(partial(self._sizes, names), TIMEOUT_S)
-        for group in _groups(names, sizes):
-            rows = await self._store.execute(partial(self._rows, group), TIMEOUT_S)
-            decoded = (_record(name, row, embedder) for name, row in zip(group, rows, strict=True))
-            yield [record for record in decoded if record is not None]
-
-    async def _sizes(self, names: Sequence[str], client: Any) -> list[int]:
+    async def _read(self, remaining: dict[str, list[str]], client: Any) -> list[list[Row]]:
+        """Read entries of each list in one round trip, and remove their names from `remaining`."""
+        budget = PAGE_BYTES // len(remaining)
         async with client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hstrlen(self._store.names.entry(name), "record")
-            return list(await pipe.execute())
-
-    async def _rows(self, names: Sequence[str], client: Any) -> list[list[bytes | None]]:
-        async with client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hmget(self._store.names.entry(name), "record", *VECTOR_FIELDS)
-            return list(await pipe.execute())
+            for names in remaining.values():
+                keys = map(self._store.names.entry, names)
+                pipe.eval(READ, len(names), *keys, budget, "record", *VECTOR_FIELDS)
+            replies = await pipe.execute()
+        read = []
+        for (listed, names), (count, rows) in zip([*remaining.items()], replies, strict=True):
+            read.append([(names[int(at) - 1], row) for at, row in rows])
+            if int(count) == len(names):
+                del remaining[listed]
+            else:
+                remaining[listed] = names[int(count) :]
+        return read
 
 
 def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | None:
@@ -134,19 +153,3 @@ def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | N
         return None
     stored = stored_vector(name, rest, embedder.encode())
     return entry, None if stored is None else EmbeddedVector(stored.vector, embedder)
-
-
-def _groups(names: Sequence[str], sizes: Sequence[int]) -> Iterator[list[str]]:
-    """Yield groups of existing entries with at most `PAGE_BYTES` together."""
-    group: list[str] = []
-    total = 0
-    for name, size in zip(names, sizes, strict=True):
-        if size == 0:  # expired or evicted
-            continue
-        if group and total + size > PAGE_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(name)
-        total += size
-    if group:
-        yield group

@@ -233,8 +233,10 @@ class RedisStore:
 
     async def get(self, fingerprint: str) -> Entry | None:
         data = await self.send("HGET", self.names.entry(fingerprint), "record")
-        if data is None:
-            return None
+        return None if data is None else self.read_record(fingerprint, data)
+
+    def read_record(self, fingerprint: str, data: bytes) -> Entry | None:
+        """Return the entry in a record; None: it is unreadable, or an entry of another fingerprint."""
         try:
             entry = decode(data)
         except RecordInvalid as error:
