@@ -66,6 +66,7 @@ class Refusal(StrEnum):
     DECOY = "decoy"  # the answer was wrong for a question that is more like this one than the entry's own
     EXPIRED = "expired"
     FOREIGN = "foreign"  # the entry's scope differs from the one in the index
+    SCREEN = "screen"  # no stored question is near the static vector, so there was no lookup
 
 
 class Basis(StrEnum):

@@ -9,6 +9,7 @@ from functools import partial
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
+from gateway.cache.screen import Screen
 from gateway.config.policy.model import Route, Semantic
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
@@ -33,6 +34,7 @@ from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
 from gateway.steps.parts import Parts
 from gateway.steps.rate_limit import CountRequests, RateLimit
+from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
 from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.steps.single_flight import SingleFlight
@@ -95,7 +97,12 @@ class RouteSteps:
         parts, lifetime, embedder = self.parts, exact_lifetime(self.route), self.parts.space.embedder
         assert lifetime is not None  # else the step is absent
         prefetch = None
-        if self.route.semantic is not None and isinstance(embedder, BatchingEmbedder):
+        # A screen decides first whether the question has to be embedded at once.
+        if (
+            self.route.semantic is not None
+            and isinstance(embedder, BatchingEmbedder)
+            and screen_of(self.route, parts) is None
+        ):
             prefetch = EmbeddingPrefetch(embedder)
         return ExactCache(
             inner,
@@ -123,8 +130,20 @@ class RouteSteps:
                 lookup, parts.space.inflight_questions, parts.unstorable, parts.clock, parts.telemetry
             )
         return SemanticCache(
-            inner, parts.space.embedder, lookup, audits, inflight, scores_whole=len(self.route.target.tiers) > 1
+            inner,
+            parts.space.embedder,
+            lookup,
+            audits,
+            inflight,
+            self._screen(lookup),
+            scores_whole=len(self.route.target.tiers) > 1,
         ).__call__
+
+    def _screen(self, lookup: SemanticLookup) -> RouteScreen | None:
+        parts, space, screen = self.parts, self.parts.space, screen_of(self.route, self.parts)
+        if screen is None:
+            return None
+        return RouteScreen(screen, space.late, lookup, parts.memory.links, space.index, parts.clock, parts.telemetry)
 
     def cluster_lease(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
@@ -145,7 +164,14 @@ class RouteSteps:
     def store_response(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
         writer = CacheWriter(
-            parts.store, parts.space.index, parts.clock, parts.telemetry, route, parts.unstorable, self._on_stored()
+            parts.store,
+            parts.space.index,
+            parts.clock,
+            parts.telemetry,
+            route,
+            parts.unstorable,
+            self._on_stored(),
+            None if route.semantic is None else parts.space.late,
         )
         return StoreResponse(
             inner,
@@ -225,6 +251,18 @@ class RouteSteps:
 
 def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
     return BackendChoice(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
+
+
+def screen_of(route: Route, parts: Parts) -> Screen | None:
+    """Return the screen that lets questions of the route go before they are embedded; None: it has none.
+
+    The route may need the embedding for the complexity or for questions in flight. The screen's prior is no guide to
+    the hits of a `min_similarity` below the floor of the verifier.
+    """
+    rule, space = route.semantic, parts.space
+    if rule is None or not rule.screen or rule.coalesce or len(route.target.tiers) > 1:
+        return None
+    return space.screen if floor_of(rule.acceptance, space.verifier) >= space.verifier.floor else None
 
 
 def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLookup:

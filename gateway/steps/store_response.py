@@ -11,6 +11,7 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.admission import HitForMiss, UseCounts, admit_response, refuse_request, roles_of
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.inflight_questions import build_entry
+from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.config.policy.model import Route
 from gateway.context import Handler, Inspected, RequestContext
 from gateway.errors import StoreUnavailable
@@ -37,7 +38,8 @@ LOG = logging.getLogger("nearhit.store")
 
 class CacheWriter:
     """Puts entries into the store and the index. `stored` is called with every stored entry. `unstorable`: fingerprints
-    whose answers may not be stored; a stored entry removes its fingerprint from them."""
+    whose answers may not be stored; a stored entry removes its fingerprint from them. `late` gives entries their vector
+    that are stored before their question is embedded; None: the route has no semantic lookups."""
 
     def __init__(
         self,
@@ -48,20 +50,21 @@ class CacheWriter:
         route: Route,
         unstorable: HitForMiss,
         stored: Callable[[RequestContext, Entry], None],
+        late: LateVectors | None,
     ) -> None:
         self._store = store
         self._index = index
         self._clock = clock
         self._telemetry = telemetry
         self._route = route.name
-        self._semantic = route.semantic is not None
         self._unstorable = unstorable
         self._stored = stored
+        self._late = late
         self._puts: set[asyncio.Task[bool]] = set()
 
     async def put(self, request: RequestContext, entry: Entry) -> bool:
         """Store an entry; return whether it can be found from now on."""
-        vector = self._vector(request)
+        vector = self._vector(request, entry)
         if self._is_banned(entry, vector):
             return False
         started = self._clock.monotonic()
@@ -78,7 +81,7 @@ class CacheWriter:
     async def _put(self, request: RequestContext, entry: Entry, vector: Vector | None) -> bool:
         try:
             stored = await self._store.put(entry, vector, request.lease)
-            stored = stored and await self._add_to_index(entry, vector)
+            stored = stored and await add_to_index(self._store, self._index, entry, vector)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             fields = {**request.log_fields, "error": str(error)}
@@ -88,26 +91,20 @@ class CacheWriter:
             request.stored = entry
             self._unstorable.discard(entry.fingerprint)
             self._stored(request, entry)
+            if self._late is not None and request.embedding is None and entry.question is not None:
+                self._late.add(entry, request.owner)
         elif request.lease:
             self._telemetry.crowds.add("superseded")
         return stored
 
-    async def _add_to_index(self, entry: Entry, vector: Vector | None) -> bool:
-        """Add a stored entry to the index. A removal during the put did not find the entry in the store but applies to
-        it, so delete the entry then."""
-        if self._store.banned(entry, vector):
-            await self._store.delete([entry.fingerprint])
-            return False
-        if vector is not None:
-            await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
-        return True
-
-    def _vector(self, request: RequestContext) -> Vector | None:
-        """Return the vector for semantic lookups; None: the entry is for exact lookups only."""
-        embedding = request.embedding
-        if embedding is None or embedding.partial or not self._semantic:
+    def _vector(self, request: RequestContext, entry: Entry) -> Vector | None:
+        """Return the vector for semantic lookups; None: the entry is for exact lookups only, at least for now."""
+        if self._late is None:
             return None
-        return embedding.vector
+        if request.embedding is None and entry.question is not None:
+            request.embedding = self._late.find(entry.question, request.owner)
+        embedding = request.embedding
+        return None if embedding is None or embedding.partial else embedding.vector
 
     def _is_banned(self, entry: Entry, vector: Vector | None) -> bool:
         banned = self._store.banned(entry, vector, self._clock.monotonic() - entry.upstream_s)

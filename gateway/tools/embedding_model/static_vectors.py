@@ -48,7 +48,7 @@ MAX_MAGNITUDE = 127  # of an int8
 def add_static_vectors(model_dir: Path, progress: Progress) -> bool:
     """Distil `static.npz` into a model's folder, unless it is there. Return whether it is there now.
 
-    It takes some 15 s and no torch. Raise OSError, `ModelMissing` or `ModelCorrupt`.
+    It takes some 20 s and no torch. Raise OSError, `ModelMissing` or `ModelCorrupt`.
     """
     if has_static_vectors(model_dir):
         return True
@@ -62,7 +62,7 @@ def add_static_vectors(model_dir: Path, progress: Progress) -> bool:
         )
         return False
     started = time.monotonic()
-    progress("distilling static token vectors from the model (some 15 s, once)")
+    progress("distilling static token vectors from the model (some 20 s, once)")
     reader = TextTokenizer(model_dir / TOKENIZER_FILE, manifest.reading)
     table = distil_table(OnnxEncoder(model_dir, threads=2), tokenizer, reader, manifest.identity)
     with TemporaryDirectory(prefix=".static-", dir=model_dir) as own:
