@@ -28,6 +28,7 @@ Check = Callable[[Embedding], Awaitable[None]]
 class _Late:
     """A question that waits for its embedding. `stored`: when its entry was made (wall clock); None: not yet."""
 
+    fingerprint: str
     route: str
     owner: str
     question: str
@@ -63,6 +64,7 @@ class LateVectors:
         self._telemetry = telemetry
         self._limit = limit
         self._waiting: dict[str, _Late] = {}  # by fingerprint, the oldest first
+        self._working: _Late | None = None  # the one that is being embedded
         self._work_available = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,23 +84,26 @@ class LateVectors:
 
     def begin(self, fingerprint: str, route: str, owner: str, question: str, check: Check) -> None:
         """Embed a question whose answer is being fetched. `check` gets the embedding."""
-        self._enqueue(fingerprint, _Late(route, owner, question, check))
+        self._enqueue(_Late(fingerprint, route, owner, question, check))
 
     def add(self, entry: Entry, owner: str) -> None:
         """Give an entry its vector that was stored without one. It has a question."""
         assert entry.question is not None
-        waiting = self._waiting.get(entry.fingerprint)
-        if waiting is None:
-            self._enqueue(entry.fingerprint, _Late(entry.route, owner, entry.question, stored=entry.created))
+        late, working = self._waiting.get(entry.fingerprint), self._working
+        if late is None and working is not None and working.fingerprint == entry.fingerprint and working.stored is None:
+            late = working
+        if late is not None:
+            late.stored = entry.created
         else:
-            waiting.stored = entry.created
+            self._enqueue(_Late(entry.fingerprint, entry.route, owner, entry.question, stored=entry.created))
 
     async def run(self) -> None:
         while True:
             await self._work_available.wait()
             while self._waiting:
-                fingerprint = next(iter(self._waiting))
-                await self._finish(fingerprint, self._waiting.pop(fingerprint))
+                self._working = self._waiting.pop(next(iter(self._waiting)))
+                await self._finish(self._working)
+            self._working = None
             self._work_available.clear()
             self._idle.set()
 
@@ -108,21 +113,21 @@ class LateVectors:
             async with asyncio.timeout(DRAIN_S):
                 await self._idle.wait()
         except TimeoutError:
-            for late in self._waiting.values():
-                self._count(late.route, "dropped")
+            for late in [*self._waiting.values(), *([] if self._working is None else [self._working])]:
+                self._count(late, "dropped")
             self._waiting.clear()
 
-    def _enqueue(self, fingerprint: str, late: _Late) -> None:
-        former = self._waiting.pop(fingerprint, None)
+    def _enqueue(self, late: _Late) -> None:
+        former = self._waiting.pop(late.fingerprint, None)
         if former is not None:  # an answer that expired or was replaced
             late.stored = late.stored or former.stored
         elif len(self._waiting) >= self._limit:
-            self._count(self._waiting.pop(next(iter(self._waiting))).route, "dropped")
-        self._waiting[fingerprint] = late
+            self._count(self._waiting.pop(next(iter(self._waiting))), "dropped")
+        self._waiting[late.fingerprint] = late
         self._idle.clear()
         self._work_available.set()
 
-    async def _finish(self, fingerprint: str, late: _Late) -> None:
+    async def _finish(self, late: _Late) -> None:
         """Embed one question, and give its entry the vector if it is stored already."""
         try:
             embedding = await self._embedder.embed(late.question, late.owner)
@@ -131,12 +136,12 @@ class LateVectors:
             if late.check is not None:
                 await late.check(embedding)
             if late.stored is not None:
-                self._count(late.route, await self._attach(fingerprint, late.stored, embedding.vector))
+                self._count(late, await self._attach(late.fingerprint, late.stored, embedding.vector))
         except (EmbedderUnavailable, StoreUnavailable):
-            self._count(late.route, "failed")
+            self._count(late, "failed")
         except Exception:
             LOG.exception("a late vector failed")
-            self._count(late.route, "failed")
+            self._count(late, "failed")
 
     async def _attach(self, fingerprint: str, created: float, vector: Vector) -> str:
         """Store the vector of an entry, and add it to the index. Return the result as the metric names it. Raise
@@ -151,5 +156,5 @@ class LateVectors:
         self.stored(entry, vector)
         return "stored"
 
-    def _count(self, route: str, result: str) -> None:
-        self._telemetry.late_vectors.add(route, result)
+    def _count(self, late: _Late, result: str) -> None:
+        self._telemetry.late_vectors.add(late.route, result)
