@@ -72,6 +72,12 @@ class Screening:
         """Whether nothing stored resembles the question, so that it needs no lookup."""
         return self.similarity < self.threshold
 
+    def __str__(self) -> str:
+        best = f"the static vector's best similarity is {self.similarity:.2f}"
+        if self.is_far:
+            return f"{best}, below {self.threshold:.2f}: nothing stored resembles the question, so there is no lookup"
+        return f"{best}, not below {self.threshold:.2f}: the question is looked up"
+
 
 class TextReader(Protocol):
     def encode(self, text: str) -> Embedding | None:

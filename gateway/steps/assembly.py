@@ -135,15 +135,9 @@ class RouteSteps:
             lookup,
             audits,
             inflight,
-            self._screen(lookup),
+            route_screen(self.route, parts, lookup),
             scores_whole=len(self.route.target.tiers) > 1,
         ).__call__
-
-    def _screen(self, lookup: SemanticLookup) -> RouteScreen | None:
-        parts, space, screen = self.parts, self.parts.space, screen_of(self.route, self.parts)
-        if screen is None:
-            return None
-        return RouteScreen(screen, space.late, lookup, parts.memory.links, space.index, parts.clock, parts.telemetry)
 
     def cluster_lease(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
@@ -263,6 +257,14 @@ def screen_of(route: Route, parts: Parts) -> Screen | None:
     if rule is None or not rule.screen or rule.coalesce or len(route.target.tiers) > 1:
         return None
     return space.screen if floor_of(rule.acceptance, space.verifier) >= space.verifier.floor else None
+
+
+def route_screen(route: Route, parts: Parts, lookup: SemanticLookup) -> RouteScreen | None:
+    """Return the screen with the parts that it needs; None: see `screen_of`."""
+    space, screen = parts.space, screen_of(route, parts)
+    if screen is None:
+        return None
+    return RouteScreen(screen, space.late, lookup, parts.memory.links, space.index, parts.clock, parts.telemetry)
 
 
 def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLookup:

@@ -57,6 +57,14 @@ class RouteScreen:
             return None
         return found if isinstance(found, Screening) else _guarded(found)
 
+    async def screening(self, request: RequestContext, question: str) -> Screening | None:
+        """Return the decision on a question, for an explanation. None: the request is not screened."""
+        static = self.read(request, question)
+        if static is None or static.partial:
+            return None
+        found = self.look(request, static.vector)
+        return found if found is None or isinstance(found, Screening) else await found
+
     def let_go(self, request: RequestContext, question: str, screening: Screening) -> None:
         """Record the decision, and have the question embedded later."""
         request.note = Refusal.SCREEN

@@ -45,7 +45,8 @@ def load_table(model_dir: Path, model: str) -> StaticTable:
     file = model_dir / STATIC_FILE
     remedy = "run `nearhit model fetch`, or build the model again"
     try:
-        with np.load(file, allow_pickle=False) as arrays:  # a zip file: reading checks each array's checksum
+        # A zip file: reading checks each array's checksum. NumPy leaves a damaged file open that it opened itself.
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             table = StaticTable(arrays["tokens"], arrays["scales"], arrays["mapping"], str(arrays["model"]))
     except FileNotFoundError:
         raise ModelMissing(f"{file} is missing: {remedy}") from None
