@@ -38,14 +38,11 @@ class RouteScreen:
         self._telemetry = telemetry
 
     def read(self, request: RequestContext, question: str) -> Embedding | None:
-        """Return the question's static vector; None: the request needs the embedding itself.
-
-        In an empty scope that is no loss: its first question has no neighbour, but the next one should find it.
-        """
+        """Return the question's static vector; None: the request needs the embedding itself."""
         directives = request.directives
         if directives.no_cache or directives.only_if_cached or request.facts is not None:
             return None
-        if not request.scope or not self._index.count(request.scope) or self._links.find(request.scope, question):
+        if not request.scope or self._links.find(request.scope, question):
             return None
         return self._screen.read(question)
 
@@ -67,8 +64,9 @@ class RouteScreen:
 
     def let_go(self, request: RequestContext, question: str, screening: Screening) -> None:
         """Record the decision, and have the question embedded later."""
-        request.note = Refusal.SCREEN
-        self._telemetry.refusals.add(request.route, Refusal.SCREEN)
+        if self._index.count(request.scope):  # else there is no neighbour to refuse
+            request.note = Refusal.SCREEN
+            self._telemetry.refusals.add(request.route, Refusal.SCREEN)
         # Not the request: a queue of requests would keep their bodies in memory.
         check = partial(
             self._check, request.route, request.owner, request.scope, question, screening, self._clock.wall()

@@ -90,6 +90,8 @@ async def screened_by(upstream: Upstream, path: Path, policy: str = POLICY, **em
     async with gateway_of(config, policy) as served:
         await at_rest(served)
         await served.chat(ASKED)
+        served.awaits_vectors = False
+        served.gateway.parts.telemetry.late_vectors.values.clear()
         yield Screened(served)
 
 
@@ -150,10 +152,16 @@ async def test_a_near_question_is_looked_up(screened: Screened) -> None:
     assert screened.let_go == 0
 
 
-async def test_a_question_of_an_empty_scope_is_embedded_first(screened: Screened) -> None:
-    """The next one should find it."""
-    await screened.served.chat(FAR, temperature=0.1)
-    assert screened.encoder.texts == [FAR] and screened.let_go == 0 and screened.indexed == 2
+@pytest.mark.parametrize("question", [FAR, "the quick brown fox jumps over the lazy dog. " * 40 + FAR])
+async def test_a_question_of_an_empty_scope_is_let_go_and_no_neighbour_is_refused(
+    screened: Screened, question: str
+) -> None:
+    """Such as each turn of a conversation, and a question about a long text."""
+    screened.encoder.open.clear()
+    await screened.served.chat(question, temperature=0.1)
+    assert screened.encoder.texts == [] and screened.let_go == 0 and screened.indexed == 1
+    await screened.settled()
+    assert screened.encoder.texts == [FAR] and screened.late == {"stored": 1} and screened.indexed == 2
 
 
 async def test_a_linked_question_gets_its_answer(screened: Screened) -> None:
