@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gateway.bounded_cache import BoundedCache
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
@@ -34,6 +35,7 @@ class _Late:
     question: str
     check: Check | None = None
     stored: float | None = None
+    embedding: Embedding | None = None  # made while the answer was being stored
 
 
 async def add_to_index(store: NearbyStore, index: VectorIndex, entry: Entry, vector: Vector | None) -> bool:
@@ -65,6 +67,8 @@ class LateVectors:
         self._limit = limit
         self._waiting: dict[str, _Late] = {}  # by fingerprint, the oldest first
         self._working: _Late | None = None  # the one that is being embedded
+        # By fingerprint: of questions whose answer is not stored yet. It may never be.
+        self._made: BoundedCache[str, Embedding] = BoundedCache(limit)
         self._work_available = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -78,9 +82,9 @@ class LateVectors:
         """Whether no question waits and none is being embedded."""
         return self._idle.is_set()
 
-    def find(self, question: str, owner: str) -> Embedding | None:
-        """Return the embedding of a question if it was made a moment ago."""
-        return self._embedder.embed_nowait(question, owner)
+    def take(self, fingerprint: str) -> Embedding | None:
+        """Return the embedding of a question that was begun, if it is there by now. It is forgotten."""
+        return self._made.pop(fingerprint)
 
     def begin(self, fingerprint: str, route: str, owner: str, question: str, check: Check) -> None:
         """Embed a question whose answer is being fetched. `check` gets the embedding."""
@@ -95,7 +99,9 @@ class LateVectors:
         if late is not None:
             late.stored = entry.created
         else:
-            self._enqueue(_Late(entry.fingerprint, entry.route, owner, entry.question, stored=entry.created))
+            late = _Late(entry.fingerprint, entry.route, owner, entry.question, stored=entry.created)
+            late.embedding = self.take(entry.fingerprint)
+            self._enqueue(late)
 
     async def run(self) -> None:
         while True:
@@ -130,12 +136,14 @@ class LateVectors:
     async def _finish(self, late: _Late) -> None:
         """Embed one question, and give its entry the vector if it is stored already."""
         try:
-            embedding = await self._embedder.embed(late.question, late.owner)
+            embedding = late.embedding or await self._embedder.embed(late.question, late.owner)
             if embedding.partial:
                 return
             if late.check is not None:
                 await late.check(embedding)
-            if late.stored is not None:
+            if late.stored is None:
+                self._made.put(late.fingerprint, embedding)
+            else:
                 self._count(late, await self._attach(late.fingerprint, late.stored, embedding.vector))
         except (EmbedderUnavailable, StoreUnavailable):
             self._count(late, "failed")

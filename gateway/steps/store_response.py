@@ -101,8 +101,8 @@ class CacheWriter:
         """Return the vector for semantic lookups; None: the entry is for exact lookups only, at least for now."""
         if self._late is None:
             return None
-        if request.embedding is None and entry.question is not None:
-            request.embedding = self._late.find(entry.question, request.owner)
+        if request.embedding is None:
+            request.embedding = self._late.take(entry.fingerprint)
         embedding = request.embedding
         return None if embedding is None or embedding.partial else embedding.vector
 

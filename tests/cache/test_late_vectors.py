@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gateway.adapters.system.clock import SystemClock
@@ -198,3 +199,27 @@ async def test_the_end_waits_a_while_and_drops_the_rest(late: Late, monkeypatch:
     monkeypatch.setattr(late_vectors, "DRAIN_S", 0.0)
     await late.vectors.drain()
     assert late.results == {"stored": 1, "dropped": 2}
+
+
+async def test_an_embedding_that_is_there_before_the_answer_is_taken_once(late: Late) -> None:
+    async def check(embedding: Embedding) -> None:
+        pass
+
+    late.vectors.begin("f", "default", "acme", "1", check)
+    await late.finished()
+    embedding = late.vectors.take("f")
+    assert embedding is not None and np.array_equal(embedding.vector, vector_of(1))
+    assert late.vectors.take("f") is None
+
+
+async def test_an_embedding_that_comes_during_the_put_is_not_made_again(late: Late) -> None:
+    async def check(embedding: Embedding) -> None:
+        pass
+
+    entry = entry_of("1", question="1")
+    late.vectors.begin(entry.fingerprint, "default", "acme", "1", check)
+    await late.store.put(entry, None)
+    await late.finished()
+    late.vectors.add(entry, "acme")
+    assert await late.finished() == {"stored": 1}
+    assert late.embedder.embedded == ["1"]
