@@ -46,10 +46,10 @@ class RouteScreen:
             return None
         return self._screen.read(question)
 
-    def look(self, request: RequestContext, vector: Vector) -> Screening | Awaitable[Screening | None] | None:
+    def look(self, route: str, scope: str, vector: Vector) -> Screening | Awaitable[Screening | None] | None:
         """Search the nearest stored question by a static vector. None: the index failed, and the lookup reports it."""
         try:
-            found = self._screen.look(request.route, request.scope, vector)
+            found = self._screen.look(route, scope, vector)
         except StoreUnavailable:
             return None
         return found if isinstance(found, Screening) else _guarded(found)
@@ -59,18 +59,15 @@ class RouteScreen:
         static = self.read(request, question)
         if static is None or static.partial:
             return None
-        found = self.look(request, static.vector)
-        return found if found is None or isinstance(found, Screening) else await found
+        return await self._look(request.route, request.scope, static.vector)
 
-    def let_go(self, request: RequestContext, question: str, screening: Screening) -> None:
+    def let_go(self, request: RequestContext, question: str, vector: Vector) -> None:
         """Record the decision, and have the question embedded later."""
         if self._index.count(request.scope):  # else there is no neighbour to refuse
             request.note = Refusal.SCREEN
             self._telemetry.refusals.add(request.route, Refusal.SCREEN)
         # Not the request: a queue of requests would keep their bodies in memory.
-        check = partial(
-            self._check, request.route, request.owner, request.scope, question, screening, self._clock.wall()
-        )
+        check = partial(self._check, request.route, request.owner, request.scope, question, vector, self._clock.wall())
         self._late.begin(request.fingerprint, request.route, request.owner, question, check)
 
     def observe(self, route: str, screening: Screening) -> None:
@@ -83,14 +80,22 @@ class RouteScreen:
         owner: str,
         scope: str,
         question: str,
-        screening: Screening,
+        vector: Vector,
         before: float,
         embedding: Embedding,
     ) -> None:
-        """Count a hit that was lost, and let the threshold follow it. `before`: when the question was let go."""
+        """Count a hit that was lost, and let the threshold follow it. `vector`: the static one. `before`: when the
+        question was let go."""
         if await self._lookup.would_hit(route, owner, scope, question, embedding, before):
             self._telemetry.screen_lost_hits.add(route)
-            self.observe(route, screening)
+            # Search again: perhaps the neighbour's own vector came late, and the threshold is not to blame.
+            found = await self._look(route, scope, vector)
+            if found is not None:
+                self.observe(route, found)
+
+    async def _look(self, route: str, scope: str, vector: Vector) -> Screening | None:
+        found = self.look(route, scope, vector)
+        return found if found is None or isinstance(found, Screening) else await found
 
 
 async def _guarded(pending: Awaitable[Screening]) -> Screening | None:

@@ -149,30 +149,37 @@ class SemanticCache:
             request.since("screen", started)
             request.embedding = static
             return self._look_up(request, question, static)
-        found = screen.look(request, static.vector)
+        found = screen.look(request.route, request.scope, static.vector)
         if found is None or isinstance(found, Screening):
-            return self._go_on(screen, request, question, found, started)
-        return self._await_screen(screen, request, question, found, started)
+            return self._go_on(screen, request, question, static, found, started)
+        return self._await_screen(screen, request, question, static, found, started)
 
     async def _await_screen(
         self,
         screen: RouteScreen,
         request: RequestContext,
         question: str,
+        static: Embedding,
         pending: Awaitable[Screening | None],
         started: float,
     ) -> Response:
-        return await resolve_response(self._go_on(screen, request, question, await pending, started))
+        return await resolve_response(self._go_on(screen, request, question, static, await pending, started))
 
     def _go_on(
-        self, screen: RouteScreen, request: RequestContext, question: str, found: Screening | None, started: float
+        self,
+        screen: RouteScreen,
+        request: RequestContext,
+        question: str,
+        static: Embedding,
+        found: Screening | None,
+        started: float,
     ) -> Response | Awaitable[Response]:
         now = request.since("screen", started)
         if found is None:
             return self._embed(request, question, now)
         if not found.is_far:
             return self._embed_near(screen, request, question, found, now)
-        screen.let_go(request, question, found)
+        screen.let_go(request, question, static.vector)
         return self._inner(request)
 
     async def _embed_near(

@@ -181,6 +181,18 @@ async def test_a_lost_hit_is_counted_and_moves_the_threshold(screened: Screened)
     assert threshold.value < 0.999
 
 
+async def test_a_hit_that_is_lost_as_its_entry_has_no_vector_yet_does_not_lower_the_threshold(
+    screened: Screened,
+) -> None:
+    threshold = screened.screen.threshold("default").value
+    screened.encoder.open.clear()
+    for question in (FAR, SAME_AS_FAR):
+        assert (await screened.served.chat(question)).cache_status == "nearhit; fwd=miss; stored"
+    await screened.settled()
+    assert screened.let_go == 2 and screened.lost == 1
+    assert screened.screen.threshold("default").value >= threshold
+
+
 async def test_an_entry_never_counts_as_lost_for_its_own_question(screened: Screened, upstream: Upstream) -> None:
     """It may be in the index by the time that the question is checked."""
     upstream.gate.clear()
