@@ -17,6 +17,7 @@ from gateway.context import Handler, Inspected, RequestContext
 from gateway.errors import StoreUnavailable
 from gateway.messages import (
     Admission,
+    Bypass,
     Call,
     Entry,
     Event,
@@ -91,7 +92,7 @@ class CacheWriter:
             request.stored = entry
             self._unstorable.discard(entry.fingerprint)
             self._stored(request, entry)
-            if self._late is not None and request.embedding is None and entry.question is not None:
+            if self._late is not None and _lacks_vector(request, entry):
                 self._late.add(entry, request.owner)
         elif request.lease:
             self._telemetry.crowds.add("superseded")
@@ -110,6 +111,11 @@ class CacheWriter:
         banned = self._store.banned(entry, vector, self._clock.monotonic() - entry.upstream_s)
         self._telemetry.admissions.add(self._route, Admission.PURGED if banned else Admission.STORED)
         return banned
+
+
+def _lacks_vector(request: RequestContext, entry: Entry) -> bool:
+    """Return whether an entry may get its vector later. An embedder that failed a moment ago is left alone."""
+    return request.embedding is None and entry.question is not None and request.note is not Bypass.EMBEDDER
 
 
 MAX_TAGS, MAX_TAG_LENGTH = 32, 128
