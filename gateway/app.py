@@ -81,7 +81,14 @@ class Gateway:
         pipeline = self._pipeline()
         tls, certificate = certificates_of(config.server)
         self.data_port = HttpServer(
-            config.server, parts.clock, pipeline, self.inflight, self.health, tls, data_socket(worker_environment)
+            config.server,
+            parts.clock,
+            pipeline,
+            self.inflight,
+            self.health,
+            parts.unread,
+            tls,
+            data_socket(worker_environment),
         )
         self.grpc_port = grpc_port_of(config.server, parts.clock, pipeline, self.inflight, certificate)
         self.routing = RoutingHandler(

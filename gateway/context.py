@@ -98,9 +98,8 @@ class RequestContext:
         "directives", "owner", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served", "judged",
         "considered", "stored", "inspected", "stale_available", "gathering", "lease",
         # budget: when its answer is due, and how much it may cost
-        "deadline", "ttft_deadline", "tpot_s", "upstream_deadline", "priority", "scored_prompt", "complexity", "wish",
-        "outlook",
-        "light_only", "metered", "overloaded",
+        "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
+        "complexity", "wish", "outlook", "light_only", "metered", "overloaded",
     )  # fmt: skip
 
     def __init__(
@@ -176,7 +175,9 @@ class RequestContext:
         self.deadline: float | None = None  # when the whole answer is due
         self.ttft_deadline: float | None = None  # when the first token is due
         self.tpot_s: float | None = None  # maximum seconds per output token
-        self.upstream_deadline = math.inf  # event loop time: the end of all attempts together, see `timeouts.total`
+        # when the first call to a backend began, and when the calls together must be over: see `timeouts.total`
+        self.upstream_since: float | None = None
+        self.upstream_due = math.inf
         self.priority = Priority.NORMAL  # for when there is not enough capacity for all
         self.scored_prompt: ScoredPrompt | None = None  # what routes learn from
         self.complexity: float | None = None  # in [0, 1], by the score in force on the route
@@ -204,6 +205,11 @@ class RequestContext:
         """When the answer or its first token is due, whichever is earlier; infinite if nobody waits for it."""
         whole, first = self.deadline, self.ttft_deadline
         return min(math.inf if whole is None else whole, math.inf if first is None else first)
+
+    @property
+    def upstream_left_s(self) -> float:
+        """Return the seconds that are left for the calls to backends; infinite before the first one."""
+        return self.upstream_due - self.clock.monotonic()
 
     def require_capacity(self) -> None:
         """Raise `TooManyInflight` at `server.max_inflight`. A step calls this before it waits."""
@@ -258,7 +264,7 @@ class RequestContext:
     def child(self, purpose: str) -> RequestContext:
         """Return a copy without costs or results, for side work such as `shadow` that is not part of the request.
         `purpose` is a word for that work."""
-        child = copy(self)
+        child = self._copy()
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
         child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
@@ -267,16 +273,22 @@ class RequestContext:
 
     def with_call(self, call: Call) -> RequestContext:
         """Return a copy with another call. Both share the timings."""
-        other = copy(self)
+        other = self._copy()
         other.call = call
         return other
+
+    def _copy(self) -> RequestContext:
+        """Return a copy whose calls to backends share one total time with those of the original."""
+        if self.upstream_since is None:
+            self.upstream_since = self.clock.monotonic()
+        return copy(self)
 
     def internal_child(self, purpose: str) -> RequestContext:
         """Return a child for a call that the gateway makes for itself. It has no latency budget, because nobody waits
         for it, and no lease."""
         child = self.child(purpose)
         child.deadline = child.ttft_deadline = child.tpot_s = None
-        child.lease, child.internal, child.upstream_deadline = 0, True, math.inf
+        child.lease, child.internal, child.upstream_since, child.upstream_due = 0, True, None, math.inf
         return child
 
 

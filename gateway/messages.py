@@ -39,6 +39,7 @@ class Bypass(StrEnum):
     TOO_LONG = "too-long"  # the question is longer than the embedding model's input
     UNREADABLE = "unreadable"  # the question has words that the embedding model cannot read, e.g. Chinese ones
     EMBEDDER = "embedder-unavailable"
+    LOAD = "encoder-busy"  # more questions come than the embedding model can read
     STORE = "store-unavailable"
     SEQUENCE = "sequence"  # the answer depends on requests before this one
     SHARED_MEMORY = "shared-memory"  # tensors are in shared memory, which the gateway does not read
@@ -65,6 +66,7 @@ class Refusal(StrEnum):
     COUNTEREXAMPLE = "counterexample"  # a client or an audit found this answer wrong for this question
     DECOY = "decoy"  # the answer was wrong for a question that is more like this one than the entry's own
     EXPIRED = "expired"
+    LOAD = "encoder-busy"  # the cross-encoder would have had to read both questions, and was not asked
     FOREIGN = "foreign"  # the entry's scope differs from the one in the index
     SCREEN = "screen"  # no stored question is near the static vector, so there was no lookup
 

@@ -80,6 +80,14 @@ class ImmediateEncoder(TextEncoder, Protocol):
     def encode_one(self, text: str) -> Embedding: ...
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderCpu:
+    """CPU seconds of an encoder's passes since the start, by what the passes were for."""
+
+    requests_s: float = 0.0
+    learning_s: float = 0.0
+
+
 class Embedder(Protocol):
     @property
     def fingerprint(self) -> str: ...
@@ -97,6 +105,21 @@ class Embedder(Protocol):
 
     def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
         """Return the result of `embed` if that takes microseconds, else None."""
+
+
+class LearningEmbedder(Embedder, Protocol):
+    """An embedder that serves requests first and learning when it is idle, and measures both."""
+
+    async def embed_idle(self, texts: Sequence[str]) -> list[Embedding]:
+        """Return one embedding per text, in order, made while no request's text waits. Raise `EmbedderUnavailable`."""
+
+    @property
+    def cpu(self) -> EncoderCpu:
+        """The CPU that the passes took, where they run in a thread of their own."""
+
+    @property
+    def expected_wait_s(self) -> float:
+        """The seconds that a new text of a request is likely to wait for its pass."""
 
 
 class EagerEmbedder(Embedder, Protocol):

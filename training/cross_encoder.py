@@ -35,7 +35,13 @@ LAYERS = (0, 1, 2)  # of the embedder's six: loss .53 after 696 steps, with (0, 
 LONGEST = 64  # tokens of a pair in training: of our pairs under 1 % are longer
 BATCH, RATE, DECAY, WARM_UP, SMOOTHING = 64, 2e-4, 0.01, 0.06, 0.05
 CHUNK = 64  # batches that are sorted by length together
-SHARES = (0.3, 0.35, 0.15, 0.2)  # wordings that ask the same, that do not; other pairs that do, that do not
+# The share of each source in a batch: written wordings, pairs of the grammar by kind, and all others.
+WORDINGS, OTHERS = "wordings", "others"
+SHARES = {
+    (WORDINGS, True): 0.30, (WORDINGS, False): 0.33, (OTHERS, True): 0.06, (OTHERS, False): 0.07,
+    ("paraphrase", True): 0.06, ("symmetric", True): 0.04, ("direction", False): 0.06, ("slot", False): 0.04,
+    ("aspect", False): 0.03, ("condition", False): 0.01,
+}  # fmt: skip
 COMMANDS = 4000  # of SNIPS, with some three pairs each
 STEPS, THREADS = 7500, 2
 MEASURED = 3000  # held-out pairs of the generated ones that the figures are taken over
@@ -62,11 +68,14 @@ def gathered(banking: Path, clinc: Path, snips: Path, encoder: Encoder) -> Data:
 
 def batches(data: Data, reader: Reader, random_: random.Random) -> Iterator[list[Read]]:
     """For ever: rows in the shares of `SHARES`, either question first, like lengths together."""
-    kinds = [
-        [pair for pair in pairs if pair.same == same] for pairs in (data.natural, data.generated) for same in (1, 0)
-    ]
-    sources = [_endless(list(reader.read(pairs, LONGEST)), random_) for pairs in kinds]
-    shares = [share if pairs else 0.0 for share, pairs in zip(SHARES, kinds, strict=True)]
+    pairs: dict[tuple[str, bool], list[Pair]] = {source: [] for source in SHARES}
+    for pair in data.natural:
+        pairs[WORDINGS, pair.same].append(pair)
+    for pair in data.generated:
+        kind = pair.kind.partition("-")[0], pair.same
+        pairs[kind if kind in SHARES else (OTHERS, pair.same)].append(pair)
+    sources = [_endless(list(reader.read(each, LONGEST)), random_) for each in pairs.values()]
+    shares = [SHARES[source] if each else 0.0 for source, each in pairs.items()]
     while True:
         found = [next(rows) for rows in random_.choices(sources, shares, k=BATCH * CHUNK)]
         found = [(two, one, same) if random_.random() < 0.5 else (one, two, same) for one, two, same in found]

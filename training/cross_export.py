@@ -48,7 +48,7 @@ RECOGNISED = (
 )
 CREDITS = {
     "wordings": "our own (training/wordings)",
-    "generated pairs": "our own grammar (training/frames.txt, training/slots.txt)",
+    "generated pairs": "our own grammar (training/frames, training/slots.txt)",
     "banking77": "PolyAI, Casanueva et al. 2020, CC BY 4.0",
     "clinc150": "Clinc, Larson et al. 2019, CC BY 3.0",
     "SNIPS": "Snips, Coucke et al. 2018, CC0",

@@ -29,7 +29,7 @@ from sklearn.linear_model import LogisticRegression
 
 from gateway.adapters.onnx.cross_encoder import OnnxCrossEncoder
 from gateway.cache.features import FloatArray
-from gateway.cache.judgement import MAX_SECOND_OPINIONS
+from gateway.cache.load_level import MAX_SECOND_OPINIONS
 from gateway.cache.threshold.ledger import BANDS, CENTRES, band_of
 from gateway.cache.threshold.route_control import Evidence, LabelledLookup
 from gateway.cache.threshold_verifier import ThresholdVerifier

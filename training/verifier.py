@@ -30,7 +30,7 @@ from training.pair import Pair
 SEED = 20
 HERE = Path(__file__).parent
 WEIGHTS = HERE.parent / "gateway" / "cache" / "weights"
-ROUNDS, PERTURBED, MINED = 14, 3000, 3000  # fillings of each frame; questions perturbed; questions mined
+ROUNDS, PERTURBED, MINED = 6, 3000, 3000  # fillings of each frame; questions perturbed; questions mined
 # The figures below measure the trees by a score that takes their doubt off the similarity: WEIGHT * (1 - p) ** POWER.
 WEIGHT, POWER = 0.5, 2.0
 UNFITTED = {
@@ -42,7 +42,7 @@ NAMED = ("numbers_swapped", "negation", "opposites", "reversed")  # as gateway.c
 NEAR = 0.5
 CREDITS = {
     "wordings": "our own, written by hand (training/wordings)",
-    "generated pairs": "our own grammar (training/frames.txt, training/slots.txt)",
+    "generated pairs": "our own grammar (training/frames, training/slots.txt)",
     "banking77": "PolyAI, Casanueva et al. 2020, CC BY 4.0",
     "clinc150": "Clinc, Larson et al. 2019, CC BY 3.0",
 }

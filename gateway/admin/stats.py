@@ -88,6 +88,8 @@ class Gauges:
             telemetry.breaker_state.set(name, value=pool.state(now))
             self._sample_upstreams(pool, now)
         self._sample_quality()
+        self._spaces.serving.comparisons.budget.update()
+        telemetry.load_level.set(value=self._spaces.serving.load.level)
         self._routing()
         telemetry.cache_entries.set("front", value=len(self._store))
         telemetry.cache_bytes.set("front", value=self._store.bytes)

@@ -122,6 +122,7 @@ class HitAudits:
     async def _audit(self, chosen: _Chosen) -> None:
         request, judged, expected = chosen.request, chosen.judged, chosen.judged.entry.cost_dollars
         async with self._calls.limiter:
+            await self._comparisons.budget.wait_turn()  # it waits and is not dropped, as its chance is known
             fresh = await self._fetch_fresh(chosen)
             if fresh is None:  # the reservation stays spent: the failed call may have cost as much
                 self._telemetry.audits.add(request.route, "failed")

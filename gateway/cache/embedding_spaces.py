@@ -19,10 +19,11 @@ from gateway.cache.inflight_questions import InflightQuestions
 from gateway.cache.labels import Labels
 from gateway.cache.late_vectors import LateVectors
 from gateway.cache.learned_state import StateKeeper
+from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.screen import Screen
 from gateway.cache.threshold.route_control import Controls
-from gateway.ports import ComplexityScorer, Embedder, ResponseStore, VectorIndex, Verifier
+from gateway.ports import ComplexityScorer, LearningEmbedder, ResponseStore, VectorIndex, Verifier
 
 MAX_PENDING_EMBEDDINGS = 20_000  # fingerprints: 3 MB
 
@@ -69,7 +70,8 @@ class Space:
     `store` and `backing_store` (the store behind its memory tier) read and write only vectors of this embedder.
     """
 
-    embedder: Embedder
+    embedder: LearningEmbedder
+    load: EncoderLoad  # of the embedder
     index: VectorIndex
     checkpoints: IndexCheckpoints | None
     store: TieredStore

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.errors import BackendError, GatewayError, UpstreamStreamError
 from gateway.messages import ByteStream, Event, EventStream, FullBody, Response, Tunnel
 from gateway.streams import ObservedStream, StreamObserver, as_observed, close_body, pump, wait_ready
+from gateway.unread_memory import UnreadMemory
 
 if TYPE_CHECKING:
     from gateway.tracing import TraceRecorder
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("nearhit")
 # Buffer of a flight. Of a larger answer, the slowest reader determines how fast it is read from the backend.
 MAX_BUFFER_BYTES = 8 * 1024 * 1024
+# Buffer of a flight while unread answers take all the memory that is allowed to them.
+MIN_BUFFER_BYTES = 64 * 1024
 # A reader takes at most this many items and this fraction of the buffer (64 kB) at once. Then the gateway checks
 # whether its client keeps up.
 MAX_BATCH, BATCH_PART = 64, 128
@@ -29,11 +33,14 @@ class SharedCall:
     """`SharedCall` runs one backend call in its own task for all its readers.
 
     It continues when the client that caused it leaves and others follow. It is cancelled, also upstream, when the last
-    client leaves. `origin` is the trace of the request that caused it, if there is one.
+    client leaves. `origin` is the trace of the request that caused it, if there is one. Its buffer counts in `unread`.
     """
 
-    def __init__(self, answer: Awaitable[Response], origin: TraceRecorder | None = None) -> None:
+    def __init__(
+        self, answer: Awaitable[Response], origin: TraceRecorder | None = None, unread: UnreadMemory | None = None
+    ) -> None:
         self.origin = origin
+        self._unread = unread or UnreadMemory(math.inf)
         self._items: list[Any] = []
         self._trimmed = 0  # how many items were dropped from the front of `_items`
         self._size = 0
@@ -77,6 +84,8 @@ class SharedCall:
         self._positions.pop(reader, None)
         if self._room_event is not None:
             self._room_event.set()
+        if not self._positions and self._is_finished and self._items:
+            self._drop_items(len(self._items))
         if not self._positions and not self._is_finished and not self._abandoned:
             self._abandoned = True
             # Not before it has begun: its coroutine may hold resources, which only a started task releases.
@@ -127,6 +136,8 @@ class SharedCall:
             raise
         finally:
             self._is_finished = True
+            if self._items and not self._positions:
+                self._drop_items(len(self._items))
             self._wake()
 
     async def _record(self, body: EventStream | ByteStream | Tunnel) -> None:
@@ -142,10 +153,15 @@ class SharedCall:
     def _append_items(self, items: Sequence[Any]) -> bool:
         """Append items and return whether there is room for more."""
         self._items += items
-        for item in items:
-            self._size += _size(item)
+        added = sum(map(_size, items))
+        self._size += added
+        self._unread.used += added
         self._wake()
-        return self._size <= MAX_BUFFER_BYTES
+        return self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return self._size <= (MAX_BUFFER_BYTES if self._unread.has_room else MIN_BUFFER_BYTES)
 
     def _fail(self, error: Exception) -> None:
         if self._head is None:
@@ -168,9 +184,9 @@ class SharedCall:
             wake()
 
     async def _make_room(self) -> None:
-        while self._size > MAX_BUFFER_BYTES:
+        while not self._has_room:
             self._trim()
-            if self._size <= MAX_BUFFER_BYTES:
+            if self._has_room:
                 return
             self._room_event = asyncio.Event()
             try:
@@ -183,10 +199,15 @@ class SharedCall:
 
     def _trim(self) -> None:
         """Drop the items that every reader has taken."""
-        done = min(self._positions.values(), default=self._trimmed) - self._trimmed
-        self._size -= sum(map(_size, self._items[:done]))
-        del self._items[:done]
-        self._trimmed += done
+        self._drop_items(min(self._positions.values(), default=self._trimmed) - self._trimmed)
+
+    def _drop_items(self, count: int) -> None:
+        """Drop items from the front."""
+        dropped = sum(map(_size, self._items[:count]))
+        self._size -= dropped
+        self._unread.used -= dropped
+        del self._items[:count]
+        self._trimmed += count
 
     def _drop_slowest(self) -> None:
         """Cut off the slowest reader. A lone reader delays only itself, and the backend's timeouts end it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.cache.decoys import Decoys
 from gateway.cache.feedback import Counterexamples, Relation, relation_of
+from gateway.cache.load_level import MAX_SECOND_OPINIONS, EncoderLoad
 from gateway.cache.templates import Varying, varying_parts
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
@@ -17,9 +18,6 @@ from gateway.ports import VERBATIM, Acceptance, Embedder, Evaluated, Judgement, 
 
 # Neighbours that are read from the store. The right one is nearly always the first.
 MAX_CANDIDATES = 4
-
-# Neighbours that get a second opinion: it takes 1.5 ms each, and the third is hardly ever the right one.
-MAX_SECOND_OPINIONS = 2
 
 
 def relation_between(judged: Judgement) -> Relation:
@@ -158,7 +156,10 @@ class CandidateScorer:
         acceptance: Acceptance,
         counterexamples: Counterexamples,
         decoys: Decoys | None = None,
+        load: EncoderLoad | None = None,
     ) -> None:
+        """`load`: bounds the candidates that get a second opinion; None: nothing does."""
+        self._load = load
         self._verifier = verifier
         self._embedder = embedder
         self._acceptance = acceptance
@@ -189,7 +190,22 @@ class CandidateScorer:
         if not self._is_similarity_only:
             scores.unread = _unread(scores)
             scores.parts = None if scores.unread else _parts(scores)
+            if self._load is not None and self.needs_second_opinion(scores):
+                self._leave_out_pairs(scores, self._load)
         return scores
+
+    def _leave_out_pairs(self, scores: CandidateScores, load: EncoderLoad) -> None:
+        """Drop the second opinions for which the load leaves no room. Refuse the candidates if it leaves none at all:
+        their first score alone was never meant to serve them."""
+        wanted, room = scores.unread or (scores.best_index,), load.pairs
+        load.count_pairs(len(wanted) - room)
+        if room:
+            scores.unread = scores.unread[:room]
+            return
+        for at in wanted:
+            (entry, similarity), opinion = scores.neighbours[at], scores.judged[at].opinion
+            scores.judged[at] = self._evaluate(scores, entry, similarity, replace(opinion, veto=Refusal.LOAD))
+        scores.unread, scores.parts = (), None
 
     def needs_second_opinion(self, scores: CandidateScores) -> bool:
         """Return whether a closer look may change the decision: a candidate could be served, or the best one follows
@@ -197,9 +213,10 @@ class CandidateScorer:
         return bool(scores.unread) or scores.parts is not None
 
     async def apply_second_opinion(self, scores: CandidateScores) -> None:
-        """Check the candidates that could be served more closely, and choose the best of them.
+        """Check the candidates that could be served more closely, and choose the first that may be, or the best.
 
-        Without the embedder, candidates of one template are refused.
+        The next one is read only if the one before is refused. Without the embedder, candidates of one template are
+        refused.
         """
         second = dict[int, Opinion | None]()
         for at in scores.unread:
@@ -207,6 +224,8 @@ class CandidateScorer:
             candidate = StoredCandidate(entry.question or "", similarity)
             second[at] = await self._verifier.second_opinion(scores.question, candidate, first)
             scores.judged[at] = self._evaluate(scores, entry, similarity, second[at] or replace(first, ceiling=None))
+            if scores.judged[at].reason is None:
+                break
         if second:
             scores.best_index = max(second, key=lambda at: (scores.judged[at].score, -at))
             scores.second = second[scores.best_index]

@@ -50,6 +50,10 @@ class Labels:
         self._pairs = pairs
         self._telemetry = telemetry
 
+    def worth(self, route: str, judged: Judgement) -> float:
+        """Return how much the label of this lookup would tell its route, at least 0. It depends on the score alone."""
+        return 0.0 if judged.verbatim or judged.linked else self._controls.of(route).label_worth(judged.score)
+
     def report(self, route: str, judged: Judgement, label: Label, source: str) -> None:
         """Count the label, and let the route learn from it. `source`: miss, audit or feedback.
 

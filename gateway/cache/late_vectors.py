@@ -1,7 +1,8 @@
 """Embeds questions after their requests: those that the screen let go, and those whose answer was stored without a
 vector. The entry then gets its vector, so that other words find it.
 
-No client waits for this work, so it takes one text at a time, and a full queue drops its oldest ones.
+No client waits for this work. It takes one text at a time. A full queue drops its oldest ones, and a loaded encoder
+gets none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gateway.bounded_cache import BoundedCache
+from gateway.cache.load_level import EncoderLoad, Step
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
@@ -58,12 +60,14 @@ class LateVectors:
         index: VectorIndex,
         store: NearbyStore,
         telemetry: Telemetry,
+        load: EncoderLoad,
         limit: int = MAX_WAITING,
     ) -> None:
         self._embedder = embedder
         self._index = index
         self._store = store
         self._telemetry = telemetry
+        self._load = load
         self._limit = limit
         self._waiting: dict[str, _Late] = {}  # by fingerprint, the oldest first
         self._working: _Late | None = None  # the one that is being embedded
@@ -134,7 +138,14 @@ class LateVectors:
         self._work_available.set()
 
     async def _finish(self, late: _Late) -> None:
-        """Embed one question, and give its entry the vector if it is stored already."""
+        """Embed one question, and give its entry the vector if it is stored already. Drop it if the encoder is loaded.
+
+        It takes its turn among the requests, not in the lane of learning: it is their work, and no part of the budget
+        of learning. As only one waits at a time, a request waits for one text more at most.
+        """
+        if late.embedding is None and self._load.leaves_out(Step.VECTOR):
+            self._count(late, "dropped")
+            return
         try:
             embedding = late.embedding or await self._embedder.embed(late.question, late.owner)
             if embedding.partial:

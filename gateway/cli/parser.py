@@ -44,6 +44,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("gateway.cli.demo", "Run the gateway in front of two real models, and send some sample requests."),
     "stub": ("gateway.cli.stub", "Run an endpoint without a model, to try the gateway with."),
     "check": ("gateway.cli.check", "List every fault of the configuration and of all policies."),
+    "import": (
+        "gateway.cli.import_config",
+        "Turn the configuration of another gateway into one of nearhit, with a report.",
+    ),
     "explain": (
         "gateway.cli.explain",
         "Explain how a request would be answered, or whether two prompts match.",

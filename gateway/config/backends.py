@@ -10,7 +10,15 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from gateway.config.errors import closest_match, format_value
 from gateway.config.fields import EnvironmentName, Folder, GrpcUrl, HttpUrl, Text, grpc_url, http_url, optional_section
 from gateway.config.schema_types import ON_OR_OFF, ScalarForm, WrittenAs
-from gateway.config.units import POSITIVE_SHARE, PositiveDuration, Share, Switch, format_share, parse_positive_share
+from gateway.config.units import (
+    POSITIVE_SHARE,
+    PositiveDuration,
+    PositiveShare,
+    Share,
+    Switch,
+    format_share,
+    parse_positive_share,
+)
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
 MAX_UPSTREAMS = 256
@@ -181,7 +189,7 @@ class Timeouts(Section):
     idle: PositiveDuration = 30.0
     """The time between two pieces of a response."""
     total: PositiveDuration = 600.0
-    """The time of the whole call."""
+    """The time of all calls for a request: attempts, hedges, trials and fallbacks. It counts from the first of them."""
 
 
 class PriceConfig(Section):
@@ -234,6 +242,9 @@ class OpenAIBackendConfig(Section):
     adaptive: Switch = True
     """`on`: fewer calls than `max_concurrency` are in flight if more would only wait in the backend. `off`: always
     `max_concurrency`."""
+    tenant_share: PositiveShare = 0.5
+    """The share of the calls in flight that one tenant may have while calls of others wait. Streamed uploads and
+    WebSockets of one tenant never exceed it."""
     sticky: Sticky = "off"
     """`conversation`: all turns of a conversation go to one upstream, which has their KV cache. `user`: all calls of an
     end user do."""
@@ -278,6 +289,7 @@ class TritonBackendConfig(Section):
     """For `triton`: the names of the model's tensors."""
     max_concurrency: _Concurrency = 64
     adaptive: Switch = True
+    tenant_share: PositiveShare = 0.5
     sticky: Sticky = "off"
     retries: Retries = Field(default_factory=Retries)
     hedge: HedgeOrOff = None
@@ -331,6 +343,7 @@ class OnnxBackendConfig(Section):
     max_concurrency: _Concurrency = 4
     """Calls that run at the same time. Others wait."""
     adaptive: Switch = True
+    tenant_share: PositiveShare = 0.5
     timeouts: Timeouts = Field(default_factory=Timeouts)
     price: PriceConfig = Field(default_factory=PriceConfig)
 

@@ -38,6 +38,7 @@ from gateway.config.units import (
     DurationOrOff,
     Listen,
     PositiveDuration,
+    PositiveShare,
     Share,
     Size,
     Switch,
@@ -167,6 +168,14 @@ class TrafficConfig(Section):
     """The time that `POST /admin/simulate` may take."""
 
 
+class LearningConfig(Section):
+    """Learning in the background: comparisons of answers, and audits."""
+
+    cpu_share: PositiveShare = 0.1
+    """The CPU that learning may take, as a share of the CPU that requests take in the event loop and the embedder.
+    `100%`: no bound."""
+
+
 class TuneConfig(Section):
     """Tuning of the verifier by the labels that routes keep (`learn: {keep: 30d}`)."""
 
@@ -274,6 +283,14 @@ class ServerConfig(Section):
     gets 408."""
     body_total: PositiveDuration = 900.0
     """The total time for a body that streams through. A slower one gets 408."""
+    read_timeout: PositiveDuration = 30.0
+    """How long a client may read nothing of an answer that waits for it. Then it is cut off."""
+    read_min_rate: Size = 4 * 2**10
+    """The lowest rate, in bytes per second, at which a client reads an answer that has waited for it for longer than
+    `read_timeout`. A slower one is cut off."""
+    max_unread: Size = 256 * 2**20
+    """The memory of a process for answers that clients have not read yet, a quarter of it for one answer. While there
+    is room, answers are read ahead of their clients. Beyond it the slowest clients are cut off."""
     idle_timeout: PositiveDuration = 75.0
     """How long a connection without a request stays open."""
     drain_timeout: Duration = 30.0
@@ -396,6 +413,8 @@ class Config(Section):
     """The index that finds similar questions."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
     """The decision whether the answer of a similar question may be served."""
+    learning: LearningConfig = Field(default_factory=LearningConfig)
+    """The bound on learning in the background."""
     tune: TuneConfig = Field(default_factory=TuneConfig)
     """Tuning of the verifier by the gateway's own labels."""
     auth: AuthConfig = Field(default_factory=AuthConfig)

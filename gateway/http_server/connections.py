@@ -23,9 +23,11 @@ from gateway.errors import UpstreamStreamError
 from gateway.http_server.heads import MAX_HEAD, RequestHead, RequestHeads
 from gateway.http_server.response_writer import OutputBuffer, encode_answer, stream
 from gateway.http_server.service import RequestService
+from gateway.http_server.slow_readers import ReadingPace, SlowReaders
 from gateway.http_server.wire import CLOSES, encode_response
 from gateway.messages import FullBody, Response
 from gateway.streams import BufferedBody
+from gateway.unread_memory import UnreadMemory
 
 
 class ConnectionRefused(NamedTuple):
@@ -45,8 +47,48 @@ LOG = logging.getLogger("nearhit")
 
 
 class ServerConnection(RequestHandler):
-    """An aiohttp connection that quotes no requests. aiohttp itself quotes a malformed request, credentials included,
-    in its log and in its answer."""
+    """An aiohttp connection that quotes no requests, and reads answers ahead of its client.
+
+    aiohttp itself quotes a malformed request, credentials included, in its log and in its answer."""
+
+    _pace: ReadingPace | None = None  # None: the client has always kept up
+    _output_size = 0  # bytes of the answer that `_pace` knows of
+    slow_readers: SlowReaders
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        assert self.transport is not None
+        if self._pace is None:
+            self._pace = ReadingPace(self.slow_readers, self.transport)
+        self._output_size = self._written
+        self._pace.begin(counts_writes=not self._upgraded)
+
+    @property
+    def _written(self) -> int:
+        """The bytes of the current answer that were written."""
+        request: Any = self._current_request
+        return 0 if request is None else int(request.writer.output_size)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._pace is not None:
+            self._pace.end()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._pace is not None:
+            self._pace.end()
+
+    async def _drain_helper(self) -> None:
+        """Wait until more of the answer may be written. aiohttp calls this at the latest after each 64 KiB."""
+        if self.transport is None:
+            raise ConnectionResetError("the client has left")
+        if self._upgraded or self._pace is None:  # frames of a WebSocket are not read ahead
+            await super()._drain_helper()
+        elif self._paused:
+            written, self._output_size = self._written - self._output_size, self._written
+            self._pace.wrote(written)
+            await self._pace.wait_for_room()
 
     def data_received(self, data: bytes) -> None:
         """Pass data on while a request is read. Once the connection is to end, aiohttp drops all data, and the request
@@ -89,7 +131,9 @@ class ServerConnections(web.Server):
     """The connections of the data port. Each begins as a plain one, and switches to aiohttp at a request that is not
     plain. `handler` answers the requests that aiohttp reads."""
 
-    def __init__(self, handler: Any, service: RequestService, config: ServerConfig, **options: Any) -> None:
+    def __init__(
+        self, handler: Any, service: RequestService, config: ServerConfig, unread: UnreadMemory, **options: Any
+    ) -> None:
         super().__init__(
             handler,
             request_factory=self._on_first_head,
@@ -99,6 +143,7 @@ class ServerConnections(web.Server):
             **options,
         )
         self.service = service
+        self.slow_readers = SlowReaders(unread, config.read_min_rate, config.read_timeout)
         self.heads = RequestHeads(config.max_header)
         self.head_timeout_s, self.idle_timeout_s = config.header_timeout, config.idle_timeout
         self.max_plain_body = min(MAX_BODY, config.max_body)
@@ -128,7 +173,9 @@ class ServerConnections(web.Server):
         handler.data_received(data)
 
     def _aiohttp_connection(self) -> ServerConnection:
-        return ServerConnection(self, loop=self._loop, **self._kwargs)
+        connection = ServerConnection(self, loop=self._loop, **self._kwargs)
+        connection.slow_readers = self.slow_readers
+        return connection
 
     # Connections of aiohttp
 
@@ -228,7 +275,7 @@ class PlainConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._output = OutputBuffer(self._transport)
+        self._output = OutputBuffer(self._transport, self._server.slow_readers)
         now, server = self._loop.time(), self._server
         self._deadline = now + server.head_timeout_s
         self._timer = self._loop.call_at(now + min(server.head_timeout_s, server.idle_timeout_s), self._expire)
@@ -439,6 +486,7 @@ class PlainConnection(asyncio.Protocol):
             await stream(out, own, request, response, keep_alive=keep_alive)
             return keep_alive
         out.write(data)
+        del response, data  # the client may take its time
         if not out.writable:
             await out.wait_writable()
         return keep_alive

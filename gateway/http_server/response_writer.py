@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from aiohttp.helpers import rfc822_formatted_time
 
 from gateway.context import RequestContext
+from gateway.http_server.slow_readers import ReadingPace, SlowReaders
 from gateway.http_server.wire import (
     BODILESS,
     CLOSES,
@@ -29,13 +30,15 @@ from gateway.streams import BufferedStream, as_observed, close_body, drain, pump
 
 
 class OutputBuffer:
-    """Writes to a plain connection, as fast as its client reads. `writable`: the client has read enough of the data.
-    `has_written`: something was written, so it is too late for another answer."""
+    """Writes to a plain connection. `writable`: the client has read enough of the data. `has_written`: something was
+    written, so it is too late for another answer."""
 
-    __slots__ = ("_drained", "_transport", "has_written", "peer", "writable")
+    __slots__ = ("_drained", "_pace", "_slow_readers", "_transport", "has_written", "peer", "writable")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, slow_readers: SlowReaders) -> None:
         self._transport = transport
+        self._slow_readers = slow_readers
+        self._pace: ReadingPace | None = None  # None: the client has always kept up
         peer, sock = transport.get_extra_info("peername"), transport.get_extra_info("socket")
         self.peer: str = peer[0] if isinstance(peer, tuple) else ""
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -45,11 +48,20 @@ class OutputBuffer:
         self.has_written = False
 
     def write(self, data: bytes) -> None:
-        """Write data. If it is no longer `writable`, wait for `wait_writable` before more. Raise `ConnectionError`."""
+        """Write data. Unless it is `writable` or `has_room`, wait for room before more. Raise `ConnectionError`."""
         if self._transport.is_closing():
             raise ConnectionResetError("the client has left")
         self.has_written = True
-        self._transport.write(data)
+        if self.writable or self._pace is None:
+            self._transport.write(data)
+        else:
+            self._transport.write(data)
+            self._pace.wrote(len(data))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a client that does not keep up gets more of a stream all the same, so that its backend can finish."""
+        return self._pace is not None and self._pace.has_room
 
     def abort(self) -> None:
         """Abort the connection, so that the client sees an incomplete answer."""
@@ -61,11 +73,21 @@ class OutputBuffer:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 
+    async def wait_for_room(self) -> None:
+        """Return once it takes more, or the client has left."""
+        if not self.writable and self._pace is not None:
+            await self._pace.wait_for_room()
+
     def pause(self) -> None:
         self.writable = False
+        if self._pace is None:
+            self._pace = ReadingPace(self._slow_readers, self._transport)
+        self._pace.begin()
 
     def emptied(self) -> None:
         """Mark it as writable: the transport drained its buffer, or closed."""
+        if not self.writable and self._pace is not None:
+            self._pace.end()
         self.writable = True
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -143,23 +165,23 @@ async def stream(
 
 
 async def relay_body(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
-    """Write a body as fast as the client reads it, one chunk for each event or piece. Raise `UpstreamStreamError` or
-    `ConnectionError`."""
+    """Write a body as fast as it arrives, while there is room for what the client has not read. One chunk for each
+    event or piece. Raise `UpstreamStreamError` or `ConnectionError`."""
 
     def events(items: Sequence[Event]) -> bool:
         if len(items) == 1:
             frame = items[0].frame()
             out.write(chunk_of(frame) if chunked else frame)
-            return out.writable
+            return out.writable or out.has_room
         return pieces([event.frame() for event in items])
 
     def pieces(items: Sequence[bytes]) -> bool:
         if chunked:
             items = [chunk_of(piece) for piece in items if piece]  # an empty chunk would end the body
         out.write(b"".join(items))
-        return out.writable
+        return out.writable or out.has_room
 
     if isinstance(body, EventStream):
-        await pump(as_observed(body.events), events, out.wait_writable)
+        await pump(as_observed(body.events), events, out.wait_for_room)
     elif isinstance(body, ByteStream):
-        await pump(as_observed(body.chunks), pieces, out.wait_writable)
+        await pump(as_observed(body.chunks), pieces, out.wait_for_room)

@@ -17,6 +17,7 @@ from gateway.http_server.connections import ServerConnections
 from gateway.http_server.service import Health, RequestService
 from gateway.ports import Clock
 from gateway.steps.error_boundary import Inflight
+from gateway.unread_memory import UnreadMemory
 
 HTTP_LOG = logging.getLogger("nearhit.http")
 # How long a handover waits for the next request on open connections. Busy clients send one sooner.
@@ -26,7 +27,8 @@ LINGER_S = 2.0  # for the rest of a refused body: the next request begins after 
 
 class HttpServer:
     """The HTTP server of the data port. `handler` is the pipeline. `health` answers /readyz with readiness and the
-    checks behind it. `inflight` counts the requests that wait, over all ports. `tls` None: plain HTTP. `listen_socket`
+    checks behind it. `inflight` counts the requests that wait, over all ports. `unread`: the memory for answers that
+    clients have not read. `tls` None: plain HTTP. `listen_socket`
     listens already, and still listens when this port has stopped."""
 
     def __init__(
@@ -36,11 +38,13 @@ class HttpServer:
         handler: Handler,
         inflight: Inflight,
         health: Health,
+        unread: UnreadMemory,
         tls: SSLContext | None = None,
         listen_socket: socket.socket | None = None,
     ) -> None:
         self._config = config
         self._service = RequestService(config, clock, handler, inflight, health)
+        self._unread = unread
         self._listen_socket = listen_socket
         self._connections: ServerConnections | None = None
         self._runner: web.ServerRunner | None = None
@@ -52,6 +56,7 @@ class HttpServer:
             AiohttpEdge(self._service),
             self._service,
             self._config,
+            self._unread,
             handler_cancellation=True,  # a client that leaves cancels its request, upstream too
             access_log=None,
             logger=HTTP_LOG,

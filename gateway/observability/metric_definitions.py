@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.observability.metrics import Counter, Gauge, Histogram
 
+LEFT_OUT = ("learning", "vector", "pair", "lookup")  # as `gateway.cache.load_level.Step`
 SPAN_OUTCOMES = ("exported", "queue-full", "failed", "refused")
 
 
@@ -148,8 +149,16 @@ class QualityMetrics:
         )
         self.comparisons_dropped = Counter(
             "nearhit_comparisons_dropped_total",
-            "Misses not used for learning because too many waited for comparison",
-            ("route",),
+            "Misses not used for learning, by the bound on waiting comparisons that was reached",
+            ("route", "reason"),
+        )
+        self.learning_waits = Counter(
+            "nearhit_learning_waits_total", "Comparisons of answers that waited for the CPU budget of learning", ()
+        )
+        self.cpu_seconds = Counter(
+            "nearhit_cpu_seconds_total",
+            "CPU of the event loop and of the embedder's thread, for requests and for learning",
+            ("purpose",),
         )
         self.audits = Counter(
             "nearhit_audits_total", "Semantic hits chosen for an audit, by outcome", ("route", "outcome")
@@ -229,6 +238,14 @@ class AccessMetrics:
     """Refused requests and the use of limits."""
 
     def __init__(self) -> None:
+        self.load_level = Gauge(
+            "nearhit_load_level",
+            "Load of the encoder: 0 normal, 1 learning waits, 2 vectors dropped, 3 best pair only, 4 lookups skipped",
+            (),
+        )
+        self.left_out = Counter("nearhit_left_out_total", "Work left out as the encoder was loaded", ("step",))
+        for step in LEFT_OUT:
+            self.left_out.add(step, amount=0)
         self.shed = Counter("nearhit_shed_total", "Requests refused to keep the gateway responsive", ("reason",))
         self.auth_failures = Counter("nearhit_auth_failures_total", "Credentials that were refused", ("port", "reason"))
         self.audit_errors = Counter("nearhit_audit_errors_total", "Lines of the audit trail that were lost", ("where",))

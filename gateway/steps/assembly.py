@@ -117,7 +117,7 @@ class RouteSteps:
 
     def single_flight(self, inner: Handler) -> Handler:
         parts = self.parts
-        return SingleFlight(inner, parts.flights, parts.unstorable, parts.telemetry).__call__
+        return SingleFlight(inner, parts.flights, parts.unstorable, parts.unread, parts.telemetry).__call__
 
     def semantic_cache(self, inner: Handler) -> Handler:
         rule, parts = self.route.semantic, self.parts
@@ -136,6 +136,7 @@ class RouteSteps:
             audits,
             inflight,
             route_screen(self.route, parts, lookup),
+            load=parts.space.load,
             scores_whole=len(self.route.target.tiers) > 1,
         ).__call__
 
@@ -272,7 +273,14 @@ def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLook
     return SemanticLookup(
         space.index,
         parts.store,
-        CandidateScorer(space.verifier, space.embedder, rule.acceptance, parts.memory.counterexamples, space.decoys),
+        CandidateScorer(
+            space.verifier,
+            space.embedder,
+            rule.acceptance,
+            parts.memory.counterexamples,
+            space.decoys,
+            space.load,
+        ),
         space.controls,
         parts.clock,
         parts.telemetry,

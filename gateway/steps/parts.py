@@ -27,7 +27,9 @@ from gateway.cache.kept_labels import KeptLabels
 from gateway.cache.labels import Labels, LearnedPairs
 from gateway.cache.late_vectors import LateVectors
 from gateway.cache.learned_state import SnapshotStore, StateKeeper
+from gateway.cache.learning_budget import LearningBudget
 from gateway.cache.links import Links
+from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
 from gateway.cache.screen import Screen
@@ -39,7 +41,7 @@ from gateway.errors import StoreUnavailable
 from gateway.messages import Price
 from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Clock, Embedder
+from gateway.ports import Clock, LearningEmbedder
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.mirroring import Mirroring
@@ -52,6 +54,7 @@ from gateway.steps.traffic_log.format import SegmentHeading
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import FOLDER
 from gateway.tasks import Background, run_in
+from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools, reloads
 from gateway.upstream.model_health import start_model_care
@@ -130,7 +133,9 @@ class PartsInputs:
     kept_labels: KeptLabels
 
 
-async def open_spaces(stack: AsyncExitStack, inputs: PartsInputs, embedder: Embedder) -> tuple[Spaces, AsyncExitStack]:
+async def open_spaces(
+    stack: AsyncExitStack, inputs: PartsInputs, embedder: LearningEmbedder
+) -> tuple[Spaces, AsyncExitStack]:
     """Open the space of the model in use (`embedder`) and, during a migration, the space of the previous model. Return
     them with the exit stack that closes the previous one once nothing needs it; `stack` closes both at the latest.
     Raise what `build_verifier` raises."""
@@ -149,7 +154,7 @@ async def open_spaces(stack: AsyncExitStack, inputs: PartsInputs, embedder: Embe
 
 async def _previous_model(
     exit_stack: AsyncExitStack, inputs: PartsInputs, current_fingerprint: str
-) -> tuple[EmbeddingModel, Embedder] | None:
+) -> tuple[EmbeddingModel, LearningEmbedder] | None:
     """Return the previous model, which lookups still use; None: there is none, or it is not needed."""
     section = inputs.config.embedder.migrate_from
     if section is None or await _is_migrated(inputs, current_fingerprint):
@@ -186,7 +191,7 @@ async def _open(
     exit_stack: AsyncExitStack,
     inputs: PartsInputs,
     section: EmbeddingModel,
-    embedder: Embedder,
+    embedder: LearningEmbedder,
     *,
     told: Callable[[str], None] | None = None,
     file: str = FILE,
@@ -203,12 +208,14 @@ async def _open(
     decoys = Decoys(embedder.fingerprint, inputs.fleet.publisher("decoy"))
     pairs = LearnedPairs(inputs.counterexamples, inputs.links, decoys, backing_store)
     labels = Labels(controls, pairs, telemetry, (inputs.recorder.label, inputs.kept_labels.keep))
-    comparisons = AnswerComparer(embedder, labels, telemetry)
+    load = EncoderLoad(lambda: embedder.expected_wait_s, section.timeout, telemetry.left_out)
+    budget = LearningBudget(config.learning.cpu_share, lambda: embedder.cpu, load, telemetry)
+    comparisons = AnswerComparer(embedder, labels, telemetry, budget)
     judge = AnswerJudge(inputs.pools, inputs.prices)
     audits = HitAudits(comparisons, labels, controls, judge, telemetry, inputs.clock, inputs.draw)
     exit_stack.push_async_callback(audits.close)
     store = inputs.stores.front.for_embedder(embedder.fingerprint, backing_store)
-    late = LateVectors(embedder, index, store, telemetry)
+    late = LateVectors(embedder, index, store, telemetry, load)
     jobs = [comparisons.run(), learning.run(), late.run(), *([] if checkpoints is None else [checkpoints.run()])]
     for job in jobs:
         run_in(exit_stack, job)
@@ -216,6 +223,7 @@ async def _open(
     reader = None if index.shared else await asyncio.to_thread(build_static_encoder, section)
     return Space(
         embedder=embedder,
+        load=load,
         index=index,
         checkpoints=checkpoints,
         store=store,
@@ -262,6 +270,7 @@ class Parts:
     loop_monitor: EventLoopMonitor
     recorder: Recorder
     kept_labels: KeptLabels
+    unread: UnreadMemory
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
@@ -278,7 +287,7 @@ async def build_parts(
     clock: Clock,
     draw: Callable[[], float],
     stores: Stores,
-    embedder: Embedder,
+    embedder: LearningEmbedder,
 ) -> Parts:
     """Build all parts, with the embedder of the model in use. `stack` closes them. Raise `StartupError`."""
     memory, recorded_state = FeedbackState(ServedHits(), Counterexamples(), Links()), RecordedState()
@@ -323,6 +332,7 @@ async def build_parts(
         loop_monitor=EventLoopMonitor(telemetry),
         recorder=inputs.recorder,
         kept_labels=inputs.kept_labels,
+        unread=UnreadMemory(config.server.max_unread),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from gateway.cache.admission import HitForMiss
 from gateway.cache.audits import HitAudits
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
+from gateway.cache.load_level import EncoderLoad, Step
 from gateway.cache.screen import Screening
 from gateway.config.policy.model import AuditSettings
 from gateway.context import Handler, RequestContext, resolve_response
@@ -97,7 +98,8 @@ class SemanticCache:
     are embedded; None: each question needs its embedding.
 
     It embeds the focus of the question, which is the whole of it unless it is long. `scores_whole`: a later step scores
-    the complexity, for which the beginning of a long question is embedded, too."""
+    the complexity, for which the beginning of a long question is embedded, too. `load`: of the encoder, which may leave
+    no room to embed a question."""
 
     def __init__(
         self,
@@ -108,8 +110,10 @@ class SemanticCache:
         inflight: SimilarInflight | None = None,
         screen: RouteScreen | None = None,
         *,
+        load: EncoderLoad,
         scores_whole: bool = False,
     ) -> None:
+        self._load = load
         self._inner = inner
         self._embedder = embedder
         self._lookup = lookup
@@ -130,6 +134,9 @@ class SemanticCache:
             started = request.clock.monotonic()
             embedding = self._embedder.embed_nowait(question, request.owner)
             if embedding is None or (self._scores_whole and question is not call.question):
+                if self._load.leaves_out(Step.LOOKUP):
+                    request.note = Bypass.LOAD
+                    return self._inner(request)
                 request.require_capacity()
                 if self._screen is not None:
                     return self._look_at(self._screen, request, question, started)

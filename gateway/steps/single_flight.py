@@ -13,6 +13,7 @@ from gateway.errors import BudgetExceeded, LimitReached, ServeStale
 from gateway.messages import Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.rate_limiter import limit_asker
+from gateway.unread_memory import UnreadMemory
 
 
 class SingleFlight:
@@ -21,11 +22,17 @@ class SingleFlight:
     its own call."""
 
     def __init__(
-        self, inner: Handler, flights: dict[str, SharedCall], unstorable: HitForMiss, telemetry: Telemetry
+        self,
+        inner: Handler,
+        flights: dict[str, SharedCall],
+        unstorable: HitForMiss,
+        unread: UnreadMemory,
+        telemetry: Telemetry,
     ) -> None:
         self._inner = inner
         self._flights = flights
         self._unstorable = unstorable
+        self._unread = unread
         self._telemetry = telemetry
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
@@ -46,7 +53,7 @@ class SingleFlight:
         if isinstance(answer, Response):
             return answer
         key = request.fingerprint
-        flight = self._flights[key] = SharedCall(answer, request.traced)
+        flight = self._flights[key] = SharedCall(answer, request.traced, self._unread)
 
         def land(_: asyncio.Future[None]) -> None:
             if self._flights.get(key) is flight:

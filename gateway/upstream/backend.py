@@ -61,6 +61,7 @@ class BackendRules:
     retry_share: float = 0.2  # retries as a share of the calls
     attempts: int = 2  # attempts of one call, the first one included
     hedge: HedgeRules | None = None
+    total_s: float = math.inf  # `timeouts.total`: for all calls of a request, counted from the first one to any backend
 
 
 class UpstreamPool:
@@ -147,9 +148,18 @@ class UpstreamPool:
     async def call(self, request: RequestContext) -> Response:
         """Call an upstream, and retry on another one if the first fails and the rules allow it.
 
-        Raise `BackendError` if no upstream begins a response. A response is returned whatever its status.
+        Raise `BackendError` if no upstream begins a response. A response is returned whatever its status. A body that
+        streams is awaited first, or a full buffer of it, because a slow client must not hold what others wait for.
         """
+        if request.call is None and request.body_source.buffered_body is None:
+            await request.body_source.buffer()
         now = self._clock.monotonic()
+        if request.upstream_since is None:
+            request.upstream_since = now
+        request.upstream_due = request.upstream_since + self._rules.total_s
+        if now >= request.upstream_due:
+            said = f"backend '{self.name}' was not called: earlier calls have used up timeouts.total"
+            raise BackendError(said, status=504, retryable=False, sent=False)
         self.budget.asked(now)
         endpoint = self._pick_first(request, now)
         if self.single is None or endpoint.breaker.failures:
@@ -318,7 +328,7 @@ class UpstreamPool:
         """Return the seconds to wait before the next attempt; None: no further attempt."""
         if retries + 1 >= self._rules.attempts:
             return None
-        now, until = self._clock.monotonic(), request.due
+        now, until = self._clock.monotonic(), min(request.due, request.upstream_due)
         given_up = isinstance(outcome, AttemptTimedOut)  # `_call_with_timeout` has reserved its retry
         pause_s = 0.0 if given_up else backoff_s(retries, self._rng())
         if now + pause_s >= until:

@@ -15,6 +15,7 @@ from gateway.errors import BackendOverloaded
 from gateway.ports import Clock
 from gateway.priority import Priority, ShedReason
 from gateway.upstream.adaptive_concurrency import AdaptiveLimit, SlotTurnover
+from gateway.upstream.client_paced import ClientPacedCalls
 from gateway.upstream.wait_queue import RETAINED_FACTOR, Ticket, WaitQueue
 
 MAX_RETRY_AFTER_S = 60
@@ -23,12 +24,13 @@ MAX_RETRY_AFTER_S = 60
 class ConcurrencyPermit:
     """`ConcurrencyPermit` is the right to have one call in flight. Only the first `release` has an effect."""
 
-    __slots__ = ("_limiter", "acquired_at", "lasting")
+    __slots__ = ("_limiter", "acquired_at", "client_paced", "tenant")
 
-    def __init__(self, limiter: ConcurrencyLimiter, acquired_at: float) -> None:
+    def __init__(self, limiter: ConcurrencyLimiter, tenant: str, acquired_at: float) -> None:
         self._limiter: ConcurrencyLimiter | None = limiter
         self.acquired_at = acquired_at  # monotonic
-        self.lasting = False  # held as long as a connection, so its hold time says nothing about other calls
+        self.tenant = tenant
+        self.client_paced = False  # its client decides how long it is held, which says nothing about other calls
 
     def on_response(self, request: RequestContext, status: int) -> None:
         """Record that the response begins.
@@ -52,17 +54,22 @@ class ConcurrencyPermit:
     def release(self) -> None:
         limiter, self._limiter = self._limiter, None
         if limiter is not None:
-            limiter.on_release(None if self.lasting else self.acquired_at)
+            limiter.on_release(self.tenant, None if self.client_paced else self.acquired_at)
+            if self.client_paced:
+                limiter.client_paced.leave(self.tenant)
 
 
 class ConcurrencyLimiter:
     """`ConcurrencyLimiter` grants at most `ceiling` permits at once.
 
-    `adaptive`: fewer permits, as many as keep the backend's latency low. A call waits at most `max_wait_s`, and not
-    beyond its own deadline.
+    `adaptive`: fewer permits, as many as keep the backend's latency low. `tenant_share`: a tenant with this share of
+    the permits gets no further one while calls of others wait. A call waits at most `max_wait_s`, and not beyond its
+    own deadline or `timeouts.total`.
     """
 
-    def __init__(self, backend: str, ceiling: int, max_wait_s: float, clock: Clock, *, adaptive: bool) -> None:
+    def __init__(
+        self, backend: str, ceiling: int, max_wait_s: float, clock: Clock, *, adaptive: bool, tenant_share: float = 0.5
+    ) -> None:
         self._backend = backend
         self.adaptive = adaptive
         self._limit = AdaptiveLimit(ceiling, adaptive=adaptive)
@@ -74,6 +81,14 @@ class ConcurrencyLimiter:
         self._admissions: dict[Ticket, asyncio.Future[float]] = {}  # each waiting call -> the time of its grant
         self._numbers = count()
         self.inflight = 0
+        self._tenant_share = tenant_share
+        self._held: dict[str, int] = {}  # permits of each tenant that has some
+        self.client_paced = ClientPacedCalls(lambda: self.tenant_most)
+
+    @property
+    def tenant_most(self) -> int:
+        """The permits that one tenant may hold while calls of others wait, at least one."""
+        return max(1, int(self._limit.value * self._tenant_share))
 
     @property
     def crowd(self) -> Load:
@@ -89,31 +104,56 @@ class ConcurrencyLimiter:
     def _has_room(self) -> bool:
         return not self._admissions and self.inflight < self._limit.value
 
-    def acquire_nowait(self) -> ConcurrencyPermit | None:
+    def acquire_nowait(self, request: RequestContext) -> ConcurrencyPermit | None:
         """Return a permit at once; None if no permit is free or other calls wait."""
         if self._admissions or self.inflight >= self._limit.value:
             return None
         self.inflight += 1
-        return ConcurrencyPermit(self, self._clock.monotonic())
+        held, tenant = self._held, request.tenant
+        held[tenant] = held.get(tenant, 0) + 1
+        return ConcurrencyPermit(self, tenant, self._clock.monotonic())
 
     async def acquire(self, request: RequestContext) -> ConcurrencyPermit:
         """Return a permit, after a wait if needed. Raise `BackendOverloaded` if there is none in time.
 
         After that error, another backend may be tried.
         """
-        permit = self.acquire_nowait()
+        permit = self.acquire_nowait(request)
         if permit is None:
             with request.timer("queue"):
                 await self._wait(request)
-            permit = ConcurrencyPermit(self, self._clock.monotonic())
+            permit = ConcurrencyPermit(self, request.tenant, self._clock.monotonic())
         return permit
 
-    def on_release(self, acquired_at: float | None) -> None:
+    async def acquire_client_paced(self, request: RequestContext) -> ConcurrencyPermit:
+        """Return a permit for a call whose client decides how long it holds it. Raise `BackendOverloaded`.
+
+        A tenant never holds more of these than its share, because nobody can tell when it gives them back.
+        """
+        with request.timer("queue"):
+            try:
+                await self.client_paced.enter(request.tenant, min(self._max_wait_s, request.upstream_left_s))
+            except TimeoutError:
+                raise self._overload_error(ShedReason.TENANT_SHARE) from None
+        try:
+            permit = await self.acquire(request)
+        except BaseException:
+            self.client_paced.leave(request.tenant)
+            raise
+        permit.client_paced = True
+        return permit
+
+    def on_release(self, tenant: str, acquired_at: float | None) -> None:
         """Take back a permit. `acquired_at` is None if the hold time says nothing about other calls."""
         if acquired_at is not None:
             now = self._clock.monotonic()
             self._record_hold(now - acquired_at, now)
         self.inflight -= 1
+        held = self._held
+        if held[tenant] > 1:
+            held[tenant] -= 1
+        else:
+            del held[tenant]
         if self._admissions:
             self._admit()
 
@@ -127,7 +167,7 @@ class ConcurrencyLimiter:
 
     async def _wait(self, request: RequestContext) -> None:
         now = self._clock.monotonic()
-        wait_until, deadline = now + self._max_wait_s, request.due
+        wait_until, deadline = now + self._max_wait_s, min(request.due, request.upstream_due)
         ticket = Ticket(request.priority, min(wait_until, deadline), next(self._numbers), request.tenant)
         self._enqueue(ticket, deadline, now)
         admission = self._admissions[ticket] = asyncio.get_running_loop().create_future()
@@ -143,8 +183,7 @@ class ConcurrencyLimiter:
                 ) from None
         except asyncio.CancelledError:
             if _is_granted(admission):
-                self.inflight -= 1
-                self._admit()
+                self.on_release(request.tenant, None)
             raise
         finally:
             self._admissions.pop(ticket, None)
@@ -174,12 +213,18 @@ class ConcurrencyLimiter:
         now = self._clock.monotonic()
         for late in self._queue.expired(now):
             self._refuse(late, ShedReason.DEADLINE)
-        while self.inflight < self._limit.value and (ticket := self._queue.take(now)) is not None:
+        while self.inflight < self._limit.value and (ticket := self._queue.take(now, self._sated())) is not None:
             admission = self._admissions.pop(ticket, None)
             if admission is not None and not admission.done():
                 self.inflight += 1
+                self._held[ticket.tenant] = self._held.get(ticket.tenant, 0) + 1
                 self._turnover.given(self._queue.waiting_since, now)
                 admission.set_result(now)
+
+    def _sated(self) -> set[str]:
+        """Return the tenants that hold their share of the permits."""
+        most = self.tenant_most
+        return {tenant for tenant, held in self._held.items() if held >= most}
 
     def _refuse(self, ticket: Ticket, reason: ShedReason) -> None:
         admission = self._admissions.pop(ticket, None)
@@ -201,7 +246,7 @@ class ConcurrencyLimiter:
 
 _REASONS: dict[ShedReason, str] = {
     ShedReason.QUEUE_FULL: "the wait queue is full",
-    ShedReason.TENANT_SHARE: "most of the waiting requests are yours",
+    ShedReason.TENANT_SHARE: "most of the waiting requests, or your share of the permits, are yours; see tenant_share",
     ShedReason.DISPLACED: "another request took its place in the wait queue",
     ShedReason.STANDING: "the wait queue is too long for the backend's current speed",
     ShedReason.DEADLINE: "no permit would be free before the request's deadline",

@@ -52,10 +52,11 @@ def reloads(section: BackendSection) -> bool:
 
 
 def _rules(section: BackendSection) -> BackendRules:
+    total_s = section.timeouts.total
     if isinstance(section, OnnxBackendConfig):
-        return BackendRules(attempts=1)  # a retry on the same machine would fail again
+        return BackendRules(attempts=1, total_s=total_s)  # a retry on the same machine would fail again
     hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
-    return BackendRules(section.sticky, section.retries.budget, section.retries.attempts, hedge)
+    return BackendRules(section.sticky, section.retries.budget, section.retries.attempts, hedge, total_s)
 
 
 def _upstreams(
@@ -100,6 +101,7 @@ def _http(
         timeouts=section.timeouts,
         clock=clock,
         adaptive=section.adaptive,
+        tenant_share=section.tenant_share,
     )
     own_account = api_key is not None or not passthrough
     batched = batching(backend, section, clock, shared=own_account)

@@ -125,6 +125,7 @@ class HttpBackend(LimitedBackend):
         timeouts: Timeouts,
         clock: Clock,
         adaptive: bool = True,
+        tenant_share: float = 0.5,
     ) -> None:
         self.name = name
         self.speaks = speaks
@@ -140,7 +141,11 @@ class HttpBackend(LimitedBackend):
         self._response_filter = HeaderFilter(RESPONSE_EXCLUDED, prefix=GATEWAY_PREFIX)
         self._timeouts = timeouts
         self._clock = clock
-        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(
+            ConcurrencyLimiter(
+                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
+            )
+        )
 
     async def send(self, request: RequestContext) -> Response:
         """Send the request and return the response. Raise `BadRequest` if the endpoint's dialect cannot express it."""
@@ -153,12 +158,14 @@ class HttpBackend(LimitedBackend):
             socket = await self._websocket(request)
             if socket is not None:
                 return socket
-        elif request.body_source.buffered_body is None:  # wait for the body, or a full buffer, before a permit is taken
-            await request.body_source.buffer()
-        permit = self._limiter.acquire_nowait() or await self._limiter.acquire(request)
+        if call is None and request.body_source.buffered_body is None:  # the body streams
+            permit = await self._limiter.acquire_client_paced(request)
+        else:
+            permit = self._limiter.acquire_nowait(request) or await self._limiter.acquire(request)
         try:
             sent = self.upstream_request(request, translated)
-            answer = await self._client.send(sent, self._response_deadline(request, sent))
+            due, end = self._deadlines(request, sent, permit)
+            answer = await self._client.send(sent, due)
         except BaseException as error:
             failure = self._to_gateway_error(error)
             if isinstance(failure, BackendError) and failure.status == 504:
@@ -168,15 +175,17 @@ class HttpBackend(LimitedBackend):
                 raise
             raise failure from None
         permit.on_response(request, answer.status)
-        response = await self._read(request, answer, permit)
+        response = await self._read(request, answer, permit, end)
         if answer.status == NOT_FOUND and call is not None:
             self._base.on_not_found(request, sent, response)
         if translated is not None:
             return await translate_response(self.name, response, translated)
         return response if call is None or not call.dialect.reforms else to_stored_form(self.name, call, response)
 
-    async def _read(self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit) -> Response:
-        """Return the response once its first byte, or all of it, has arrived."""
+    async def _read(
+        self, request: RequestContext, answer: UpstreamResponse, permit: ConcurrencyPermit, end: float
+    ) -> Response:
+        """Return the response once its first byte, or all of it, has arrived. `end`: see `_deadlines`."""
         parse, memo = request.call is not None, answer.memo
         if answer.whole and not (parse and answer.status == 200 and is_event_stream(answer.header_map)):
             headers = memo.get(parse) if memo is not None else None
@@ -186,7 +195,7 @@ class HttpBackend(LimitedBackend):
             answer.close()
             permit.release()
             return response
-        exchange = ResponseReader(self.name, answer, permit, self._timeouts, request.upstream_deadline)
+        exchange = ResponseReader(self.name, answer, permit, self._timeouts, end)
         try:
             return await exchange.answer(self._headers_of(answer, parse=parse), parse=parse)
         except BaseException:
@@ -206,15 +215,13 @@ class HttpBackend(LimitedBackend):
             answer.memo[parse] = headers
         return headers
 
-    def _response_deadline(self, request: RequestContext, sent: UpstreamRequest) -> float:
-        """Return the event-loop time by which the response must begin. `timeouts.total` covers all attempts."""
-        uploads = request.call is None and sent.body != b""
-        now = asyncio.get_running_loop().time()
-        if now >= request.upstream_deadline:
-            said = f"backend '{self.name}' was not called: earlier attempts have used up timeouts.total"
-            raise BackendError(said, status=504, retryable=False, sent=False)
-        request.upstream_deadline = min(request.upstream_deadline, now + self._timeouts.total)
-        return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), request.upstream_deadline)
+    def _deadlines(
+        self, request: RequestContext, sent: UpstreamRequest, permit: ConcurrencyPermit
+    ) -> tuple[float, float]:
+        """Return the event-loop times by which the response must begin and end. `permit` was acquired just now."""
+        uploads, now = request.call is None and sent.body != b"", asyncio.get_running_loop().time()
+        end = now + request.upstream_due - permit.acquired_at
+        return min(now + (self._timeouts.total if uploads else self._timeouts.first_byte), end), end
 
     def _to_gateway_error(self, error: BaseException) -> BaseException:
         """Convert an error of the HTTP client to a gateway error; return any other error unchanged."""
@@ -235,8 +242,7 @@ class HttpBackend(LimitedBackend):
 
     async def _websocket(self, request: RequestContext) -> Response | None:
         """Open a WebSocket; None if the endpoint ignores the upgrade, as it may (RFC 9110 section 7.8)."""
-        permit = await self._limiter.acquire(request)
-        permit.lasting = True
+        permit = await self._limiter.acquire_client_paced(request)
         url = URL(self._base.origin + self.target(request.path, request.query), encoded=True)
         try:
             async with asyncio.timeout(self._timeouts.first_byte):

@@ -50,13 +50,18 @@ class OnnxBackend(LimitedBackend):
         timeouts: Timeouts,
         clock: Clock,
         adaptive: bool = True,
+        tenant_share: float = 0.5,
     ) -> None:
         self.name = name
         self._model = model
         self._model_name = model_name
         self._timeouts = timeouts
         self._clock = clock
-        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(
+            ConcurrencyLimiter(
+                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
+            )
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onnx {name}", initializer=_lower_priority)
 
     async def send(self, request: RequestContext) -> Response:
@@ -120,7 +125,7 @@ class OnnxBackend(LimitedBackend):
         self, request: RequestContext, call: Call, model: SentenceEmbedder, permit: ConcurrencyPermit
     ) -> Response:
         """Embed each text in a separate job of the thread, so that a long list does not block other calls."""
-        async with self._timeout(self._timeouts.total):
+        async with self._timeout(min(self._timeouts.total, request.upstream_left_s)):
             result = [await self._run(partial(model.embed, text)) for text in call.questions]
         permit.on_response(request, 200)
         body = call.dialect.embedding_answer(call, [vector.tolist() for vector in result], model=call.model)
@@ -129,7 +134,7 @@ class OnnxBackend(LimitedBackend):
     async def _infer(
         self, request: RequestContext, call: Call, model: TensorGraph, permit: ConcurrencyPermit
     ) -> Response:
-        async with self._timeout(self._timeouts.first_byte):
+        async with self._timeout(min(self._timeouts.first_byte, request.upstream_left_s)):
             answer = await self._run(partial(model.infer, call.body["inference"], call.model))
         permit.on_response(request, 200)
         if call.stream:  # the client accepts several responses
@@ -145,7 +150,7 @@ class OnnxBackend(LimitedBackend):
         answer: TextAnswer,
         permit: ConcurrencyPermit,
     ) -> Response:
-        async with self._timeout(self._timeouts.first_byte):
+        async with self._timeout(min(self._timeouts.first_byte, request.upstream_left_s)):
             result = await self._run(partial(model.classify, question))
         permit.on_response(request, 200)
         events = (

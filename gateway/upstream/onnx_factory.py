@@ -30,5 +30,6 @@ def upstream(name: str, section: OnnxBackendConfig, clock: Clock) -> UpstreamCon
         timeouts=section.timeouts,
         clock=clock,
         adaptive=section.adaptive,
+        tenant_share=section.tenant_share,
     )
     return UpstreamConfig(backend, "in process", provider=section.adapter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -33,6 +34,7 @@ class ResponseReader:
         self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         self._deadline = deadline
+        self._timer: asyncio.TimerHandle | None = None
 
     async def answer(self, headers: tuple[tuple[str, str], ...], *, parse: bool) -> Response:
         """Return the response. `headers` are the ones to forward; `parse`: it responds to a parsed call."""
@@ -85,6 +87,8 @@ class ResponseReader:
         self, first: bytes, feed: Callable[[bytes], Sequence[T]], close: Callable[[], Sequence[T]]
     ) -> ObservedStream[T]:
         answer = self._answer
+        if self._deadline < math.inf:  # a reader that takes nothing must not hold the permit any longer
+            self._timer = self._loop.call_at(self._deadline, self._release)
         if isinstance(answer, HttpResponse):
             return ObservedStream(_Telling(self, answer, first, feed, close), StreamObserver(on_close=self.close))
         return ObservedStream(_Body(self, first, feed, close), StreamObserver(on_close=self.close))
@@ -104,13 +108,19 @@ class ResponseReader:
         return self._timeouts.idle, self._deadline
 
     def stream_error(self, error: BaseException) -> UpstreamStreamError:
-        if not isinstance(error, TimedOut):
+        is_over = self._loop.time() >= self._deadline
+        if not (is_over or isinstance(error, TimedOut)):
             return UpstreamStreamError(f"backend '{self._name}' broke off the response ({error})")
-        what = "exceeded timeouts.total" if self._loop.time() >= self._deadline else "sent no data within timeouts.idle"
+        what = "exceeded timeouts.total" if is_over else "sent no data within timeouts.idle"
         return UpstreamStreamError(f"backend '{self._name}' {what}")
 
     def close(self) -> None:
         """Release the connection if the body is complete. Otherwise close it, which cancels the call upstream."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._release()
+
+    def _release(self) -> None:
         self._answer.close()
         self._permit.release()
 

@@ -59,6 +59,7 @@ class TritonBackend(LimitedBackend):
         timeouts: Timeouts,
         clock: Clock,
         adaptive: bool = True,
+        tenant_share: float = 0.5,
     ) -> None:
         self.name = name
         self._client = triton.InferenceServerClient(address, ssl=tls, channel_args=OPTIONS)
@@ -70,7 +71,11 @@ class TritonBackend(LimitedBackend):
         self._clock = clock
         upstream_names = [name for name in dict.fromkeys([*models.upstream_names, embedding_model]) if name]
         self.hosted = TritonModels(name, address, self._client, upstream_names, tensors, timeouts)
-        super().__init__(ConcurrencyLimiter(name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive))
+        super().__init__(
+            ConcurrencyLimiter(
+                name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
+            )
+        )
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
@@ -163,17 +168,16 @@ class TritonBackend(LimitedBackend):
         """
         headers = metadata_of(request.upstream_headers())
         if not model.decoupled:
-            async with self.hosted.call_timeout(self._timeouts.first_byte):
+            async with self.hosted.call_timeout(min(self._timeouts.first_byte, request.upstream_left_s)):
                 result = await self._client.infer(name, inputs, request_id=request.id, headers=headers)
             yield self._piece(result)
             return
         stream = self._client.stream_infer(single_request(name, inputs, request.id), headers=headers)
-        deadline = self._clock.monotonic() + self._timeouts.total
         limit, started = self._timeouts.first_byte, False
         try:
             while True:
                 try:
-                    async with self.hosted.call_timeout(min(limit, max(0.0, deadline - self._clock.monotonic()))):
+                    async with self.hosted.call_timeout(min(limit, request.upstream_left_s)):
                         result, error = await anext(stream)
                     if error is not None:
                         raise error
@@ -217,7 +221,7 @@ class TritonBackend(LimitedBackend):
         shape = [len(call.questions), 1] if model.batched else [len(call.questions)]
         texts = triton.InferInput(self._tensors.prompt, shape, "BYTES")
         texts.set_data_from_numpy(np.array([t.encode() for t in call.questions], dtype=object).reshape(shape))
-        async with self.hosted.call_timeout(self._timeouts.first_byte):
+        async with self.hosted.call_timeout(min(self._timeouts.first_byte, request.upstream_left_s)):
             result = await self._client.infer(
                 self._embedding_model, [texts], headers=metadata_of(request.upstream_headers())
             )

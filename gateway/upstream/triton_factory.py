@@ -24,6 +24,7 @@ def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clo
         timeouts=section.timeouts,
         clock=clock,
         adaptive=section.adaptive,
+        tenant_share=section.tenant_share,
     )
     batched = batching(backend, section, clock, shared=True)  # Triton gets no credentials
     return UpstreamConfig(

@@ -90,7 +90,7 @@ class TensorClient:
     async def describe(self, request: RequestContext) -> Response:
         """Return the metadata of the server or a model, in the JSON of its HTTP port. Raise `NotFound`."""
         try:
-            async with asyncio.timeout(self._timeouts.first_byte):
+            async with asyncio.timeout(min(self._timeouts.first_byte, request.upstream_left_s)):
                 value = await self._query(request)
         except grpc.aio.AioRpcError as error:
             return self._error_response(error.code(), error.details() or "")
@@ -103,7 +103,7 @@ class TensorClient:
         return Response(200, JSON, FullBody(orjson.dumps(value)))
 
     async def _infer_once(self, message: Any, request: RequestContext) -> Response:
-        async with asyncio.timeout(self._timeouts.first_byte):
+        async with asyncio.timeout(min(self._timeouts.first_byte, request.upstream_left_s)):
             answer = await self._stub.ModelInfer(message, metadata=_metadata(request))
         return Response(200, OCTETS, FullBody(self._pack(answer)))
 
@@ -112,7 +112,7 @@ class TensorClient:
         rpc = self._stub.ModelStreamInfer(_once(message), metadata=_metadata(request))
         answers = self._answers(rpc)
         try:
-            async with asyncio.timeout(self._timeouts.first_byte):
+            async with asyncio.timeout(min(self._timeouts.first_byte, request.upstream_left_s)):
                 first = await anext(answers, None)
         except BaseException:
             rpc.cancel()
@@ -126,7 +126,7 @@ class TensorClient:
             rpc.cancel()
             permit.release()
 
-        return Response(200, OCTETS, EventStream(ClosingStream(self._events(first, answers), on_close)))
+        return Response(200, OCTETS, EventStream(ClosingStream(self._events(request, first, answers), on_close)))
 
     async def _answers(self, rpc: Any) -> AsyncGenerator[Any, None]:
         async for message in rpc:
@@ -136,8 +136,9 @@ class TensorClient:
             if FINAL in answer.parameters and answer.parameters[FINAL].bool_param:
                 return
 
-    async def _events(self, first: Any, answers: AsyncGenerator[Any, None]) -> AsyncGenerator[Event, None]:
-        deadline = asyncio.get_running_loop().time() + self._timeouts.total
+    async def _events(
+        self, request: RequestContext, first: Any, answers: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[Event, None]:
         message = first
         async with aclosing(answers):
             while message is not None:
@@ -148,8 +149,7 @@ class TensorClient:
                 except BackendError as error:
                     raise UpstreamStreamError(str(error)) from None
                 try:
-                    until = min(deadline, asyncio.get_running_loop().time() + self._timeouts.idle)
-                    async with asyncio.timeout_at(until):
+                    async with asyncio.timeout(min(self._timeouts.idle, request.upstream_left_s)):
                         message = await anext(answers, None)
                 except TimeoutError:
                     raise UpstreamStreamError(

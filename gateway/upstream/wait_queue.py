@@ -2,7 +2,8 @@
 
 **Order.** Calls are served by priority class, and within a class by `due`. That is the request's deadline or the end of
 its maximum wait, whichever is earlier, so no call is overtaken for ever. Every `YIELD_EVERY`th permit goes to a lower
-class that waits, in turn, and every class may fill `RESERVE` of the room. So no class starves.
+class that waits, in turn, and every class may fill `RESERVE` of the room. So no class starves. A tenant that holds its
+share of the permits comes after all others, whatever its class.
 
 **Room.** In a burst, the queue may hold as many calls as are served within `BURST_HOLDS` times the mean hold of a
 permit. A queue that was not empty for that mean hold is overload, not a burst, and waiting in it gains nothing. Then
@@ -27,7 +28,9 @@ Rule 2 is longest-queue drop (Suter et al., INFOCOM 1998).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from operator import attrgetter
 
@@ -139,8 +142,8 @@ class WaitQueue:
                 self.remove(own[0], now)
         return late
 
-    def take(self, now: float) -> Ticket | None:
-        """Remove and return the next call to serve; None if none waits."""
+    def take(self, now: float, sated: Collection[str] = ()) -> Ticket | None:
+        """Remove and return the next call to serve; None if none waits. The tenants in `sated` have their share."""
         first, *behind = [own for own in self._classes.values() if own] or [[]]
         if not first:
             return None
@@ -150,6 +153,9 @@ class WaitQueue:
             if rest == 0:
                 first = behind[turn % len(behind)]
         ticket = first[0]
+        if ticket.tenant in sated and any(tenant not in sated for own in self._tenants.values() for tenant in own):
+            in_order = chain(first, *behind, *self._classes.values())
+            ticket = next(each for each in in_order if each.tenant not in sated)
         self.remove(ticket, now)
         return ticket
 

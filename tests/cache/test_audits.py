@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +187,11 @@ async def test_with_learning_off_labels_measure_and_move_nothing(start: Start, u
 
 async def test_too_many_misses_at_once_drop_the_oldest(promising: Served) -> None:
     parts = promising.gateway.parts
-    comparisons = AnswerComparer(parts.space.embedder, parts.space.labels, parts.telemetry, limit=2)
+    budget = parts.space.comparisons.budget
+    comparisons = AnswerComparer(parts.space.embedder, parts.space.labels, parts.telemetry, budget, limit=2)
     for seed in range(5):
         comparisons.missed(missed(promising), entry_of(f"fresh-{seed}"))
-    assert parts.telemetry.comparisons_dropped.values[("default",)] == 3
+    assert parts.telemetry.comparisons_dropped.values[("default", "count")] == 3
     assert not comparisons.idle
 
 
@@ -202,10 +203,10 @@ class HalfRead:
     def __init__(self, *, up: bool) -> None:
         self._up = up
 
-    async def embed(self, text: str) -> Embedding:
+    async def embed_idle(self, texts: Sequence[str]) -> list[Embedding]:
         if not self._up:
             raise EmbedderUnavailable("it is down")
-        return Embedding(vector_of(len(text), 384), 256, truncated=True)
+        return [Embedding(vector_of(len(text), 384), 256, truncated=True) for text in texts]
 
 
 @pytest.mark.parametrize("up", [True, False])
@@ -218,7 +219,7 @@ async def test_what_the_embedder_cannot_tell_is_undecided(
         entry_of(text[0], payload=(json.dumps(completion({"model": "m"}, text)).encode(),)) for text in answers
     )
     parts = promising.gateway.parts
-    comparisons = AnswerComparer(HalfRead(up=up), parts.space.labels, parts.telemetry)
+    comparisons = AnswerComparer(HalfRead(up=up), parts.space.labels, parts.telemetry, parts.space.comparisons.budget)
     assert await comparisons.label(HI, stored, fresh) is Label.UNDECIDED
     assert await comparisons.label(HI, stored, stored) is Label.RIGHT, "the same needs no embedder"
     assert await comparisons.label(HI, stored, entry_of("x", payload=(b"{}",))) is None

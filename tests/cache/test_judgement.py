@@ -8,13 +8,13 @@ import pytest
 
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import (
-    MAX_SECOND_OPINIONS,
     CandidateScorer,
     CandidateScores,
     best_index,
     evaluate,
     is_verbatim,
 )
+from gateway.cache.load_level import MAX_SECOND_OPINIONS
 from gateway.cache.threshold.ledger import BANDS
 from gateway.cache.threshold.route_control import Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label

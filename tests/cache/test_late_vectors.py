@@ -14,6 +14,7 @@ from gateway.adapters.system.clock import SystemClock
 from gateway.cache import late_vectors
 from gateway.cache.bans import Ban, BanConditions, SimilarityCondition
 from gateway.cache.late_vectors import LateVectors
+from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Vector
@@ -53,7 +54,9 @@ class Late:
         self.index = ExactIndex(DIMENSION, max_entries=99)
         self.embedder = GatedEmbedder()
         self.telemetry = Telemetry()
-        self.vectors = LateVectors(self.embedder, self.index, self.store, self.telemetry, limit)
+        self.wait_s = 0.0
+        load = EncoderLoad(lambda: self.wait_s, 2.0, self.telemetry.left_out)
+        self.vectors = LateVectors(self.embedder, self.index, self.store, self.telemetry, load, limit)
         self.ledger: list[str] = []
         self.vectors.stored = lambda entry, _: self.ledger.append(entry.fingerprint)
 
@@ -138,6 +141,16 @@ async def test_a_text_that_the_model_cuts_gets_no_vector(late: Late) -> None:
     await late.stored_without_vector(1)
     assert await late.finished() == {}
     assert late.index.size == 0
+
+
+async def test_a_loaded_encoder_gets_no_late_question(late: Late) -> None:
+    late.wait_s = 0.2
+    await late.stored_without_vector(1)
+    assert await late.finished() == {"dropped": 1}
+    late.wait_s = 0.0
+    await late.stored_without_vector(2)
+    assert await late.finished() == {"dropped": 1, "stored": 1}
+    assert late.embedder.embedded == ["2"]
 
 
 async def test_beyond_the_bound_the_oldest_is_dropped() -> None:

@@ -37,6 +37,7 @@ FAILING = {
 }
 OFFLINE: dict[str, list[str]] = {
     "check": ["{files}/new.yaml"],
+    "import litellm": ["{files}/old.yaml", "--out", "{files}/imported"],
     "explain": ["{files}/request.json"],
     "simulate": ["--policy", "{files}/new.yaml"],
     "capacity": ["--rps", "50000", "--hit-rate", "0.4", "--entries", "1e8"],
@@ -86,6 +87,7 @@ def files(tmp_path: Path) -> Path:
         "new.yaml": CHANGED,
         "request.json": json.dumps({"model": "m", "messages": [{"role": "user", "content": "Why?"}]}),
         "answers.jsonl": "",
+        "old.yaml": "model_list: [{model_name: m, litellm_params: {model: openai/m}}]",
         "prompts.jsonl": '"alpha"\n',
     }.items():
         (tmp_path / "given" / name).write_text(content)

@@ -347,3 +347,59 @@ def test_a_worker_outlives_a_loop_that_has_been_closed(encoder: ScriptedEncoder)
     encoder.gate.set()
     embedder.close()
     assert encoder.batches == [["first"]]
+
+
+async def learning(embedder: BatchingEmbedder, *texts: str) -> asyncio.Task[list[Embedding]]:
+    task = asyncio.create_task(embedder.embed_idle(texts))
+    await asyncio.sleep(0)  # lets it run up to its wait; passes no time
+    return task
+
+
+async def test_texts_of_learning_wait_for_those_of_requests_and_go_together(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    later = await learning(embedder, "x", "y")
+    rest = await queued(embedder, "a", "b")
+    encoder.gate.set()
+    await asyncio.gather(first, *rest)
+    for text, embedding in zip(["x", "y"], await later, strict=True):
+        np.testing.assert_array_equal(embedding.vector, expected(text).vector)
+    assert encoder.batches == [["first"], ["a", "b"], ["x", "y"]]
+    assert embedder.embed_nowait("x") is None, "the cache belongs to requests"
+    assert embedder.cpu.requests_s > 0
+    assert embedder.cpu.learning_s > 0
+    embedder.close()
+
+
+async def test_a_pass_of_learning_is_short(encoder: ScriptedEncoder) -> None:
+    """A request may have to wait for it."""
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    long = [letter * 400 for letter in "xyz"]
+    later = await learning(embedder, *long)
+    encoder.gate.set()
+    await asyncio.gather(first, later)
+    assert encoder.batches[1:] == [long[:2], long[2:]]
+    embedder.close()
+
+
+async def test_learning_hears_of_a_failure_and_of_the_end(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    with pytest.raises(EmbedderUnavailable, match="failed on this batch"):
+        await embedder.embed_idle(["good", "bad"])
+    assert await embedder.embed_idle([]) == []
+    embedder.close()
+    with pytest.raises(EmbedderUnavailable, match="closed"):
+        await embedder.embed_idle(["late"])
+
+
+async def test_the_expected_wait_grows_with_the_queue(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, batch_limit=2, timeout_s=PATIENCE_S)
+    await embedder.embed("once")
+    assert embedder.expected_wait_s == 0.0
+    first = await hung(encoder, embedder)
+    rest = await queued(embedder, "a", "b", "c")
+    assert embedder.expected_wait_s == 2 * embedder._pass_s > 0
+    encoder.gate.set()
+    await asyncio.gather(first, *rest)
+    embedder.close()

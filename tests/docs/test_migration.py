@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.__main__ import main
 from tests.docs.recipes import DOCS, check
 
 PAGE = DOCS / "migration.md"
@@ -36,6 +37,24 @@ def test_every_product_has_both_files() -> None:
         "From GPTCache": FILES,
         "From vLLM Semantic Router": FILES,
     }
+
+
+def litellm_section() -> str:
+    return next(part for part in PAGE.read_text().split("\n## ") if part.startswith("From LiteLLM\n"))
+
+
+def test_the_import_of_the_example_gives_the_files_and_the_report_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = litellm_section()
+    old = next(code for label, code in BLOCK.findall(section) if OTHERS.fullmatch(label))
+    (tmp_path / "config.yaml").write_text(old)
+    assert main(["import", "litellm", "config.yaml"]) == 0
+    report = re.search(r"```console\n\$ nearhit import litellm config.yaml\n(.*?)```", section, re.DOTALL)
+    assert report is not None and capsys.readouterr().out == report[1]
+    written = {name: (tmp_path / "nearhit" / name).read_text() for name in FILES}
+    assert written == sections()["From LiteLLM"]
 
 
 @pytest.mark.parametrize("title", sections())

@@ -57,7 +57,7 @@ async def served(request: pytest.FixtureRequest, tmp_path: Path, endpoint: WireU
     if request.param == "by aiohttp's client":
         backend["client"] = "aiohttp"
     policy = NO_CACHE if request.param == "relayed" else EXACT_CACHE
-    async with gateway_of(config_of(tmp_path, {"main": backend}), policy) as served:
+    async with gateway_of(config_of(tmp_path, {"main": backend}, server={"max_unread": "4MiB"}), policy) as served:
         served.gateway.data_port._connections.accepts_plain = request.param != "by aiohttp's server"
         yield served
 

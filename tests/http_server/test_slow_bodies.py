@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,29 @@ async def test_bodies_that_do_not_come_take_no_place(upstream: Upstream, tmp_pat
         await first.send(b"63\r\n" + b"y" * 99 + b"\r\n0\r\n\r\n" if chunked else b"y" * 99)
         answer = await first.message()
         assert (answer.status, answer.body) == (200, b"x" + b"y" * 99)
+
+
+@pytest.mark.parametrize("upgrade", [b"", b"Connection: upgrade\r\nUpgrade: websocket\r\n"])
+async def test_uploads_of_one_tenant_leave_places_to_the_others(
+    upstream: Upstream, tmp_path: Path, upgrade: bytes
+) -> None:
+    """Four bodies are longer than the buffer and never end. Two hold a place, and the others wait for their turn."""
+    backend = {"adapter": "openai", "url": upstream.url, "max_concurrency": 4, "adaptive": "off"}
+    async with gateway_of(config_of(tmp_path, {"main": backend}), NO_CACHE) as served, AsyncExitStack() as stack:
+        pool, piece = served.gateway.parts.pools["main"], b"x" * (2 * BUFFER_BYTES)
+        wires = [await stack.enter_async_context(connected(served.url)) for _ in range(4)]
+        for wire in wires:
+            head = upload(2 * len(piece), chunked=False).replace(b"Host", b"Authorization: Bearer slow\r\nHost")
+            await wire.send(head.replace(b"Host", upgrade + b"Host") + piece)
+        await until(lambda: pool.inflight == 2)
+        answers = [await served.chat(str(n), headers={"authorization": "Bearer other"}) for n in range(8)]
+        assert {answer.status for answer in answers} == {200}
+        assert pool.inflight == 2
+        for wire in wires:
+            await wire.send(piece)
+        for wire in wires:
+            assert (await wire.message()).status == 200
+        await until(lambda: pool.inflight == 0)
 
 
 async def slow(upstream: Upstream, folder: Path, sent: int, **server: Any) -> str:

@@ -291,13 +291,13 @@ def test_a_model_whose_static_vectors_are_damaged_gets_them_without_a_new_export
     monkeypatch.setattr(static_vectors, "QUESTIONS", few_questions(model.parent))
     former = load_table(model, load_manifest(model).identity)
     (model / STATIC_FILE).write_bytes(b"damaged")
-    before = {file: file.stat().st_mtime_ns for file in model.iterdir()}
+    before = times_of(model)
     lines: list[str] = []
     assert fetch(model.parent, lines.append) == model
     assert lines[0].startswith("distilling static token vectors")
     made = load_table(model, load_manifest(model).identity)
     np.testing.assert_array_equal(made.tokens, former.tokens)
-    assert {file: file.stat().st_mtime_ns for file in model.iterdir() if file.name != STATIC_FILE} == before
+    assert times_of(model) == before
 
 
 def test_a_vocabulary_that_is_too_large_gets_no_static_vectors(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,6 +307,11 @@ def test_a_vocabulary_that_is_too_large_gets_no_static_vectors(model: Path, monk
     assert not static_vectors.add_static_vectors(model, lines.append)
     assert lines[0].startswith("no static vectors: the vocabulary has 30522 tokens, at most 30000 are supported")
     assert not has_static_vectors(model)
+
+
+def times_of(model: Path) -> dict[str, int]:
+    """When each file of the model was written, but for its static vectors."""
+    return {file.name: file.stat().st_mtime_ns for file in model.iterdir() if file.name != STATIC_FILE}
 
 
 def few_questions(folder: Path) -> Path:

@@ -10,9 +10,11 @@ import pytest
 from aiohttp import web
 
 from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, config_of, gateway_of
+from tests.fixtures.several import behind, policy_of
 from tests.fixtures.upstream import Upstream, completion, serving
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import Incomplete, Message, Wire, connected, wire_upstream
+from tests.routing.test_dispatch import HARD, silent
 
 BODY = b'{"model":"m","input":"hi","messages":[{"role":"user","content":"hi"}]}'
 PIECES = 2000  # of an answer that drips in: 40 s of it
@@ -76,3 +78,16 @@ routes:
             answer = await served.chat("hi")
     assert answer.status in (502, 504)
     assert len(second.calls) == 1, "it was tried"
+
+
+async def test_a_trial_and_its_escalation_share_one_total(tmp_path: Path) -> None:
+    """The trial is a copy of the request, with a call of its own."""
+    policy = policy_of("light: small, large: big, escalate_above: 0.5, cascade: {check: logprobs, accept_above: 0.7}")
+    timeouts = {"timeouts": {"total": "500ms", "first_byte": "60s"}}
+    async with behind(tmp_path, policy, "small", "big", backends=timeouts) as (served, upstreams):
+        upstreams["small"].answer = silent
+        answer = await served.chat(HARD)
+    assert answer.status == 504
+    assert b"timeouts.total" in answer.body
+    assert len(upstreams["small"].calls) == 1
+    assert not upstreams["big"].calls, "nothing of the total is left for it"

@@ -95,6 +95,31 @@ async def test_places_go_by_priority_then_by_deadline_then_by_arrival(upstream: 
         assert order == ["high", "urgent", "first", "second", "low"]
 
 
+async def test_a_tenant_with_its_share_of_the_places_comes_after_all_others(upstream: Upstream, tmp_path: Path) -> None:
+    one, other = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}
+    async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), RAISING) as served:
+        asked = [("high", {**one, "x-priority": "high"}), ("usual", one), ("late", other | {"x-priority": "low"})]
+        turns = one_at_a_time(upstream)
+        tasks = [asyncio.create_task(served.chat(f"held {n}", headers=one)) for n in range(LIMIT)]
+        await until(lambda: len(upstream.chats) == LIMIT)
+        for number, (question, headers) in enumerate(asked):
+            tasks.append(ask(served, question, headers))
+            await queued(served, number + 1)
+        turns.release()
+        await until(lambda: len(upstream.chats) == LIMIT + 1)
+        for _ in tasks:
+            turns.release()
+        assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
+        assert [question_of(call.json) for call in upstream.chats[LIMIT:]] == ["late", "high", "usual"]
+
+
+async def test_a_share_of_all_places_is_no_bound(upstream: Upstream, tmp_path: Path) -> None:
+    one, other = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}
+    backend = narrow(upstream, tenant_share="100%")
+    async with gateway_of(config_of(tmp_path, {"main": backend}), BOTH_CACHES) as served:
+        assert await order_of(served, upstream, [("first", one), ("second", other)]) == ["first", "second"]
+
+
 async def test_a_client_may_step_back_and_not_ahead(upstream: Upstream, tmp_path: Path) -> None:
     """Unless its route's policy says `client_priority: on`."""
     async with gateway_of(config_of(tmp_path, {"main": narrow(upstream)}), BOTH_CACHES) as served:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from queue import Empty, SimpleQueue
 
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
-from gateway.ports import ImmediateEncoder, TextEncoder
+from gateway.ports import EncoderCpu, ImmediateEncoder, TextEncoder
 
 LOG = logging.getLogger(__name__)
 
@@ -43,6 +46,18 @@ class InlineEmbedder:
         except Exception:  # `embed` reports the error
             return None
 
+    async def embed_idle(self, texts: Sequence[str]) -> list[Embedding]:
+        return [await self.embed(text) for text in texts]
+
+    @property
+    def cpu(self) -> EncoderCpu:
+        """No passes of its own: they run in the caller's thread."""
+        return EncoderCpu()
+
+    @property
+    def expected_wait_s(self) -> float:
+        return 0.0
+
     def close(self) -> None:
         """Close the embedder. May be called twice."""
         self._closed = True
@@ -53,6 +68,9 @@ class InlineEmbedder:
 # Nothing waits on purpose. While the worker thread encodes one batch, questions queue up, and they form the next batch.
 # A single question starts at once. If few texts fit in a pass of the encoder, callers of one pass do not wait for the
 # rest of the batch (`batch_limit`).
+#
+# Texts of learning have a lane of their own. The worker takes them only where no request's text waits. So a
+# request waits for one short pass of learning at most.
 
 Key = tuple[str, str]
 """Owner and text. Embeddings are cached and shared per owner only: otherwise the time of an embedding would tell each
@@ -67,10 +85,24 @@ TIMEOUTS_TO_FAIL_FAST = 3
 CLOSE_TIMEOUT_S = 1.0  # seconds that block the event loop; requests are drained by then, so the worker is idle or hung
 
 
+IDLE_TIMEOUT_S = 30.0  # the longest wait of learning for an idle encoder
+
+IDLE_PASS_CHARACTERS = 1000  # of learning in one pass, which a request may have to wait for: some 256 tokens, 10 ms
+
+PASS_WEIGHT = 1 / 8  # of the last pass, in the moving average of their durations
+
+
 @dataclass(frozen=True, slots=True)
 class _Question:
     key: Key
     answer: asyncio.Future[Embedding]
+
+
+class _Signal(Enum):
+    """A word to the worker, in the queue of the requests."""
+
+    WAKE = 1  # texts of learning wait
+    CLOSE = 2
 
 
 class BatchingEmbedder:
@@ -101,7 +133,10 @@ class BatchingEmbedder:
         self._batch_limit = batch_limit or max_batch
         self._max_queue = max_queue
         self._timeout_s = timeout_s
-        self._queue: SimpleQueue[_Question | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Question | _Signal] = SimpleQueue()
+        self._idle_lane: deque[_Question] = deque()  # texts of learning
+        self._requests_cpu_s = self._learning_cpu_s = 0.0  # of the worker's passes; only the worker writes them
+        self._pass_s = 0.0  # moving average of the passes for requests
         self._cache: BoundedCache[Key, Embedding] = BoundedCache(RECENT_TEXTS)
         self._started: dict[Key, asyncio.Future[Embedding]] = {}
         self._timeouts = 0  # in a row, since the worker's last answer
@@ -130,6 +165,39 @@ class BatchingEmbedder:
     def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
         return self._cache.get((owner, text))
 
+    async def embed_idle(self, texts: Sequence[str]) -> list[Embedding]:
+        """Raise `EmbedderUnavailable` if closed, the encoder failed, or it was not idle within `IDLE_TIMEOUT_S`.
+
+        Nothing is read from or put into the cache of requests: learning must not evict it, nor tell its contents.
+        """
+        if self._closed:
+            raise EmbedderUnavailable("the embedder is closed")
+        if not texts:
+            return []
+        loop = asyncio.get_running_loop()
+        questions = [_Question(("", text), loop.create_future()) for text in dict.fromkeys(texts)]
+        self._idle_lane.extend(questions)
+        self._queue.put(_Signal.WAKE)
+        answers = {question.key[1]: question.answer for question in questions}
+        _, late = await asyncio.wait(answers.values(), timeout=IDLE_TIMEOUT_S)
+        for answer in late:
+            answer.cancel()  # the worker then skips it
+        if late:
+            raise EmbedderUnavailable(f"the encoder was not idle within {IDLE_TIMEOUT_S:g} s")
+        errors = [error for answer in answers.values() if (error := answer.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [answers[text].result() for text in texts]
+
+    @property
+    def cpu(self) -> EncoderCpu:
+        return EncoderCpu(self._requests_cpu_s, self._learning_cpu_s)
+
+    @property
+    def expected_wait_s(self) -> float:
+        """The passes that the waiting texts of requests need, times the duration of a recent pass."""
+        return math.ceil(self._queue.qsize() / self._batch_limit) * self._pass_s
+
     def begin(self, text: str, owner: str = "") -> None:
         """Implement `EagerEmbedder`. Do nothing if other texts wait: those are certainly needed."""
         key = owner, text
@@ -152,7 +220,7 @@ class BatchingEmbedder:
         """Let the worker finish the queue, and stop it. Give up on a hung worker. May be called twice."""
         if not self._closed:
             self._closed = True
-            self._queue.put(None)
+            self._queue.put(_Signal.CLOSE)
         self._worker.join(CLOSE_TIMEOUT_S)
 
     def _fail_fast(self) -> None:
@@ -165,13 +233,15 @@ class BatchingEmbedder:
             raise EmbedderUnavailable(f"{self._max_queue} texts are waiting for the embedder already")
 
     def _work(self) -> None:
-        """Run the worker thread: batch after batch until `None` comes."""
+        """Run the worker thread: batch after batch until it is told to close."""
         open_ = True
         while open_:
             batch, open_ = self._next_batch()
             for part in self._batches(batch):
                 if not self._answer(part):
                     return
+            if not batch and open_ and not self._answer(self._next_idle_batch(), learning=True):
+                return
             batch = part = []  # release the memory while the worker waits
 
     def _batches(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
@@ -183,31 +253,61 @@ class BatchingEmbedder:
         for at in range(0, len(same), self._batch_limit):
             yield [question for each in same[at : at + self._batch_limit] for question in each]
 
-    def _answer(self, questions: Sequence[_Question]) -> bool:
+    def _answer(self, questions: Sequence[_Question], *, learning: bool = False) -> bool:
         """Return False if the loop is closed, so that nobody waits."""
+        if not questions:
+            return True
         wanted = [question for question in questions if not question.answer.done()]
-        answer = self._encode(list(dict.fromkeys(question.key for question in wanted)))
+        answer = self._encode_measured(list(dict.fromkeys(question.key for question in wanted)), learning=learning)
+        deliver = self._deliver_idle if learning else self._deliver
         try:
             # Wake the loop once per call of the encoder.
-            questions[0].answer.get_loop().call_soon_threadsafe(self._deliver, wanted, answer)
+            questions[0].answer.get_loop().call_soon_threadsafe(deliver, wanted, answer)
         except RuntimeError:
             return False
         return True
 
     def _next_batch(self) -> tuple[list[_Question], bool]:
-        """Wait for one question, then take all others in the queue. Return False with the last batch, after `None`
-        came."""
+        """Wait for one question, then take all others in the queue. Return False with the last batch, after `CLOSE`
+        came. The batch is empty where only texts of learning wait."""
         batch: list[_Question] = []
-        item = self._queue.get()
-        while item is not None:
-            batch.append(item)
-            if len(batch) == self._max_batch:
-                return batch, True
-            try:
+        try:
+            item = self._queue.get_nowait() if self._idle_lane else self._queue.get()
+            while item is not _Signal.CLOSE:
+                if isinstance(item, _Question):
+                    batch.append(item)
+                if len(batch) == self._max_batch:
+                    return batch, True
                 item = self._queue.get_nowait()
-            except Empty:
-                return batch, True
+        except Empty:
+            return batch, True
         return batch, False
+
+    def _next_idle_batch(self) -> list[_Question]:
+        """Return the texts of learning for one pass: one at least, and no more than `IDLE_PASS_CHARACTERS` in all."""
+        lane, batch, characters = self._idle_lane, list[_Question](), 0
+        while lane and len(batch) < self._batch_limit:
+            characters += len(lane[0].key[1])
+            if batch and characters > IDLE_PASS_CHARACTERS:
+                break
+            batch.append(lane.popleft())
+        return batch
+
+    def _encode_measured(self, keys: Sequence[Key], *, learning: bool) -> dict[Key, Embedding] | str:
+        """Encode, and add the time to the figures of requests or of learning.
+
+        The CPU is that of this thread alone. An encoder with more threads, or on a server, takes as much more for
+        requests as for learning, so their ratio stays true.
+        """
+        cpu, wall = time.thread_time(), time.monotonic()
+        answer = self._encode(keys)
+        cpu = time.thread_time() - cpu
+        if learning:
+            self._learning_cpu_s += cpu
+        else:
+            self._requests_cpu_s += cpu
+            self._pass_s += (time.monotonic() - wall - self._pass_s) * (PASS_WEIGHT if self._pass_s else 1.0)
+        return answer
 
     def _encode(self, keys: Sequence[Key]) -> dict[Key, Embedding] | str:
         """Return the embedding of each key, or an error message."""
@@ -229,6 +329,17 @@ class BatchingEmbedder:
             if len(key[1]) <= RECENT_CHARACTERS:
                 self._cache.put(key, embedding)
         self._resolve(deque(questions), answer)
+
+    def _deliver_idle(self, questions: Sequence[_Question], answer: dict[Key, Embedding] | str) -> None:
+        """Deliver embeddings to learning."""
+        self._timeouts = 0
+        for question in questions:
+            if question.answer.done():
+                continue
+            if isinstance(answer, str):
+                question.answer.set_exception(EmbedderUnavailable(answer))
+            else:
+                question.answer.set_result(answer[question.key])
 
     def _resolve(self, pending: deque[_Question], answer: dict[Key, Embedding] | str) -> None:
         """Resolve one caller per loop iteration. Each then works for up to a millisecond, and between two iterations

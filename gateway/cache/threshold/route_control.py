@@ -12,7 +12,15 @@ import msgpack
 import numpy as np
 
 from gateway.cache.threshold.drift import DriftDetector
-from gateway.cache.threshold.ledger import BANDS, ThresholdLedger, ThresholdState, TrafficCounts, band_counts, band_of
+from gateway.cache.threshold.ledger import (
+    BANDS,
+    CENTRES,
+    ThresholdLedger,
+    ThresholdState,
+    TrafficCounts,
+    band_counts,
+    band_of,
+)
 from gateway.cache.threshold.wrong_hits import Label, WrongHitEstimate, WrongHits
 from gateway.cache.threshold.wrong_shares import FloatArray
 from gateway.errors import SnapshotInvalid
@@ -104,6 +112,8 @@ class Evidence:
 VERSION = 4
 
 GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this ratio
+
+NEAR = 0.1  # distance from the threshold at which a label is worth 1/e of one at it
 
 REFRESH_EVERY = 10  # lookups and labels between two computations of the threshold, which takes 0.5 ms
 
@@ -248,11 +258,23 @@ class RouteControl:
 
         A share of 1 audits every hit.
         """
-        if share >= 1.0:
+        return 1.0 if share >= 1.0 else min(1.0, share * self._band_weights()[band_of(score)])
+
+    def label_worth(self, score: float) -> float:
+        """Return how much the label of a neighbour with this score would tell: 1 for a mean band at the threshold.
+
+        Bands about which labels say least count most, and bands near the threshold, as they decide it. All neighbours
+        of a band have the same worth, so choosing by worth biases no band's estimate.
+        """
+        if self._threshold_state is None:
             return 1.0
+        away = abs(float(CENTRES[band_of(score)]) - self._threshold_state.threshold)
+        return self._band_weights()[band_of(score)] * math.exp(-away / NEAR)
+
+    def _band_weights(self) -> list[float]:
         if self._weights is None:
             self._weights = [1.0] * BANDS if self._threshold_state is None else self._threshold_state.audit_weights()
-        return min(1.0, share * self._weights[band_of(score)])
+        return self._weights
 
     # Learning
 

@@ -1,0 +1,1 @@
+"""Import of other gateways' configurations: reading, mapping, writing, and the report of what became of each line."""

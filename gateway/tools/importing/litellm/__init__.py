@@ -1,0 +1,1 @@
+"""The mapping of LiteLLM's proxy configuration to nearhit's."""

@@ -1,0 +1,322 @@
+"""The import of LiteLLM's configuration: what each setting becomes, and that none is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from gateway.config.errors import ConfigInvalid
+from gateway.tools.importing.errors import ImportFailed
+from gateway.tools.importing.litellm.providers import PROVIDERS, base_url, split_model
+from gateway.tools.importing.report import ImportReport, Outcome
+from gateway.tools.importing.run import ImportOptions, import_litellm
+
+SECRETS = ("sk-in-the-file", "hunter2")
+AZURE = "https://x.openai.azure.com"
+CHAT = {"model": "openai/gpt-4o-mini", "api_key": "os.environ/OPENAI_API_KEY"}
+FULL = """\
+model_list:
+  - model_name: small
+    litellm_params: {model: openai/gpt-4o-mini, api_key: sk-in-the-file, rpm: 100, tpm: 20000, timeout: 30}
+    model_info: {mode: chat, id: one, input_cost_per_token: 1.5e-7}
+  - model_name: large
+    litellm_params: {model: openai/gpt-4o, api_key: os.environ/OPENAI_API_KEY, weight: 9}
+  - model_name: large
+    litellm_params: {model: azure/gpt-4o-eu, api_base: os.environ/AZURE_API_BASE, api_version: "2024-10-01", weight: 1}
+  - model_name: nova
+    litellm_params: {model: bedrock/nova-pro, aws_region_name: us-east-1}
+  - model_name: "*"
+    litellm_params: {model: "openai/*"}
+litellm_settings:
+  cache: true
+  cache_params: {type: redis, host: r.internal, password: hunter2, ttl: 600, namespace: x}
+  fallbacks: [{large: [small, lrge]}, {small: [{model: large}]}]
+  num_retries: 2
+  default_key_generate_params: {max_budget: 5, budget_duration: 1d, rpm_limit: 60, models: [small]}
+  no_such_key: 5
+router_settings:
+  routing_strategy: latency-based-routing
+  num_retries: 3
+  model_group_alias: {gpt-4: large, gpt-3: nothing}
+general_settings: {master_key: sk-in-the-file-too, completion_model: null}
+environment_variables: {TOKEN: hunter2}
+surprise: {a: {b: 1}}
+guardrails: []
+"""
+
+
+class Imported:
+    """The files and the report of one import."""
+
+    def __init__(self, folder: Path, report: ImportReport) -> None:
+        self.report = report
+        self.texts = {name: (folder / name).read_text() for name in ("config.yaml", "policies/default.yaml")}
+        self.config = yaml.safe_load(self.texts["config.yaml"])
+        self.routes = {rule["name"]: rule for rule in yaml.safe_load(self.texts["policies/default.yaml"])["routes"]}
+
+    def said(self, path: str, outcome: Outcome | None = None) -> str:
+        """Return the findings at a path."""
+        found = [f.as_json() for f in self.report.findings if outcome in (None, f.outcome)]
+        return "\n".join(finding["text"] for finding in found if finding["path"] == path)
+
+
+def import_text(folder: Path, text: str, **options: Any) -> Imported:
+    (folder / "old.yaml").write_text(text)
+    report = import_litellm(ImportOptions(folder / "old.yaml", folder / "new", True, **options), {})
+    return Imported(folder / "new", report)
+
+
+def import_document(folder: Path, models: list[dict[str, Any]], **sections: Any) -> Imported:
+    entries = [{"model_name": model.pop("as", "m"), "litellm_params": {**CHAT, **model}} for model in models]
+    return import_text(folder, yaml.safe_dump({"model_list": entries, **sections}))
+
+
+def leaves(path: tuple[str | int, ...], value: Any) -> list[tuple[str | int, ...]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [leaf for key, item in children for leaf in leaves((*path, key), item)] or [path]
+
+
+def unaccounted(document: Any, report: ImportReport) -> list[tuple[str | int, ...]]:
+    """Return the values of which no finding says anything."""
+    said = {finding.path for finding in report.findings}
+    return [leaf for leaf in leaves((), document) if not any(leaf[:n] in said for n in range(len(leaf) + 1))]
+
+
+def test_no_setting_is_lost(tmp_path: Path) -> None:
+    imported = import_text(tmp_path, FULL)
+    assert unaccounted(yaml.safe_load(FULL), imported.report) == []
+    assert "does not know the setting" in imported.said("litellm_settings.no_such_key", Outcome.MISSING)
+    assert "does not know the setting" in imported.said("surprise.a", Outcome.MISSING)
+    lines = FULL.splitlines()
+    assert all(str(f.path[-1]) in lines[f.line - 1] for f in imported.report.findings if isinstance(f.path[-1], str))
+
+
+def test_no_secret_of_the_file_is_written_or_printed(tmp_path: Path) -> None:
+    imported = import_text(tmp_path, FULL)
+    shown = imported.report.as_text() + str(imported.report.as_json()) + "".join(imported.texts.values())
+    assert not [secret for secret in SECRETS if secret in shown]
+    assert imported.config["backends"]["small"]["api_key_env"] == "SMALL_API_KEY"
+    assert imported.config["store"] == {"url": "redis://r.internal:6379", "password_env": "REDIS_PASSWORD"}
+    assert imported.config["auth"] == {"mode": "keys", "admin_token_env": "LITELLM_MASTER_KEY"}
+
+
+def test_backends_and_routes(tmp_path: Path) -> None:
+    imported = import_text(tmp_path, FULL)
+    assert imported.config["backends"]["small"] == {
+        "adapter": "openai",
+        "url": "https://api.openai.com/v1",
+        "api_key_env": "SMALL_API_KEY",
+        "model": "gpt-4o-mini",
+        "timeouts": {"first_byte": "30s", "total": "30s"},
+        "retries": {"attempts": 4},
+        "price": {"input_per_million": 0.15},
+    }
+    assert imported.config["backends"]["large-2"]["url"] == "${AZURE_API_BASE}/openai/v1"
+    assert list(imported.routes) == ["small", "large", "gpt-4", "default"]
+    assert imported.routes["large"]["route"] == {"backend": {"large": "90%", "large-2": "10%"}, "fallback": ["small"]}
+    assert imported.routes["gpt-4"]["route"] == imported.routes["large"]["route"]
+    assert imported.routes["default"]["route"] == {"backend": "any"}
+    key = {"per": "key", "requests": "60/min", "cost": {"per_day": "5 USD"}}
+    route = {"per": "route", "requests": "100/min", "tokens": "20000/min"}
+    assert imported.routes["small"]["limits"] == [route, key]
+    assert imported.routes["large"]["limits"] == key
+    assert imported.routes["small"]["cache"] == {"exact": {"ttl": "10m"}}
+    assert "did you mean 'large'?" in imported.said("litellm_settings.fallbacks[0].large[1]", Outcome.MISSING)
+    assert any("without a price: any, large, large-2" in text for text in imported.report.differences)
+
+
+def test_entries_of_one_name_are_upstreams_if_only_their_address_differs(tmp_path: Path) -> None:
+    vllm = {"model": "hosted_vllm/llama", "api_key": "none"}
+    imported = import_document(
+        tmp_path,
+        [
+            vllm | {"api_base": "http://a:8000/v1", "rpm": 10},
+            vllm | {"api_base": "http://b:8000/v1", "rpm": 30},
+            vllm | {"api_base": "http://a:8000/v1", "api_key": "os.environ/B", "rpm": 40},
+            {"model": "groq/llama", "order": 2, "rpm": 20},
+        ],
+    )
+    backends = imported.config["backends"]
+    assert backends["m"]["upstreams"] == [{"url": "http://a:8000/v1"}, {"url": "http://b:8000/v1", "weight": 3}]
+    assert backends["m-2"]["api_key_env"] == "B"
+    assert imported.routes["m"]["route"] == {"backend": {"m": "50%", "m-2": "50%"}, "fallback": ["m-3"]}
+    assert imported.routes["m"]["limits"] == {"per": "route", "requests": "100/min"}
+
+
+@pytest.mark.parametrize(
+    ("params", "store", "chat"),
+    [
+        ({"type": "local"}, None, {"exact": {"ttl": "10m"}}),
+        ({}, "redis://${REDIS_HOST}:6379", {"exact": {"ttl": "1m"}}),
+        ({"type": "redis", "host": "h", "ssl": True, "db": 2}, "rediss://h:6379/2", {"exact": {"ttl": "1m"}}),
+        ({"type": "redis", "url": "redis://u:hunter2@h"}, "${REDIS_URL}", {"exact": {"ttl": "1m"}}),
+        (
+            {"type": "redis", "redis_startup_nodes": [{"host": "h", "port": "7001"}, {"host": "i", "port": 7002}]},
+            "redis+cluster://h:7001,i:7002",
+            {"exact": {"ttl": "1m"}},
+        ),
+        (
+            {"type": "redis", "service_name": "main", "sentinel_nodes": [["h", 26379]]},
+            "redis+sentinel://h:26379/main",
+            {"exact": {"ttl": "1m"}},
+        ),
+        (
+            {"type": "redis-semantic", "host": "h", "ttl": 90, "similarity_threshold": 0.8},
+            "redis://h:6379",
+            {"exact": {"ttl": "90s"}, "semantic": {"ttl": "90s", "max_wrong_hits": "1%"}},
+        ),
+        ({"type": "local", "mode": "default_off"}, None, None),
+        ({"type": "local", "supported_call_types": ["aembedding"]}, None, None),
+    ],
+)
+def test_caches(tmp_path: Path, params: dict[str, Any], store: str | None, chat: dict[str, Any] | None) -> None:
+    settings = {"cache": True, **({"cache_params": params} if params else {})}
+    imported = import_document(tmp_path, [{}], litellm_settings=settings)
+    assert imported.config.get("store", {}).get("url") == store
+    assert imported.routes["m"].get("cache") == chat
+    assert "hunter2" not in imported.report.as_text() + imported.texts["config.yaml"]
+    assert unaccounted({"litellm_settings": settings}, imported.report) == []
+
+
+def test_without_a_cache_no_route_has_one(tmp_path: Path) -> None:
+    imported = import_document(tmp_path, [{}], litellm_settings={"cache": False, "cache_params": {"type": "redis"}})
+    assert "store" not in imported.config and "cache" not in imported.routes["m"]
+    assert imported.config["auth"] == {"mode": "passthrough"}
+
+
+@pytest.mark.parametrize(
+    ("model", "api_base", "adapter", "url", "upstream"),
+    [
+        ("gpt-4o", None, "openai", "https://api.openai.com/v1", "gpt-4o"),
+        ("claude-sonnet-4-5", None, "anthropic", "https://api.anthropic.com", "claude-sonnet-4-5"),
+        ("openrouter/meta/llama", None, "openai", "https://openrouter.ai/api/v1", "meta/llama"),
+        ("azure/d", f"{AZURE}/openai/deployments/d/", "openai", f"{AZURE}/openai/v1", "d"),
+        ("ollama/llama3", "http://h:11434", "openai", "http://h:11434/v1", "llama3"),
+        ("anthropic/c", "https://proxy/anthropic/v1/messages", "anthropic", "https://proxy/anthropic", "c"),
+    ],
+)  # fmt: skip
+def test_endpoints(model: str, api_base: str | None, adapter: str, url: str, upstream: str) -> None:
+    name, rest = split_model(model, None)
+    provider = PROVIDERS[name]
+    assert (provider.adapter, rest) == (adapter, upstream)
+    assert (provider.url if api_base is None else base_url(provider, api_base)) == url
+
+
+def test_a_provider_without_counterpart_goes_through_the_old_proxy(tmp_path: Path) -> None:
+    text = yaml.safe_dump({"model_list": [{"model_name": "nova", "litellm_params": {"model": "bedrock/nova"}}]})
+    with pytest.raises(ImportFailed, match=r"3: model_list\[0\].litellm_params.model: .*'bedrock'"):
+        import_text(tmp_path, text)
+    assert not (tmp_path / "new").exists()
+    imported = import_text(tmp_path, text, through="http://old:4000/v1")
+    assert imported.config["backends"]["nova"] == {
+        "adapter": "openai",
+        "url": "http://old:4000/v1",
+        "api_key_env": "LITELLM_API_KEY",
+        "model": "nova",
+        "timeouts": {"first_byte": "10m"},
+    }
+
+
+def test_wildcards(tmp_path: Path) -> None:
+    anthropic = {"as": "anthropic/*", "model": "anthropic/*"}
+    imported = import_document(tmp_path, [{"as": "*", "model": "openai/*"}, anthropic, {"as": "gpt-4[x]"}])
+    assert [rule["match"] for rule in imported.routes.values()] == [
+        {"model": "gpt-4[[]x]"},
+        {"model": "anthropic/*"},
+        {},
+    ]
+    assert "does not remove the prefix" in imported.said("model_list[1].litellm_params.model", Outcome.MISSING)
+    assert "model" not in imported.config["backends"]["any"]
+
+
+def test_paths_that_are_not_read_have_routes_by_path(tmp_path: Path) -> None:
+    entries = [
+        {"model_name": name, "litellm_params": {"model": name}, "model_info": {"mode": "audio_transcription"}}
+        for name in ("whisper-1", "whisper-2")
+    ]
+    imported = import_text(tmp_path, yaml.safe_dump({"model_list": entries}))
+    assert imported.routes["whisper-1"]["match"] == {"path": "/v1/audio/transcriptions"}
+    assert "already has the path" in imported.said("model_list[1].model_name", Outcome.MISSING)
+
+
+@pytest.mark.parametrize(
+    ("duration", "cap"), [("1d", "per_day"), ("24h", "per_day"), ("30d", "per_month"), ("1mo", "per_month")]
+)
+def test_budgets(tmp_path: Path, duration: str, cap: str) -> None:
+    params = {"max_budget": 7.5, "budget_duration": duration}
+    imported = import_document(tmp_path, [{}], litellm_settings={"upperbound_key_generate_params": params})
+    assert imported.routes["m"]["limits"] == {"per": "key", "cost": {cap: "7.5 USD"}}
+
+
+def test_a_budget_for_another_period_is_reported(tmp_path: Path) -> None:
+    params = {"max_budget": 70, "budget_duration": "7d"}
+    imported = import_document(tmp_path, [{}], litellm_settings={"default_key_generate_params": params})
+    said = imported.said("litellm_settings.default_key_generate_params.max_budget", Outcome.MISSING)
+    assert "per_day: 10 USD" in said and "limits" not in imported.routes["m"]
+
+
+def test_files_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(FULL)
+    options = ImportOptions(tmp_path / "old.yaml", tmp_path)
+    (tmp_path / "config.yaml").write_text("mine")
+    with pytest.raises(ImportFailed, match=r"config\.yaml exists"):
+        import_litellm(options, {})
+    assert (tmp_path / "config.yaml").read_text() == "mine" and not (tmp_path / "policies").exists()
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2\n", "- a\n", "a: [\n", ""])
+def test_a_file_that_is_not_readable_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigInvalid):
+        import_text(tmp_path, text)
+
+
+def test_a_wrong_value_is_reported_and_not_carried_over(tmp_path: Path) -> None:
+    imported = import_document(tmp_path, [{"rpm": "many", "timeout": -1, "max_parallel_requests": 1.5}])
+    said = {f.path[-1]: f.text for f in imported.report.findings if f.outcome is Outcome.MISSING}
+    assert said["rpm"].startswith("expected a number, got 'many'")
+    assert said["timeout"].startswith("expected a number, got -1")
+    assert said["max_parallel_requests"].startswith("expected a whole number from 1 to 100000, got 1.5")
+
+
+KEYS = sorted({part for path in leaves((), yaml.safe_load(FULL)) for part in path if isinstance(part, str)})
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 10**13),
+    st.floats(allow_nan=False),
+    st.text("a*/{$}[ :.-", max_size=8),
+    st.sampled_from(["os.environ/X", "redis", "openai/x", "http://h/v1", "1d", "large", "small"]),
+    st.lists(st.sampled_from(["small", "large"]), max_size=2),
+    st.dictionaries(st.sampled_from(KEYS), st.just("small"), max_size=2),
+)
+
+
+@settings(max_examples=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # a file takes 100 ms
+@given(st.data())
+def test_any_value_in_any_place_is_accounted_for_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    document = yaml.safe_load(FULL)
+    for path in data.draw(st.lists(st.sampled_from(leaves((), document)), min_size=1, max_size=4)):
+        place: Any = document
+        for part in path[: data.draw(st.integers(0, len(path) - 1))]:
+            try:
+                place = place[part]
+            except (KeyError, IndexError, TypeError):  # replaced before
+                break
+        if isinstance(place, dict):
+            place[data.draw(st.sampled_from([*place, *KEYS]))] = data.draw(VALUES)
+        elif isinstance(place, list) and place:
+            place[0] = data.draw(VALUES)
+    text = yaml.safe_dump(document)
+    folder = tmp_path_factory.mktemp("import")
+    try:
+        imported = import_text(folder, text)
+    except (ImportFailed, ConfigInvalid):
+        return
+    assert unaccounted(yaml.safe_load(text), imported.report) == []
