@@ -68,6 +68,7 @@ class Refusal(StrEnum):
     EXPIRED = "expired"
     LOAD = "encoder-busy"  # the cross-encoder would have had to read both questions, and was not asked
     FOREIGN = "foreign"  # the entry's scope differs from the one in the index
+    SCREEN = "screen"  # no stored question is near the static vector, so there was no lookup
 
 
 class Basis(StrEnum):

@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 
 from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_response
+from gateway.cache.screen import Screening
 from gateway.config.policy.model import Policy, Route, Target
 from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
@@ -25,7 +26,7 @@ from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
-from gateway.steps.assembly import backend_choice_of
+from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.parts import Parts
 from gateway.streams import BufferedBody
@@ -66,6 +67,7 @@ class Explanation:
     budgets: Mapping[str, Any] | None = None  # the rest of each, in seconds, as `Remaining`; None: no budget
     outlook: Mapping[str, Any] | None = None  # as `LatencyForecast.as_json`; only a running gateway knows latencies
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
+    screen: str | None = None  # the screen's decision, in a sentence; None: none, or only a running gateway knows
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,6 +85,7 @@ class Explanation:
             "fingerprint": self.fingerprint or "none",
             "exact cache": self.exact,
             "semantic cache": self.semantic,
+            **({} if self.screen is None else {"screen": self.screen}),
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
             **self._trial_lines(),
@@ -185,11 +188,12 @@ def build_explanation(
     outlook: LatencyForecast | None,
     steps: Sequence[tuple[str, str]],
     scored_by: str = "the shipped score",
+    screening: Screening | None = None,
 ) -> Explanation:
     """Build the explanation of a request that its route and `decision` have filled in.
 
     `outlook` None: no latencies are known. `steps` are those of the route's pipeline. `scored_by`: the model of the
-    complexity.
+    complexity. `screening` None: no screen looked at the question.
     """
     bounded, embedding = request.outlook, request.embedding
     return Explanation(
@@ -224,6 +228,7 @@ def build_explanation(
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
         steps=steps,
+        screen=None if screening is None else str(screening),
     )
 
 
@@ -357,4 +362,14 @@ class ExplainRequests:
         decision = deciding.decide(request)
         steps = steps_of(route, self._deployment)
         scored_by = str(parts.escalations.scores.of(route.name).source)
-        return build_explanation(request, call, route, decision, deciding.outlook(request), steps, scored_by)
+        screening = await _screening(route, parts, request, call)
+        return build_explanation(request, call, route, decision, deciding.outlook(request), steps, scored_by, screening)
+
+
+async def _screening(route: Route, parts: Parts, request: RequestContext, call: Call) -> Screening | None:
+    """Return the screen's decision. None: the route has no screen, or its requests need the embedding."""
+    rule, question = route.semantic, call.focus
+    if rule is None or question is None:
+        return None
+    screen = route_screen(route, parts, semantic_lookup(rule, route.jitter, parts))
+    return None if screen is None else await screen.screening(request, question)

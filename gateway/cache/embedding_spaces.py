@@ -17,9 +17,11 @@ from gateway.cache.decoys import Decoys
 from gateway.cache.index_checkpoints import IndexCheckpoints
 from gateway.cache.inflight_questions import InflightQuestions
 from gateway.cache.labels import Labels
+from gateway.cache.late_vectors import LateVectors
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
+from gateway.cache.screen import Screen
 from gateway.cache.threshold.route_control import Controls
 from gateway.ports import ComplexityScorer, LearningEmbedder, ResponseStore, VectorIndex, Verifier
 
@@ -83,6 +85,8 @@ class Space:
     audits: HitAudits
     learning: StateKeeper
     inflight_questions: InflightQuestions  # the questions in flight, with their vectors
+    late: LateVectors
+    screen: Screen | None  # None: the model has no static vectors, or the index is shared
 
 
 class Spaces:

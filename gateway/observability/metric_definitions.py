@@ -112,6 +112,16 @@ class CacheMetrics:
         self.refusals = Counter(
             "nearhit_refusals_total", "Neighbours whose answer was not served, by reason", ("route", "reason")
         )
+        self.screen_lost_hits = Counter(
+            "nearhit_screen_lost_hits_total",
+            "Questions sent on before they were embedded although a stored answer would have been served",
+            ("route",),
+        )
+        self.late_vectors = Counter(
+            "nearhit_late_vectors_total",
+            "Questions embedded after their answer, by whether their entry has its vector now",
+            ("route", "result"),
+        )
         self.cache_entries = Gauge("nearhit_cache_entries", "Entries by kind of cache", ("kind",))
         self.cache_bytes = Gauge("nearhit_cache_bytes", "Bytes by kind of cache", ("kind",))
         self.migration_entries = Gauge(

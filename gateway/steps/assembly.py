@@ -9,6 +9,7 @@ from functools import partial
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
+from gateway.cache.screen import Screen
 from gateway.config.policy.model import Route, Semantic
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
@@ -33,6 +34,7 @@ from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
 from gateway.steps.parts import Parts
 from gateway.steps.rate_limit import CountRequests, RateLimit
+from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_cache import AuditedHits, SemanticCache, SimilarInflight
 from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.steps.single_flight import SingleFlight
@@ -95,7 +97,12 @@ class RouteSteps:
         parts, lifetime, embedder = self.parts, exact_lifetime(self.route), self.parts.space.embedder
         assert lifetime is not None  # else the step is absent
         prefetch = None
-        if self.route.semantic is not None and isinstance(embedder, BatchingEmbedder):
+        # A screen decides first whether the question has to be embedded at once.
+        if (
+            self.route.semantic is not None
+            and isinstance(embedder, BatchingEmbedder)
+            and screen_of(self.route, parts) is None
+        ):
             prefetch = EmbeddingPrefetch(embedder)
         leased = None
         if parts.cluster_leases is not None:
@@ -132,6 +139,7 @@ class RouteSteps:
             lookup,
             audits,
             inflight,
+            route_screen(self.route, parts, lookup),
             load=parts.space.load,
             scores_whole=len(self.route.target.tiers) > 1,
         ).__call__
@@ -162,6 +170,7 @@ class RouteSteps:
             route,
             parts.unstorable,
             self._on_stored(),
+            None if route.semantic is None else parts.space.late,
             behind=parts.cluster_leases is not None,
         )
         return StoreResponse(
@@ -242,6 +251,26 @@ class RouteSteps:
 
 def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
     return BackendChoice(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
+
+
+def screen_of(route: Route, parts: Parts) -> Screen | None:
+    """Return the screen that lets questions of the route go before they are embedded; None: it has none.
+
+    The route may need the embedding for the complexity or for questions in flight. The screen's prior is no guide to
+    the hits of a `min_similarity` below the floor of the verifier.
+    """
+    rule, space = route.semantic, parts.space
+    if rule is None or not rule.screen or rule.coalesce or len(route.target.tiers) > 1:
+        return None
+    return space.screen if floor_of(rule.acceptance, space.verifier) >= space.verifier.floor else None
+
+
+def route_screen(route: Route, parts: Parts, lookup: SemanticLookup) -> RouteScreen | None:
+    """Return the screen with the parts that it needs; None: see `screen_of`."""
+    space, screen = parts.space, screen_of(route, parts)
+    if screen is None:
+        return None
+    return RouteScreen(screen, space.late, lookup, parts.memory.links, space.index, parts.clock, parts.telemetry)
 
 
 def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLookup:

@@ -25,12 +25,14 @@ from gateway.cache.index_factory import open_index
 from gateway.cache.inflight_questions import InflightQuestions
 from gateway.cache.kept_labels import KeptLabels
 from gateway.cache.labels import Labels, LearnedPairs
+from gateway.cache.late_vectors import LateVectors
 from gateway.cache.learned_state import SnapshotStore, StateKeeper
 from gateway.cache.learning_budget import LearningBudget
 from gateway.cache.links import Links
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
-from gateway.cache.model_factory import build_embedder, build_verifier
+from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
+from gateway.cache.screen import Screen
 from gateway.cache.stores import Stores, build_evictor
 from gateway.cache.threshold.route_control import Controls
 from gateway.config import Config
@@ -212,15 +214,19 @@ async def _open(
     judge = AnswerJudge(inputs.pools, inputs.prices)
     audits = HitAudits(comparisons, labels, controls, judge, telemetry, inputs.clock, inputs.draw)
     exit_stack.push_async_callback(audits.close)
-    jobs = [comparisons.run(), learning.run(), *([] if checkpoints is None else [checkpoints.run()])]
+    store = inputs.stores.front.for_embedder(embedder.fingerprint, backing_store)
+    late = LateVectors(embedder, index, store, telemetry, load)
+    jobs = [comparisons.run(), learning.run(), late.run(), *([] if checkpoints is None else [checkpoints.run()])]
     for job in jobs:
         run_in(exit_stack, job)
+    exit_stack.push_async_callback(late.drain)  # before its job is cancelled
+    reader = None if index.shared else await asyncio.to_thread(build_static_encoder, section)
     return Space(
         embedder=embedder,
         load=load,
         index=index,
         checkpoints=checkpoints,
-        store=inputs.stores.front.for_embedder(embedder.fingerprint, backing_store),
+        store=store,
         backing_store=backing_store,
         verifier=verifier,
         controls=controls,
@@ -231,6 +237,8 @@ async def _open(
         audits=audits,
         learning=learning,
         inflight_questions=InflightQuestions(),
+        late=late,
+        screen=None if reader is None else Screen(reader, index),
     )
 
 
@@ -296,6 +304,9 @@ async def build_parts(
     stack.push_async_callback(audits.close)
     shadows = Mirroring(pools, prices, telemetry, clock, draw)
     stack.push_async_callback(shadows.close)
+    evictions = build_evictor(config, stores, spaces, telemetry, clock)
+    for space in spaces.all:
+        space.late.stored = evictions.stored
     return Parts(
         space=spaces.serving,
         spaces=spaces,
@@ -317,7 +328,7 @@ async def build_parts(
         fleet=fleet,
         feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.apply_feedback)),
         background=background,
-        evictions=build_evictor(config, stores, spaces, telemetry, clock),
+        evictions=evictions,
         loop_monitor=EventLoopMonitor(telemetry),
         recorder=inputs.recorder,
         kept_labels=inputs.kept_labels,

@@ -10,13 +10,15 @@ from gateway.cache.admission import HitForMiss
 from gateway.cache.audits import HitAudits
 from gateway.cache.inflight_questions import InflightQuestion, InflightQuestions
 from gateway.cache.load_level import EncoderLoad, Step
+from gateway.cache.screen import Screening
 from gateway.config.policy.model import AuditSettings
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.errors import EmbedderUnavailable
-from gateway.messages import Bypass, Embedding, Response
+from gateway.messages import Bypass, Embedding, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Embedder
 from gateway.routing.budget import max_wait_s
+from gateway.steps.screening import RouteScreen
 from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.streams import with_completion
 
@@ -92,7 +94,8 @@ class AuditedHits:
 
 class SemanticCache:
     """Sits outside `StoreResponse`, so semantic hits are not stored again. The policy may turn on `audits` of hits, and
-    `inflight`, which waits for questions in flight; None: off.
+    `inflight`, which waits for questions in flight; None: off. `screen` lets questions go to their backend before they
+    are embedded; None: each question needs its embedding.
 
     It embeds the focus of the question, which is the whole of it unless it is long. `scores_whole`: a later step scores
     the complexity, for which the beginning of a long question is embedded, too. `load`: of the encoder, which may leave
@@ -105,6 +108,7 @@ class SemanticCache:
         lookup: SemanticLookup,
         audits: AuditedHits | None = None,
         inflight: SimilarInflight | None = None,
+        screen: RouteScreen | None = None,
         *,
         load: EncoderLoad,
         scores_whole: bool = False,
@@ -115,6 +119,7 @@ class SemanticCache:
         self._lookup = lookup
         self._audits = audits
         self._inflight = inflight
+        self._screen = screen
         self._scores_whole = scores_whole
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
@@ -133,10 +138,65 @@ class SemanticCache:
                     request.note = Bypass.LOAD
                     return self._inner(request)
                 request.require_capacity()
+                if self._screen is not None:
+                    return self._look_at(self._screen, request, question, started)
                 return self._embed(request, question, started)
             request.since("embed", started)
             request.embedding = embedding
         return self._look_up(request, question, embedding)
+
+    def _look_at(
+        self, screen: RouteScreen, request: RequestContext, question: str, started: float
+    ) -> Response | Awaitable[Response]:
+        """Let the question go if the screen finds nothing near. Otherwise embed it."""
+        static = screen.read(request, question)
+        if static is None:
+            return self._embed(request, question, started)
+        if static.partial:  # so is the real one, and neither may be matched or stored
+            request.since("screen", started)
+            request.embedding = static
+            return self._look_up(request, question, static)
+        found = screen.look(request.route, request.scope, static.vector)
+        if found is None or isinstance(found, Screening):
+            return self._go_on(screen, request, question, static, found, started)
+        return self._await_screen(screen, request, question, static, found, started)
+
+    async def _await_screen(
+        self,
+        screen: RouteScreen,
+        request: RequestContext,
+        question: str,
+        static: Embedding,
+        pending: Awaitable[Screening | None],
+        started: float,
+    ) -> Response:
+        return await resolve_response(self._go_on(screen, request, question, static, await pending, started))
+
+    def _go_on(
+        self,
+        screen: RouteScreen,
+        request: RequestContext,
+        question: str,
+        static: Embedding,
+        found: Screening | None,
+        started: float,
+    ) -> Response | Awaitable[Response]:
+        now = request.since("screen", started)
+        if found is None:
+            return self._embed(request, question, now)
+        if not found.is_far:
+            return self._embed_near(screen, request, question, found, now)
+        screen.let_go(request, question, static.vector)
+        return self._inner(request)
+
+    async def _embed_near(
+        self, screen: RouteScreen, request: RequestContext, question: str, found: Screening, started: float
+    ) -> Response:
+        """Look the question up. A hit moves the threshold of the screen."""
+        response = await self._embed(request, question, started)
+        if response.provenance.verdict is Verdict.SEMANTIC:
+            screen.observe(request.route, found)
+        return response
 
     async def _embed(self, request: RequestContext, question: str, started: float) -> Response:
         try:

@@ -14,14 +14,24 @@ from gateway.cache.feedback import ServedHit
 from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import response_from_entry
 from gateway.cache.inflight_questions import InflightQuestion
-from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores
+from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores, NeighbourEntry
 from gateway.cache.links import Link
 from gateway.cache.threshold.route_control import Controls
 from gateway.config.policy.model import Semantic
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable
 from gateway.long_questions import fold_spaces
-from gateway.messages import Basis, Embedding, Entry, Lifetime, Neighbour, Refusal, Response, Verdict
+from gateway.messages import (
+    NO_DIRECTIVES,
+    Basis,
+    Embedding,
+    Entry,
+    Lifetime,
+    Neighbour,
+    Refusal,
+    Response,
+    Verdict,
+)
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import LINKED, Clock, Judgement, NearbyStore, VectorIndex
 from gateway.steps.feedback import FeedbackState
@@ -197,12 +207,42 @@ class SemanticLookup:
             return None
         nearby = [(inflight[at].entry, float(similarities[at])) for at in nearest]
         with request.timer("verify"):
-            control = self._controls.of(request.route)
             entries = self._index.count(request.scope) + len(inflight)
-            scores = self._scorer.of(question, request.owner, embedding, nearby, control, entries)
-            if self._scorer.needs_second_opinion(scores):
-                await self._scorer.apply_second_opinion(scores)
+            scores = await self._score_fully(request.route, request.owner, question, embedding, nearby, entries)
         return None if scores.chosen.reason is not None else inflight[nearest[scores.best_index]]
+
+    async def would_hit(
+        self, route: str, owner: str, scope: str, question: str, embedding: Embedding, before: float
+    ) -> bool:
+        """Return whether an entry in memory from `before` (wall clock) would be served. Nothing is counted or learned.
+
+        Raise `IndexUnavailable`.
+        """
+        wall, nearby = self._clock.wall(), list[tuple[Entry, float]]()
+        for neighbour in await self._index.search(scope, embedding.vector, MAX_CANDIDATES):
+            entry = self._store.peek(neighbour.fingerprint) if neighbour.similarity >= self._floor else None
+            if entry is None or entry.scope != scope or entry.question is None or entry.created >= before:
+                continue
+            if freshness_of(entry, self._lifetime, NO_DIRECTIVES, wall).fresh:
+                nearby.append((entry, neighbour.similarity))
+        if not nearby:
+            return False
+        scores = await self._score_fully(route, owner, question, embedding, nearby, self._index.count(scope))
+        return scores.chosen.reason is None
+
+    async def _score_fully(
+        self,
+        route: str,
+        owner: str,
+        question: str,
+        embedding: Embedding,
+        nearby: Sequence[NeighbourEntry],
+        entries: int,
+    ) -> CandidateScores:
+        scores = self._scorer.of(question, owner, embedding, nearby, self._controls.of(route), entries)
+        if self._scorer.needs_second_opinion(scores):
+            await self._scorer.apply_second_opinion(scores)
+        return scores
 
     async def _search_guarded(self, search: _Search, neighbours: Sequence[Neighbour] | None) -> Response | None:
         """Search when the index or the store has to be waited for; None if the store fails."""

@@ -10,12 +10,14 @@ from gateway.bounded_cache import BoundedCache
 from gateway.cache.admission import HitForMiss, UseCounts, admit_response, refuse_request, roles_of
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.inflight_questions import build_entry
+from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.config.policy.model import Route
 from gateway.context import Handler, Inspected, RequestContext
 from gateway.errors import StoreUnavailable
 from gateway.messages import (
     Admission,
+    Bypass,
     Call,
     Entry,
     Event,
@@ -41,7 +43,8 @@ MAX_WRITES_BEHIND = 1_024
 
 class CacheWriter:
     """Puts entries into the store and the index. `stored` is called with every stored entry. `unstorable`: fingerprints
-    whose answers may not be stored; a stored entry removes its fingerprint from them.
+    whose answers may not be stored; a stored entry removes its fingerprint from them. `late` gives entries their vector
+    that are stored before their question is embedded; None: the route has no semantic lookups.
 
     `behind`: the store may be far away, so a client does not wait for it if memory has the entry. The next request to
     this gateway finds it there. Requests to other gateways wait for the lease, which the write ends."""
@@ -55,6 +58,7 @@ class CacheWriter:
         route: Route,
         unstorable: HitForMiss,
         stored: Callable[[RequestContext, Entry], None],
+        late: LateVectors | None,
         *,
         behind: bool = False,
     ) -> None:
@@ -64,14 +68,14 @@ class CacheWriter:
         self._clock = clock
         self._telemetry = telemetry
         self._route = route.name
-        self._semantic = route.semantic is not None
         self._unstorable = unstorable
         self._stored = stored
+        self._late = late
         self._puts: set[asyncio.Task[bool]] = set()
 
     async def put(self, request: RequestContext, entry: Entry) -> bool:
         """Store an entry; return whether it can be found from now on."""
-        vector = self._vector(request)
+        vector = self._vector(request, entry)
         if self._is_banned(entry, vector):
             return False
         started = self._clock.monotonic()
@@ -110,7 +114,8 @@ class CacheWriter:
         """Write an entry to the store and the index. `behind`: the caller does what this gateway needs to find it."""
         try:
             stored = await self._store.put(entry, vector, request.lease)
-            stored = stored and await self._confirm(entry, vector, indexed=not behind or self._index.shared)
+            indexed = behind and not self._index.shared
+            stored = stored and await add_to_index(self._store, self._index, entry, vector, indexed=indexed)
         except StoreUnavailable as error:
             self._note_failure(request, error)
             return False
@@ -118,6 +123,8 @@ class CacheWriter:
             self._note_stored(request, entry)
         elif not stored and request.lease:
             self._telemetry.crowds.add("superseded")
+        if stored and self._late is not None and _lacks_vector(request, entry):
+            self._late.add(entry, request.owner)
         return stored
 
     def _note_failure(self, request: RequestContext, error: StoreUnavailable) -> None:
@@ -130,27 +137,24 @@ class CacheWriter:
         self._unstorable.discard(entry.fingerprint)
         self._stored(request, entry)
 
-    async def _confirm(self, entry: Entry, vector: Vector | None, *, indexed: bool) -> bool:
-        """Add a stored entry to the index. A removal during the put did not find the entry in the store but applies to
-        it, so delete the entry then."""
-        if self._store.banned(entry, vector):
-            await self._store.delete([entry.fingerprint])
-            return False
-        if vector is not None and indexed:
-            await self._index.add(entry.fingerprint, entry.scope, vector, entry.expires)
-        return True
-
-    def _vector(self, request: RequestContext) -> Vector | None:
-        """Return the vector for semantic lookups; None: the entry is for exact lookups only."""
-        embedding = request.embedding
-        if embedding is None or embedding.partial or not self._semantic:
+    def _vector(self, request: RequestContext, entry: Entry) -> Vector | None:
+        """Return the vector for semantic lookups; None: the entry is for exact lookups only, at least for now."""
+        if self._late is None:
             return None
-        return embedding.vector
+        if request.embedding is None:
+            request.embedding = self._late.take(entry.fingerprint)
+        embedding = request.embedding
+        return None if embedding is None or embedding.partial else embedding.vector
 
     def _is_banned(self, entry: Entry, vector: Vector | None) -> bool:
         banned = self._store.banned(entry, vector, self._clock.monotonic() - entry.upstream_s)
         self._telemetry.admissions.add(self._route, Admission.PURGED if banned else Admission.STORED)
         return banned
+
+
+def _lacks_vector(request: RequestContext, entry: Entry) -> bool:
+    """Return whether an entry may get its vector later. An embedder that failed a moment ago is left alone."""
+    return request.embedding is None and entry.question is not None and request.note is not Bypass.EMBEDDER
 
 
 MAX_TAGS, MAX_TAG_LENGTH = 32, 128

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli.doctor import Finding, Level, Report
-from gateway.cli.doctor.machine import GIB, FolderFacts, MachineFacts, clock, data_dir, libraries, limits
+from gateway.cli.doctor.machine import (
+    GIB,
+    FolderFacts,
+    MachineFacts,
+    ModelFacts,
+    clock,
+    data_dir,
+    libraries,
+    limits,
+    model,
+)
 from gateway.cli.doctor.network import PortFacts, port, running
 from gateway.cli.doctor.store import StoreFacts, store_findings
 from gateway.config import Config
@@ -112,6 +122,13 @@ def test_an_event_loop_that_often_stands_still_is_told_with_what_keeps_it() -> N
         "its event loop stalled 11 times, mostly busy, the longest for 61.5 ms in gateway.cache.scope:of:12"
     )
     assert [one.level for one in running({"ready": True}, stats | {"now": 3600.0}, None)] == [Level.OK]
+
+
+def test_a_model_without_static_vectors_is_told_with_what_makes_them() -> None:
+    facts = ModelFacts("embedder", "onnx", "m", Path("/models/m"), "m", no_static="static.npz is missing")
+    finding = model(facts)
+    assert finding.level is Level.WARNING and "static.npz is missing" in finding.found
+    assert finding.todo is not None and "nearhit model fetch" in finding.todo
 
 
 def test_libraries_are_held_against_the_lock() -> None:

@@ -28,6 +28,8 @@ ABSENT = {
     "nearhit_model_reloads_total": "a model on Triton whose process dies: tests/upstream/test_model_health.py has it",
     "nearhit_second_opinions_total": "a cross-encoder, which the hash embedder lacks: tests/steps has it",
     "nearhit_link_hits_total": "a link, which a plain threshold does not follow: tests/cache has it",
+    "nearhit_screen_lost_hits_total": "static vectors, which the hash embedder lacks: tests/steps has them",
+    "nearhit_late_vectors_total": "questions embedded late, which the hash embedder never is: tests/steps has them",
     "nearhit_replication_rebuilds_total": "a log of changes that is cut off, which tests/cache has",
     "nearhit_comparisons_dropped_total": "more misses waiting to be compared than any traffic of a test makes",
     "nearhit_learning_waits_total": "more comparisons than the first second of CPU pays for: tests/cache has them",

@@ -12,21 +12,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gateway.__main__ import main
 from gateway.adapters.onnx.model_files import (
     MODEL,
+    STATIC_FILE,
     ModelCorrupt,
     ModelMissing,
     default_model_dir,
     load_manifest,
     sha256_of,
 )
-from gateway.tools.embedding_model import environment
+from gateway.adapters.onnx.static_encoder import load_table
+from gateway.tools.embedding_model import environment, static_vectors
 from gateway.tools.embedding_model import fetch as fetching
 from gateway.tools.embedding_model.environment import FetchFailed, make_environment, run_step
 from gateway.tools.embedding_model.fetch import EXPECTED_MODEL_SHA256, SOURCE_SHA256, fetch
+from gateway.tools.embedding_model.static_vectors import has_static_vectors
 
 pytestmark = pytest.mark.slow  # starts nothing, takes seconds
 
@@ -277,3 +281,40 @@ def test_without_ensurepip_virtualenv_is_tried_and_both_failures_are_told(
         "virtualenv could not be installed either: No matching distribution found for virtualenv"
     )
     assert not target.exists()
+
+
+def test_a_model_whose_static_vectors_are_damaged_gets_them_without_a_new_export(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As does a model that was built before there were any. No other file changes."""
+    monkeypatch.setattr(fetching, "run_step", no_step)
+    monkeypatch.setattr(static_vectors, "QUESTIONS", few_questions(model.parent))
+    former = load_table(model, load_manifest(model).identity)
+    (model / STATIC_FILE).write_bytes(b"damaged")
+    before = times_of(model)
+    lines: list[str] = []
+    assert fetch(model.parent, lines.append) == model
+    assert lines[0].startswith("distilling static token vectors")
+    made = load_table(model, load_manifest(model).identity)
+    np.testing.assert_array_equal(made.tokens, former.tokens)
+    assert times_of(model) == before
+
+
+def test_a_vocabulary_that_is_too_large_gets_no_static_vectors(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model / STATIC_FILE).unlink()
+    monkeypatch.setattr(static_vectors, "MAX_VOCABULARY", 30_000)
+    lines: list[str] = []
+    assert not static_vectors.add_static_vectors(model, lines.append)
+    assert lines[0].startswith("no static vectors: the vocabulary has 30522 tokens, at most 30000 are supported")
+    assert not has_static_vectors(model)
+
+
+def times_of(model: Path) -> dict[str, int]:
+    """When each file of the model was written, but for its static vectors."""
+    return {file.name: file.stat().st_mtime_ns for file in model.iterdir() if file.name != STATIC_FILE}
+
+
+def few_questions(folder: Path) -> Path:
+    file = folder / "questions.txt"
+    file.write_text("".join(static_vectors.QUESTIONS.read_text().splitlines(keepends=True)[:500]))
+    return file

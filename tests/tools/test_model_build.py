@@ -20,6 +20,7 @@ from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.config.schema import EmbeddingModel, VerifierConfig
 from gateway.tools.embedding_model.build import build
 from gateway.tools.embedding_model.environment import FetchFailed
+from gateway.tools.embedding_model.static_vectors import has_static_vectors
 from tests.contracts.text_encoder_rules import RULES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -130,6 +131,7 @@ def test_the_manifest_says_how_it_was_made(models: Path, sources: Path) -> None:
     assert manifest.about["cosine_agreement"]["mean"] >= 0.995
     assert not manifest.about["shared_part"]["subtracted"]
     assert "model.safetensors" in manifest.about["source"]["sha256"]
+    assert has_static_vectors(models / "tiny")
     assert sorted(file.name for file in models.iterdir()) == ["tiny"]
 
 

@@ -57,12 +57,12 @@ class OnnxEncoder:
         read = [self._reader.read(text) for text in texts]
         vectors: dict[int, Vector] = {}
         for part in group_by_length([len(each.ids) for each in read], self._max_batch):
-            vectors.update(zip(part, self._vectors([read[at].ids for at in part]), strict=True))
+            vectors.update(zip(part, self.encode_ids([read[at].ids for at in part]), strict=True))
         return [Embedding(vectors[at], len(each.ids), each.truncated, each.unreadable) for at, each in enumerate(read)]
 
-    def _vectors(self, ids: Sequence[Sequence[int]]) -> list[Vector]:
-        """Return the vectors of one pass. They are copies, so that a reference to one does not keep all of them in
-        memory."""
+    def encode_ids(self, ids: Sequence[Sequence[int]]) -> list[Vector]:
+        """Return the vectors of token ids, special tokens included, from one pass. They are copies, so that a reference
+        to one does not keep all of them in memory."""
         shape = (len(ids), max(map(len, ids)))
         padded, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for at, row in enumerate(ids):

@@ -14,6 +14,7 @@ MODEL = "all-MiniLM-L6-v2"
 MODEL_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "manifest.json"
+STATIC_FILE = "static.npz"  # optional, see gateway/adapters/onnx/static_encoder.py
 # The graph version of export.py. A model whose manifest differs is built again.
 GRAPH = "written node by node, static scales"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import gateway
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, load_manifest
+from gateway.adapters.onnx.static_encoder import load_table
 from gateway.cache.model_factory import build_encoder, build_verifier, model_dir_of
 from gateway.cli.doctor import Finding, fault, ok, warning
 from gateway.config import Config
@@ -44,6 +45,7 @@ class ModelFacts:
     folder: Path | None = None
     actual: str | None = None
     error: str | None = None
+    no_static: str | None = None  # why questions cannot be sent on before they are embedded
 
 
 def model(facts: ModelFacts) -> Finding:
@@ -59,6 +61,9 @@ def model(facts: ModelFacts) -> Finding:
         return fault(
             "embedding", found, "configure the model in the folder, or fetch the other one: `nearhit model fetch`"
         )
+    if facts.no_static is not None:
+        found = f"{facts.key}: every question is embedded before it goes to a backend: {facts.no_static}"
+        return warning("embedding", found, "run `nearhit model fetch`, or `nearhit model build` for another model")
     return ok(
         "embedding", f"{facts.key}: {facts.expected} is available" + (", every file as built" if facts.actual else "")
     )
@@ -99,12 +104,16 @@ def _inspect_model(key: str, model: EmbeddingModel) -> ModelFacts:
             return ModelFacts(key, model.adapter, model.model, error=str(error))
     folder = model_dir_of(model)
     try:
-        actual = load_manifest(folder).model
+        actual = load_manifest(folder)
     except (ModelMissing, ModelCorrupt) as error:
         return ModelFacts(key, model.adapter, model.model, folder, error=str(error))
     except OSError as error:
         return ModelFacts(key, model.adapter, model.model, folder, error=f"{folder}: {error.strerror}")
-    return ModelFacts(key, model.adapter, model.model, folder, actual)
+    try:
+        load_table(folder, actual.identity)
+    except (ModelMissing, ModelCorrupt) as error:
+        return ModelFacts(key, model.adapter, model.model, folder, actual.model, no_static=str(error))
+    return ModelFacts(key, model.adapter, model.model, folder, actual.model)
 
 
 @dataclass(frozen=True, slots=True)

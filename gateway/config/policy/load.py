@@ -119,6 +119,7 @@ def _compile_semantic(rule: SemanticRule) -> Semantic:
         rule.learn is not None,
         rule.coalesce,
         None if rule.learn is None else rule.learn.keep,
+        rule.screen,
     )
 
 

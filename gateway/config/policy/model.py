@@ -64,6 +64,7 @@ class Semantic:
     learn: bool = True  # whether labels move the threshold; off: they are counted only
     coalesce: bool = False  # whether a question waits for one in flight that asks the same in other words
     keep_s: float | None = None  # how long labels are kept with their texts, in seconds; None: they are not
+    screen: bool = True  # whether a question that nothing stored resembles goes on before it is embedded
 
     @property
     def learns(self) -> bool:

@@ -85,6 +85,9 @@ class SemanticRule(Section):
     coalesce: Switch = False
     """`on`: a question waits for one in flight, in the same gateway, that asks the same in other words. Then it is
     looked up as usual."""
+    screen: Switch = True
+    """`on`: a question that nothing stored resembles goes to its backend at once, and is embedded later. At most 1 % of
+    the hits are lost. `off`: every question is embedded and looked up first."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

@@ -1,9 +1,6 @@
-"""Distils static token vectors from the sentence encoder. The light model understands language by them alone.
+"""Distils the light model's token vectors from the sentence encoder. It understands language by them alone.
 
-The encoder embeds every token of the vocabulary once, alone. PCA reduces the vectors, and smooth inverse
-frequency weights them: the weighted sum of the tokens of a text represents the text. The weighting comes from
-Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (ICLR 2017). The distillation from
-the vocabulary of an encoder, without any text, comes from model2vec (Tulkens and van Dongen, 2024).
+gateway/tools/embedding_model/static_vectors.py makes the vectors. PCA reduces them here.
 """
 
 from __future__ import annotations
@@ -16,16 +13,18 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from gateway.tools.demo.repository.encoders import MiniLm
+from gateway.tools.embedding_model import static_vectors
+from gateway.tools.embedding_model.static_vectors import (
+    SMOOTHING,
+    token_ids,
+    token_vectors,
+    token_weights,
+    vocabulary_size,
+)
 
 DIMENSION = 256
-# The a in a / (a + p). Arora et al. advise 1e-3 to 1e-4. The light model answered 25 of the 30 questions in
-# tests/tools/demo/questions.yaml with 1e-2, 27 with 1e-3, 26 with 3e-4 and 25 with 1e-4.
-SMOOTHING = 1e-3
-FIRST_WORD = "the"  # from here on, BERT's vocabulary lists whole words, the most frequent first
-BATCH = 256  # texts of three tokens each: about 2 MB of activations per layer
 
 
 def ensure_static_vectors(
@@ -37,7 +36,7 @@ def ensure_static_vectors(
     all its inputs.
     """
     made_from = hashlib.sha256(f"{DIMENSION} {SMOOTHING}".encode())
-    for part in (model, tokenizer, Path(__file__)):
+    for part in (model, tokenizer, Path(__file__), Path(static_vectors.__file__)):
         made_from.update(part.read_bytes())
     target = directory / f"static-{made_from.hexdigest()[:16]}.npz"
     if not target.exists():
@@ -57,20 +56,11 @@ def ensure_static_vectors(
 
 def distil_vectors(encoder: MiniLm) -> NDArray[np.float16]:
     """Return the vectors of the encoder's vocabulary, shape (vocabulary, 256). Tokens with "[" first get zeros."""
-    vocabulary = encoder.tokenizer.get_vocab()
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    used = np.array([vocabulary[token] for token in tokens if not token.startswith("[")])
-    reduced = reduce_dimensions(_token_vectors(encoder, used))
-    table = np.zeros((max(vocabulary.values()) + 1, DIMENSION), np.float32)
-    table[used] = reduced * weights(encoder.tokenizer, used)[:, None]
+    ids = token_ids(encoder.tokenizer)
+    reduced = reduce_dimensions(token_vectors(encoder.encode_ids, encoder.tokenizer, ids))
+    table = np.zeros((vocabulary_size(encoder.tokenizer), DIMENSION), np.float32)
+    table[ids] = reduced * token_weights(encoder.tokenizer, ids)[:, None]
     return table.astype(np.float16)
-
-
-def _token_vectors(encoder: MiniLm, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Embed each token as a text by itself, between the special tokens. Return shape (tokens, 384)."""
-    before, after = encoder.tokenizer.encode("").ids
-    batches = (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
-    return np.concatenate([encoder.encode_ids([(before, int(i), after) for i in batch]) for batch in batches])
 
 
 def reduce_dimensions(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -79,17 +69,3 @@ def reduce_dimensions(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     _, axes = np.linalg.eigh(np.cov(centred, rowvar=False))  # in ascending order
     components: NDArray[np.float32] = centred @ axes[:, : -DIMENSION - 1 : -1]
     return components
-
-
-def weights(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the smooth inverse frequency a / (a + p) of each token, shape (tokens,).
-
-    Zipf's law gives p from the rank in the vocabulary. The documentation is too small for counts: they would not show
-    how rare the words of a question are. Tokens before the first word are punctuation, letters and digits. They
-    count as one of the most frequent words.
-    """
-    rank = np.maximum(ids - (tokenizer.token_to_id(FIRST_WORD) or 0), 0) + 1.0
-    harmonic = np.log(rank.max()) + np.euler_gamma
-    probability = 1.0 / (rank * harmonic)
-    weight: NDArray[np.float32] = (SMOOTHING / (SMOOTHING + probability)).astype(np.float32)
-    return weight

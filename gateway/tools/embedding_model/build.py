@@ -24,6 +24,7 @@ from gateway.tools.embedding_model.fetch import (
     exclusive_lock,
     install_model,
 )
+from gateway.tools.embedding_model.static_vectors import add_static_vectors
 
 HUB = "https://huggingface.co"  # unless HF_ENDPOINT names another one
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -61,6 +62,7 @@ def build(
             _convert(python, given, built, name, prompt)
             manifest = _manifest(built, source, folder if folder.is_dir() else None)
             (built / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            add_static_vectors(built, progress)
             install_model(built, model_dir / name, Path(scratch) / "replaced")
     except OSError as error:
         raise FetchFailed(f"the embedding model could not be written to {model_dir}: {error}") from error

@@ -30,6 +30,7 @@ from gateway.adapters.onnx.model_files import (
     sha256_of,
 )
 from gateway.tools.embedding_model.environment import PIP, FetchFailed, make_environment, python_of, run_step
+from gateway.tools.embedding_model.static_vectors import add_static_vectors, has_static_vectors
 
 __all__ = ["FetchFailed", "build_environment", "exclusive_lock", "fetch", "install_model", "published_weights"]
 
@@ -53,18 +54,24 @@ EXPORT_TIMEOUT_S = 600.0  # measured: 12 s on two cores
 
 
 def fetch(model_dir: Path, progress: Progress, keep_env: Path | None = None) -> Path:
-    """Return the model's directory inside `model_dir`. Build the model unless it is there and unchanged.
+    """Return the model's directory inside `model_dir`. Build the model unless it is there and unchanged. Add static
+    vectors that it lacks.
 
     With `keep_env`, the build environment and the weights stay at that path for the next build. A build blocks for
     about a minute. Raises `FetchFailed` with one sentence; then a former model is unchanged.
     """
     target = model_dir / MODEL
-    if _verify(target, progress):
+    is_built = _verify(target, progress)
+    if is_built and has_static_vectors(target):
         return target
     try:
         with exclusive_lock(model_dir), tempfile.TemporaryDirectory(prefix=".fetch-", dir=model_dir) as scratch:
-            if not _verify(target, lambda _: None):  # another process may have built it while this one waited
+            # Another process may have built it while this one waited.
+            if is_built or _verify(target, lambda _: None):
+                add_static_vectors(target, progress)
+            else:
                 built = _build(Path(scratch), keep_env, progress)
+                add_static_vectors(built, progress)
                 install_model(built, target, Path(scratch) / "replaced")
     except OSError as error:
         raise FetchFailed(f"the embedding model could not be written to {model_dir}: {error}") from error

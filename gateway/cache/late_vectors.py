@@ -1,0 +1,181 @@
+"""Embeds questions after their requests: those that the screen let go, and those whose answer was stored without a
+vector. The entry then gets its vector, so that other words find it.
+
+No client waits for this work. It takes one text at a time. A full queue drops its oldest ones, and a loaded encoder
+gets none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gateway.bounded_cache import BoundedCache
+from gateway.cache.load_level import EncoderLoad, Step
+from gateway.errors import EmbedderUnavailable, StoreUnavailable
+from gateway.messages import Embedding, Entry, Vector
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Embedder, NearbyStore, VectorIndex
+
+LOG = logging.getLogger("nearhit.semantic")
+MAX_WAITING = 1_000  # questions; of at most 1,000 characters each
+DRAIN_S = 1.0  # at the gateway's end
+
+Check = Callable[[Embedding], Awaitable[None]]
+"""Called once with the embedding of a question, before its entry gets a vector."""
+
+
+@dataclass(slots=True)
+class _Late:
+    """A question that waits for its embedding. `stored`: when its entry was made (wall clock); None: not yet."""
+
+    fingerprint: str
+    route: str
+    owner: str
+    question: str
+    check: Check | None = None
+    stored: float | None = None
+    embedding: Embedding | None = None  # made while the answer was being stored
+
+
+async def add_to_index(
+    store: NearbyStore, index: VectorIndex, entry: Entry, vector: Vector | None, *, indexed: bool = False
+) -> bool:
+    """Add a stored entry to the index; return whether it may be found. A removal during the put did not find the entry
+    in the store but applies to it, so delete the entry then. `indexed`: the index has the vector already."""
+    if store.banned(entry, vector):
+        await store.delete([entry.fingerprint])
+        return False
+    if vector is not None and not indexed:
+        await index.add(entry.fingerprint, entry.scope, vector, entry.expires)
+    return True
+
+
+class LateVectors:
+    """The queue of one space. `stored` is called with every entry that got its vector. It serves one event loop."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        index: VectorIndex,
+        store: NearbyStore,
+        telemetry: Telemetry,
+        load: EncoderLoad,
+        limit: int = MAX_WAITING,
+    ) -> None:
+        self._embedder = embedder
+        self._index = index
+        self._store = store
+        self._telemetry = telemetry
+        self._load = load
+        self._limit = limit
+        self._waiting: dict[str, _Late] = {}  # by fingerprint, the oldest first
+        self._working: _Late | None = None  # the one that is being embedded
+        # By fingerprint: of questions whose answer is not stored yet. It may never be.
+        self._made: BoundedCache[str, Embedding] = BoundedCache(limit)
+        self._work_available = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.stored: Callable[[Entry, Vector], None] = lambda _entry, _vector: None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no question waits and none is being embedded."""
+        return self._idle.is_set()
+
+    def take(self, fingerprint: str) -> Embedding | None:
+        """Return the embedding of a question that was begun, if it is there by now. It is forgotten."""
+        return self._made.pop(fingerprint)
+
+    def begin(self, fingerprint: str, route: str, owner: str, question: str, check: Check) -> None:
+        """Embed a question whose answer is being fetched. `check` gets the embedding."""
+        self._enqueue(_Late(fingerprint, route, owner, question, check))
+
+    def add(self, entry: Entry, owner: str) -> None:
+        """Give an entry its vector that was stored without one. It has a question."""
+        assert entry.question is not None
+        late, working = self._waiting.get(entry.fingerprint), self._working
+        if late is None and working is not None and working.fingerprint == entry.fingerprint and working.stored is None:
+            late = working
+        if late is not None:
+            late.stored = entry.created
+        else:
+            late = _Late(entry.fingerprint, entry.route, owner, entry.question, stored=entry.created)
+            late.embedding = self.take(entry.fingerprint)
+            self._enqueue(late)
+
+    async def run(self) -> None:
+        while True:
+            await self._work_available.wait()
+            while self._waiting:
+                self._working = self._waiting.pop(next(iter(self._waiting)))
+                await self._finish(self._working)
+            self._working = None
+            self._work_available.clear()
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Wait until nothing waits, at most `DRAIN_S` seconds. Drop the rest."""
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self._idle.wait()
+        except TimeoutError:
+            for late in [*self._waiting.values(), *([] if self._working is None else [self._working])]:
+                self._count(late, "dropped")
+            self._waiting.clear()
+
+    def _enqueue(self, late: _Late) -> None:
+        former = self._waiting.pop(late.fingerprint, None)
+        if former is not None:  # an answer that expired or was replaced
+            late.stored = late.stored or former.stored
+        elif len(self._waiting) >= self._limit:
+            self._count(self._waiting.pop(next(iter(self._waiting))), "dropped")
+        self._waiting[late.fingerprint] = late
+        self._idle.clear()
+        self._work_available.set()
+
+    async def _finish(self, late: _Late) -> None:
+        """Embed one question, and give its entry the vector if it is stored already. Drop it if the encoder is loaded.
+
+        It takes its turn among the requests, not in the lane of learning: it is their work, and no part of the budget
+        of learning. As only one waits at a time, a request waits for one text more at most.
+        """
+        if late.embedding is None and self._load.leaves_out(Step.VECTOR):
+            self._count(late, "dropped")
+            return
+        try:
+            embedding = late.embedding or await self._embedder.embed(late.question, late.owner)
+            if embedding.partial:
+                return
+            if late.check is not None:
+                await late.check(embedding)
+            if late.stored is None:
+                self._made.put(late.fingerprint, embedding)
+            else:
+                self._count(late, await self._attach(late.fingerprint, late.stored, embedding.vector))
+        except (EmbedderUnavailable, StoreUnavailable):
+            self._count(late, "failed")
+        except Exception:
+            LOG.exception("a late vector failed")
+            self._count(late, "failed")
+
+    async def _attach(self, fingerprint: str, created: float, vector: Vector) -> str:
+        """Store the vector of an entry, and add it to the index. Return the result as the metric names it. Raise
+        `StoreUnavailable`."""
+        entry = await self._store.get(fingerprint)
+        if entry is None or entry.created != created:  # removed, or fetched again
+            return "gone"
+        if not self._store.banned(entry, vector) and not await self._store.put(entry, vector):
+            return "gone"
+        if not await add_to_index(self._store, self._index, entry, vector):
+            return "gone"
+        self.stored(entry, vector)
+        return "stored"
+
+    def _count(self, late: _Late, result: str) -> None:
+        self._telemetry.late_vectors.add(late.route, result)
