@@ -31,6 +31,7 @@ from gateway.ports import BodySource, Clock, Judgement
 from gateway.principal import Principal
 from gateway.priority import Priority
 from gateway.tracing import TraceRecorder, UpstreamCall
+from gateway.trust import Asker
 
 
 class HeadMemo:
@@ -95,7 +96,8 @@ class RequestContext:
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served", "judged",
+        "directives", "owner", "scope", "fingerprint", "asker", "read_only", "to_confirm",
+        "bypass", "embedding", "whole", "note", "served", "judged",
         "considered", "stored", "inspected", "stale_available", "gathering", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_deadline", "priority", "scored_prompt", "complexity", "wish",
@@ -160,6 +162,9 @@ class RequestContext:
         self.owner = ""  # the party that may share its answers under the policy: see `cache.keys.owner_of`
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
+        self.asker: Asker | None = None  # the client, if its route trusts an answer less than its scope would
+        self.read_only = False  # its key may have hits, and changes neither the cache nor what routes learn
+        self.to_confirm: Sequence[Entry] = ()  # stored answers of other clients that its fresh answer may confirm
         self.bypass: Bypass | None = None  # why no lookup is made
         self.embedding: Embedding | None = None  # of the call's `focus`
         self.whole: Embedding | None = None  # of a long question's beginning, for its complexity
@@ -262,7 +267,7 @@ class RequestContext:
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
         child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
-        child.scored_prompt = None
+        child.scored_prompt, child.to_confirm = None, ()
         return child
 
     def with_call(self, call: Call) -> RequestContext:

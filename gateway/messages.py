@@ -66,6 +66,7 @@ class Refusal(StrEnum):
     DECOY = "decoy"  # the answer was wrong for a question that is more like this one than the entry's own
     EXPIRED = "expired"
     FOREIGN = "foreign"  # the entry's scope differs from the one in the index
+    UNCONFIRMED = "unconfirmed"  # not confirmed yet: only its writer may have the answer
 
 
 class Basis(StrEnum):
@@ -92,6 +93,7 @@ class Admission(StrEnum):
     RARE = "rare"  # too few requests for it lately
     MALFORMED = "malformed"
     PURGED = "purged"  # a purge during the fetch covers it
+    READ_ONLY = "read-only"  # the API key may not store answers
 
 
 class Choice(StrEnum):
@@ -196,6 +198,8 @@ class Entry:
     upstream_s: float  # from before the backend call to `created`
     tags: tuple[str, ...] = ()
     imported: float = 0.0  # wall clock: when an operator imported it; 0 if it was fetched
+    # The writer, then the clients whose fresh answers agreed (`gateway.trust`). Empty: the route trusts its scope.
+    askers: tuple[str, ...] = ()
 
     @property
     def asked(self) -> float:

@@ -50,6 +50,8 @@ class ClusterLease:
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         if not request.fingerprint or request.directives.no_cache or request.directives.only_if_cached:
             return self._inner(request)
+        if request.read_only:  # its answer is not stored, so nobody may wait for it
+            return self._inner(request)
         if request.fingerprint in self._unstorable or request.note == Bypass.STORE:
             return self._inner(request)  # the answer may not be stored, or the store has just failed
         request.require_capacity()

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 from gateway.cache.freshness import bypass_of, parse_directives
-from gateway.cache.keys import keys_of, owner_of
+from gateway.cache.keys import asker_of, keys_of, own_key, owner_of
 from gateway.config.policy.model import Policy, Route
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
@@ -113,6 +113,10 @@ def apply_route(request: RequestContext, call: Call | None, route: Route) -> Non
         request.bypass = bypass_of(call.uncached, request.directives) if route.caches else Bypass.POLICY
         if route.caches and call.uncached is None and not request.directives.no_store:
             request.scope, request.fingerprint = keys_of(request.owner, route.name, call, request.query)
+            if route.withholds:
+                key = "" if request.permit is None else request.permit.id
+                request.asker = asker_of(route.admission, request.tenant, key, call.user)
+                request.fingerprint = own_key(request.fingerprint, request.asker)
 
 
 def _apply_budget(request: RequestContext, route: Route) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.redis.store import RecordInvalid, decode, encode
+from gateway.adapters.redis.store import VERSION, WITHOUT_ASKERS, RecordInvalid, decode, encode
 from gateway.messages import Entry
 from tests.fixtures.entries import entry_of
 
@@ -24,6 +24,7 @@ ENTRIES = st.builds(
     question=st.none() | TEXT, streamed=st.just(True), payload=st.lists(st.binary(max_size=50)).map(tuple),
     content_type=TEXT, created=FLOAT, expires=FLOAT, backend=TEXT, input_tokens=COUNT, output_tokens=COUNT,
     cost_dollars=FLOAT, upstream_s=FLOAT, tags=st.lists(TEXT).map(tuple), imported=FLOAT,
+    askers=st.lists(TEXT).map(tuple),
 )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def test_a_record_of_another_version_is_refused(version: object) -> None:
 @pytest.mark.parametrize("change", [lambda values: values[:-1], lambda values: [*values, 1]], ids=["fewer", "more"])
 def test_a_record_with_other_fields_is_refused(change: object) -> None:
     with pytest.raises(RecordInvalid):
-        decode(msgpack.packb((2, *change(astuple(entry_of())))))
+        decode(msgpack.packb((VERSION, *change(astuple(entry_of())))))
 
 
 @pytest.mark.parametrize("index", range(len(astuple(entry_of()))))
@@ -73,7 +74,7 @@ def test_a_field_of_the_wrong_type_is_refused(index: int) -> None:
     values: list[object] = list(astuple(entry_of()))
     values[index] = {"x": 1}
     with pytest.raises(RecordInvalid):
-        decode(msgpack.packb((2, *values)))
+        decode(msgpack.packb((VERSION, *values)))
 
 
 @pytest.mark.parametrize("payload", [(), (b"a", b"b"), ("text",), (None,)])
@@ -89,3 +90,21 @@ def test_a_pickle_is_not_executed() -> None:
 
     with pytest.raises(RecordInvalid):
         decode(pickle.dumps(Bomb()))
+
+
+def test_a_record_of_the_version_without_askers_is_read() -> None:
+    entry = entry_of()
+    written = msgpack.packb((WITHOUT_ASKERS, *astuple(entry)[:-1]))
+    assert decode(written) == entry
+
+
+def test_only_an_entry_with_askers_has_the_new_version() -> None:
+    """A gateway of an earlier version would serve it to everybody, so it must not be able to read it."""
+    entry = entry_of()
+    assert msgpack.unpackb(encode(entry))[0] == WITHOUT_ASKERS
+    assert msgpack.unpackb(encode(replace(entry, askers=("k",))))[0] == VERSION
+
+
+def test_an_asker_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(RecordInvalid, match="asker"):
+        decode(msgpack.packb((VERSION, *astuple(entry_of())[:-1], (1,))))

@@ -29,7 +29,11 @@ from gateway.messages import Entry, Vector
 from gateway.ports import MAX_COUNTEREXAMPLES, MAX_LINKS, ChangeKind, Clock, StoredVector, StoreStats
 
 # The encoding of entries: msgpack with a version, never pickle. Pure.
-VERSION = 2
+VERSION = 3
+
+# The version without `askers`. Entries that have none are still written in it, so that gateways of an earlier version
+# can read them, and cannot read those that serve only some clients.
+WITHOUT_ASKERS = 2
 
 # The type that msgpack must return for each field, in order; an int is accepted for a float.
 _TYPES = tuple(
@@ -50,7 +54,8 @@ class RecordInvalid(ValueError):
 
 
 def encode(entry: Entry) -> bytes:
-    packed: bytes = _pack((VERSION, *_values_of(entry)))
+    values = _values_of(entry)
+    packed: bytes = _pack((VERSION, *values) if entry.askers else (WITHOUT_ASKERS, *values[:-1]))
     return packed
 
 
@@ -60,11 +65,15 @@ def decode(data: bytes) -> Entry:
         version, *values = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RecordInvalid(f"not a record: {type(error).__name__}") from None
-    if version != VERSION or len(values) != len(_TYPES):
+    if version == WITHOUT_ASKERS:
+        values.append(())
+    if version not in (WITHOUT_ASKERS, VERSION) or len(values) != len(_TYPES):
         raise RecordInvalid(f"a record of version {version!r}, expected {VERSION}")
     if not all(map(isinstance, values, _TYPES)):
         raise RecordInvalid("a record with a field of the wrong type")
     entry = Entry(*values)
+    if not all(isinstance(name, str) for name in entry.askers):
+        raise RecordInvalid("a record with an asker of the wrong type")
     if not all(isinstance(data, bytes) for data in entry.payload) or not (entry.streamed or len(entry.payload) == 1):
         raise RecordInvalid("a record without an answer")
     return entry
@@ -109,6 +118,15 @@ redis.call('PEXPIREAT', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[3], ARGV[3], ARGV[4])
 if mine then redis.call('DEL', KEYS[2]) end
 if #ARGV > 9 then redis.call(unpack(ARGV, 10)) end
+return 1
+""")
+
+
+# KEYS: the entry. ARGV: its record as it is, and as it shall be; the change log command. HSET keeps the expiry.
+AMEND = Script("""
+if redis.call('HGET', KEYS[1], 'record') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'record', ARGV[2])
+if #ARGV > 2 then redis.call(unpack(ARGV, 3)) end
 return 1
 """)
 
@@ -285,6 +303,14 @@ class RedisStore:
         if self.journal is not None and self.names.tags:
             command = self.journal.command(kind, *names)
             await self.send(*command)
+
+    async def amend(self, old: Entry, new: Entry) -> bool:
+        name = old.fingerprint
+        command = self.change_command(ChangeKind.RECORDS, name)
+        if not await self.run(AMEND, [self.names.entry(name)], [encode(old), encode(new), *command]):
+            return False
+        await self.publish_change(ChangeKind.RECORDS, name)
+        return True
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:
