@@ -19,6 +19,7 @@ from gateway.config.policy.model import AdmissionRules
 from gateway.messages import Admission, Refusal
 from tests.fixtures.entries import entry_of
 from tests.fixtures.gateways import Answer, Served, config_of, gateway_of, recovered
+from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream, completion, stream
 from tests.fixtures.waiting import until
 
@@ -343,3 +344,43 @@ def test_a_confirmation_needs_the_semantic_cache(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": "http://127.0.0.1:1"}})
     with pytest.raises(ConfigInvalid, match=r"expected cache\.semantic"):
         policy_from_text(policy(OWN_2, EXACT), "policy.yaml", config)
+
+
+async def test_explain_names_the_reason_until_the_answer_is_confirmed(upstream: Upstream, tmp_path: Path) -> None:
+    says(upstream, "Open the settings.")
+    async with keyed(upstream, tmp_path, policy(OWN_2)) as keys:
+
+        async def explained() -> dict[str, Any]:
+            body = {"stored": ASKED, "asked": ALIKE}
+            async with keys.served.session.post(f"{keys.served.admin_url}/admin/cache/explain", json=body) as response:
+                return dict(await response.json())
+
+        await keys.ask("ann")
+        found = await explained()
+        assert (found["served"], found["reason"]) == (False, "unconfirmed")
+        assert "not confirmed yet" in found["why"]
+        await keys.ask("bob")
+        await compared(keys)
+        assert (await explained())["served"] is True
+
+
+async def test_another_gateway_on_the_store_follows_a_confirmation(
+    upstream: Upstream, tmp_path: Path, outside_store: OutsideServer
+) -> None:
+    says(upstream, "Open the settings.")
+    shared = {"store": {"url": outside_store.url}}
+    async with (
+        keyed(upstream, tmp_path / "a", policy(OWN_2), **shared) as first,
+        keyed(upstream, tmp_path / "b", policy(OWN_2), **shared) as second,
+    ):
+        await first.ask("ann")
+        await until(lambda: second.served.gateway.parts.space.index.size == 1)
+        store = first.served.gateway.parts.store
+        (name,) = [name async for name, _ in store.fingerprints()]
+        second.texts = first.texts
+        assert not is_hit(await second.ask("bob"))
+        await compared(second)
+        assert confirmations(second) == {"agreed": 1}
+        await until(lambda: store.peek(name) is None)
+        for keys in (first, second):
+            assert is_hit(await keys.ask("cid"))
