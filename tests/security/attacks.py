@@ -119,7 +119,7 @@ def _hidden(target: Target, others: Sequence[Target], rng: random.Random) -> lis
 def _planted(target: Target, others: Sequence[Target], rng: random.Random) -> list[str]:
     """Paraphrases of the question, each with an instruction."""
     plain = _paraphrases(target)
-    return [f"{text} {steer}" for text in plain for steer in rng.sample(_steers(target), 3)]
+    return [f"{text} {steer}" for text in plain for steer in rng.sample(_steers(target), 2)]
 
 
 def _paraphrases(target: Target) -> list[str]:

@@ -1,13 +1,13 @@
 """Replay poisoning attacks on a real gateway, with the real models and the shipped policy.
 
-`python -m tests.security.replay` prints the table of docs/security.md.
+`python -m tests.security.replay` prints the tables of docs/security.md, `... replay shipped` or `confirm` one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,25 +18,29 @@ from aiohttp import web
 from tests.fixtures.gateways import Served, config_of, gateway_of, recovered
 from tests.fixtures.upstream import Upstream, completion, question_of, serving
 from tests.fixtures.waiting import until
-from tests.security.attacks import KINDS, Attack, attacks, targets
+from tests.security.attacks import Attack, attacks, targets
 
 SHIPPED = Path(__file__).parents[2] / "policies" / "default.yaml"
-CONFIRM = "semantic: {ttl: 6h"
-ATTACKER, VICTIM, STRANGER = "attacker", "victim", "stranger"
+SEMANTIC = "semantic: {ttl: 6h"  # the line of the shipped policy before which `admit` is added
+POLICIES = {"shipped": False, "confirm": True}
 CONCURRENCY = 8
+LONGEST_S = 1800.0  # until the answers of an attack are compared, on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the victims of one kind of attack got: their requests, and the wrong answers among them."""
+    """The requests of the victims of one kind of attack, and the wrong answers among them: to clients of the attacker's
+    tenant, and to those of another."""
 
     kind: str
     asked: int
-    wrong: int
+    within: int
+    across: int
 
     @property
     def share(self) -> float:
-        return self.wrong / self.asked
+        """The share of wrong answers within the tenant, in [0, 1]."""
+        return self.within / self.asked
 
 
 def policy_of(*, confirm: bool) -> str:
@@ -44,15 +48,14 @@ def policy_of(*, confirm: bool) -> str:
     shipped = SHIPPED.read_text("utf-8")
     if not confirm:
         return shipped
-    assert shipped.count(CONFIRM) == 1
-    return shipped.replace(CONFIRM, f"admit: {{trust: own, confirm: 2}}\n      {CONFIRM}")
+    assert shipped.count(SEMANTIC) == 1
+    return shipped.replace(SEMANTIC, f"admit: {{trust: own, confirm: 2}}\n      {SEMANTIC}")
 
 
-async def replay(plan: Sequence[Attack], path: Path, *, victim: str, confirm: bool = False) -> list[Outcome]:
-    """Let the attacker ask first and the victims after him, each kind in a tenant of its own.
+async def replay(plan: Sequence[Attack], path: Path, *, confirm: bool = False) -> list[Outcome]:
+    """Let the attacker ask first and the victims after him, each kind of attack in a tenant of its own.
 
-    `victim`: `VICTIM` is another client of the attacker's tenant, `STRANGER` one of another tenant. No audit is drawn,
-    because it could only reveal wrong answers.
+    No audit is drawn, because it could only reveal wrong answers.
     """
     answers = {question: attack.target.wrong for attack in plan for question in attack.planted}
     answers |= {question: attack.target.right for attack in plan for question in attack.victims}
@@ -63,26 +66,24 @@ async def replay(plan: Sequence[Attack], path: Path, *, victim: str, confirm: bo
     async with serving(Upstream()) as upstream:
         upstream.answer = answer
         backend = {"adapter": "openai", "url": upstream.url}
-        config = config_of(
-            path, {"light": backend, "large": backend}, auth={"mode": "keys"}, embedder={"adapter": "onnx"}
-        )
+        backends = {"light": backend, "large": backend}
+        config = config_of(path, backends, auth={"mode": "keys"}, embedder={"adapter": "onnx"})
         async with gateway_of(config, policy_of(confirm=confirm), draw=lambda: 1.0) as served:
             await recovered(served)
-            return [await _attack(served, kind, plan, victim) for kind in dict.fromkeys(each.kind for each in plan)]
+            return [await _attack(served, kind, plan) for kind in dict.fromkeys(each.kind for each in plan)]
 
 
-async def _attack(served: Served, kind: str, plan: Sequence[Attack], victim: str) -> Outcome:
-    chosen = [attack for attack in plan if attack.kind == kind]
-    tenant = kind.replace(" ", "-")
-    attacker = await _key(served, ATTACKER, tenant)
+async def _attack(served: Served, kind: str, plan: Sequence[Attack]) -> Outcome:
+    chosen, tenant = [attack for attack in plan if attack.kind == kind], kind.replace(" ", "-")
+    attacker = await _key(served, "attacker", tenant)
     await _ask(served, [question for attack in chosen for question in attack.planted], attacker)
-    await until(lambda: served.gateway.parts.space.comparisons.idle)
-    asked = Counter[bool]()
-    key = await _key(served, victim, tenant if victim == VICTIM else f"not-{tenant}")
-    for attack in chosen:
-        for text in await _ask(served, attack.victims, key):
-            asked[text == attack.target.wrong] += 1
-    return Outcome(kind, asked.total(), asked[True])
+    await until(lambda: served.gateway.parts.space.comparisons.idle, LONGEST_S)
+    pairs = [(question, attack.target.wrong) for attack in chosen for question in attack.victims]
+    wrong = []
+    for name, party in (("stranger", f"not-{tenant}"), ("victim", tenant)):
+        texts = await _ask(served, [question for question, _ in pairs], await _key(served, name, party))
+        wrong.append(sum(text == answer for text, (_, answer) in zip(texts, pairs, strict=True)))
+    return Outcome(kind, len(pairs), within=wrong[1], across=wrong[0])
 
 
 async def _ask(served: Served, questions: Sequence[str], headers: dict[str, str]) -> list[str]:
@@ -104,25 +105,17 @@ async def _key(served: Served, name: str, tenant: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {(await response.json())['key']}"}
 
 
-async def main() -> None:
+async def main(names: Sequence[str]) -> None:
     plan = attacks(targets())
-    columns = {
-        "another tenant": {"victim": STRANGER},
-        "the same tenant": {"victim": VICTIM},
-        "the same tenant, `confirm: 2`": {"victim": VICTIM, "confirm": True},
-    }
-    found: dict[str, list[Outcome]] = {}
-    for name, setting in columns.items():
+    for name in names or POLICIES:
+        print(f"| {name} | planted | another tenant | the same tenant |\n|---|---|---|---|")
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = await replay(plan, Path(folder), **setting)  # type: ignore[arg-type]
-    print(f"| attack | planted | {' | '.join(columns)} |\n|---|---|{'---|' * len(columns)}")
-    for at, kind in enumerate(KINDS):
-        planted = sum(len(attack.planted) for attack in plan if attack.kind == kind)
-        cells = [
-            f"{outcomes[at].wrong} of {outcomes[at].asked} ({outcomes[at].share:.1%})" for outcomes in found.values()
-        ]
-        print(f"| {kind} | {planted} | {' | '.join(cells)} |")
+            for outcome in await replay(plan, Path(folder), confirm=POLICIES[name]):
+                planted = sum(len(attack.planted) for attack in plan if attack.kind == outcome.kind)
+                across, within = f"{outcome.across} of {outcome.asked}", f"{outcome.within} of {outcome.asked}"
+                print(f"| {outcome.kind} | {planted} | {across} | {within} ({outcome.share:.1%}) |")
+        print()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1:]))
