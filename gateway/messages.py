@@ -62,6 +62,7 @@ class Refusal(StrEnum):
     ENTITIES = "entities"
     DIRECTION = "direction"
     ANTONYM = "antonym"
+    HIDDEN = "hidden"  # the questions differ in characters that nobody sees
     COUNTEREXAMPLE = "counterexample"  # a client or an audit found this answer wrong for this question
     DECOY = "decoy"  # the answer was wrong for a question that is more like this one than the entry's own
     EXPIRED = "expired"

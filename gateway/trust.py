@@ -33,12 +33,16 @@ class Asker:
         An entry without askers was stored under another trust, and its writer is not known. It serves nobody, unless an
         operator has imported it.
         """
+        circles = [_circle(name) for name in entry.askers if _kind(name) == _kind(self.name)]
+        return self.confirms(entry) or _circle(self.name) in circles
+
+    def confirms(self, entry: Entry) -> bool:
+        """Return whether an entry serves its whole scope: enough independent clients agree, or an operator has
+        imported it."""
         if not entry.askers:
             return entry.imported > 0
         known = [name for name in entry.askers if _kind(name) == _kind(self.name)]
-        if self.confirm is not None and len(known) >= self.confirm:
-            return True
-        return any(_circle(name) == _circle(self.name) for name in known)
+        return self.confirm is not None and len(known) >= self.confirm
 
     def confirmed(self, entry: Entry, names: Iterable[str]) -> Entry:
         """Return the entry with those of `names` as askers that are independent of the ones it has.

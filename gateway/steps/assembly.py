@@ -185,7 +185,7 @@ class RouteSteps:
 
         def stored(request: RequestContext, entry: Entry) -> None:
             parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
-            if compares:  # a plain threshold has nothing to learn from misses
+            if compares and _may_teach(request):  # a plain threshold has nothing to learn from misses
                 parts.space.comparisons.missed(request, entry)
             if confirms:
                 parts.confirmations.consider(request, entry, parts.space.comparisons)
@@ -224,6 +224,13 @@ class RouteSteps:
         if rule is None:
             return None
         return partial(self.parts.shadows.observe_response, rule=rule, comparisons=self.parts.space.comparisons)
+
+
+def _may_teach(request: RequestContext) -> bool:
+    """Return whether the miss may move the threshold for all. Under a narrower trust a client could otherwise make up
+    pairs with answers of its own."""
+    asker, judged = request.asker, request.judged
+    return asker is None or (judged is not None and asker.confirms(judged.entry))
 
 
 def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:

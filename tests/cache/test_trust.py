@@ -384,3 +384,19 @@ async def test_another_gateway_on_the_store_follows_a_confirmation(
         await until(lambda: store.peek(name) is None)
         for keys in (first, second):
             assert is_hit(await keys.ask("cid"))
+
+
+async def test_a_clients_own_pairs_do_not_teach_the_route(upstream: Upstream, tmp_path: Path) -> None:
+    """Otherwise it could lower the threshold for all, with questions whose answers it makes equal."""
+    says(upstream, "It is so.")
+    asked = [f"{ASKED} {word}" for word in ("today", "in Rome", "for my boat", "by phone", "tomorrow", "again")]
+    labels = []
+    for name, admit in (("a", "{}"), ("b", OWN_2)):
+        async with keyed(upstream, tmp_path / name, policy(admit)) as keys:
+            for question in asked:
+                await keys.ask("eve", question)
+            parts = keys.served.gateway.parts
+            await until(lambda parts=parts: parts.space.comparisons.idle)
+            labels.append(sum(parts.telemetry.labels.values.values()))
+    assert labels[0] > 0
+    assert labels[1] == 0

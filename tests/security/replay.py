@@ -1,10 +1,11 @@
 """Replay poisoning attacks on a real gateway, with the real models and the shipped policy.
 
-`python -m tests.security.replay` prints the tables of docs/security.md, `... replay shipped` or `confirm` one of them.
+`python -m tests.security.replay` prints the tables of docs/security.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
@@ -21,8 +22,12 @@ from tests.fixtures.waiting import until
 from tests.security.attacks import Attack, attacks, targets
 
 SHIPPED = Path(__file__).parents[2] / "policies" / "default.yaml"
-SEMANTIC = "semantic: {ttl: 6h"  # the line of the shipped policy before which `admit` is added
-POLICIES = {"shipped": False, "confirm": True}
+SEMANTIC, AUDIT = "semantic: {ttl: 6h", "audit: 2%}"  # parts of the shipped policy
+POLICIES = {
+    "shipped": [],
+    "learn: off": [(AUDIT, "audit: 2%, learn: off}")],
+    "confirm: 2": [(SEMANTIC, f"admit: {{trust: own, confirm: 2}}\n      {SEMANTIC}")],
+}
 CONCURRENCY = 8
 LONGEST_S = 1800.0  # until the answers of an attack are compared, on a busy machine
 
@@ -43,16 +48,16 @@ class Outcome:
         return self.within / self.asked
 
 
-def policy_of(*, confirm: bool) -> str:
-    """Return the shipped policy, with a confirmation by a second client if `confirm`."""
-    shipped = SHIPPED.read_text("utf-8")
-    if not confirm:
-        return shipped
-    assert shipped.count(SEMANTIC) == 1
-    return shipped.replace(SEMANTIC, f"admit: {{trust: own, confirm: 2}}\n      {SEMANTIC}")
+def policy_of(name: str) -> str:
+    """Return a policy of `POLICIES`: the shipped one with its changes."""
+    text = SHIPPED.read_text("utf-8")
+    for old, new in POLICIES[name]:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
 
 
-async def replay(plan: Sequence[Attack], path: Path, *, confirm: bool = False) -> list[Outcome]:
+async def replay(plan: Sequence[Attack], path: Path, policy: str) -> list[Outcome]:
     """Let the attacker ask first and the victims after him, each kind of attack in a tenant of its own.
 
     No audit is drawn, because it could only reveal wrong answers.
@@ -68,7 +73,7 @@ async def replay(plan: Sequence[Attack], path: Path, *, confirm: bool = False) -
         backend = {"adapter": "openai", "url": upstream.url}
         backends = {"light": backend, "large": backend}
         config = config_of(path, backends, auth={"mode": "keys"}, embedder={"adapter": "onnx"})
-        async with gateway_of(config, policy_of(confirm=confirm), draw=lambda: 1.0) as served:
+        async with gateway_of(config, policy_of(policy), draw=lambda: 1.0) as served:
             await recovered(served)
             return [await _attack(served, kind, plan) for kind in dict.fromkeys(each.kind for each in plan)]
 
@@ -105,12 +110,16 @@ async def _key(served: Served, name: str, tenant: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {(await response.json())['key']}"}
 
 
-async def main(names: Sequence[str]) -> None:
-    plan = attacks(targets())
-    for name in names or POLICIES:
+async def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.security.replay", description=__doc__)
+    parser.add_argument("--policy", choices=POLICIES, nargs="+", default=list(POLICIES))
+    parser.add_argument("--targets", type=int, help="questions to attack; default: all")
+    given = parser.parse_args(arguments)
+    plan = attacks(targets()[: given.targets])
+    for name in given.policy:
         print(f"| {name} | planted | another tenant | the same tenant |\n|---|---|---|---|")
         with tempfile.TemporaryDirectory() as folder:
-            for outcome in await replay(plan, Path(folder), confirm=POLICIES[name]):
+            for outcome in await replay(plan, Path(folder), name):
                 planted = sum(len(attack.planted) for attack in plan if attack.kind == outcome.kind)
                 across, within = f"{outcome.across} of {outcome.asked}", f"{outcome.within} of {outcome.asked}"
                 print(f"| {outcome.kind} | {planted} | {across} | {within} ({outcome.share:.1%}) |")
