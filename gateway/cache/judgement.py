@@ -74,8 +74,6 @@ _HIDDEN = re.compile(
 
 def differs_unseen(a: str, b: str) -> bool:
     """Return whether two texts differ in characters that nobody sees."""
-    if a.isascii() and b.isascii():
-        return False
     return _HIDDEN.findall(a) != _HIDDEN.findall(b)
 
 
@@ -250,7 +248,9 @@ class CandidateScorer:
         """Judge an opinion on a candidate by the route's threshold."""
         if self._counterexamples.is_refuted(entry.scope, scores.question, entry.fingerprint):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
-        elif differs_unseen(scores.question, entry.question or ""):
+        elif not (scores.question.isascii() and (entry.question or "").isascii()) and differs_unseen(
+            scores.question, entry.question or ""
+        ):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.HIDDEN)
         elif (
             self._decoys.in_use

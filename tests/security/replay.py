@@ -34,8 +34,10 @@ LONGEST_S = 1800.0  # until the answers of an attack are compared, on a busy mac
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The requests of the victims of one kind of attack, and the wrong answers among them: to clients of the attacker's
-    tenant, and to those of another."""
+    """The requests of the victims of one kind of attack, and the wrong answers among them.
+
+    `within` counts those to clients of the attacker's tenant, `across` those to another tenant.
+    """
 
     kind: str
     asked: int
