@@ -32,6 +32,7 @@ from gateway.ports import BodySource, Claim, Clock, Judgement
 from gateway.principal import Principal
 from gateway.priority import Priority
 from gateway.tracing import TraceRecorder, UpstreamCall
+from gateway.trust import Asker
 
 
 class HeadMemo:
@@ -96,8 +97,9 @@ class RequestContext:
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "variant", "scope", "fingerprint", "bypass", "embedding", "whole", "note", "served",
-        "judged", "considered", "stored", "writing", "inspected", "stale_available", "gathering", "claim", "lease",
+        "directives", "owner", "variant", "scope", "fingerprint", "asker", "read_only", "to_confirm", "bypass",
+        "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing", "inspected",
+        "stale_available", "gathering", "claim", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
         "complexity", "wish", "outlook", "light_only", "metered", "overloaded",
@@ -161,6 +163,9 @@ class RequestContext:
         self.variant = ""  # the headers that are part of its keys: see `cache.keys.variant_of`
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
+        self.asker: Asker | None = None  # the client, if its route trusts an answer less than its scope would
+        self.read_only = False  # its key may have hits, and changes neither the cache nor what routes learn
+        self.to_confirm: Sequence[Entry] = ()  # stored answers of other clients that its fresh answer may confirm
         self.bypass: Bypass | None = None  # why no lookup is made
         self.embedding: Embedding | None = None  # of the call's `focus`
         self.whole: Embedding | None = None  # of a long question's beginning, for its complexity
@@ -273,6 +278,7 @@ class RequestContext:
         child.served = child.judged = child.stored = child.inspected = child.note = None
         child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
         child.scored_prompt = child.claim = child.writing = None
+        child.to_confirm = ()
         return child
 
     def with_call(self, call: Call) -> RequestContext:

@@ -63,12 +63,14 @@ class Refusal(StrEnum):
     ENTITIES = "entities"
     DIRECTION = "direction"
     ANTONYM = "antonym"
+    HIDDEN = "hidden"  # the questions differ in characters that nobody sees
     COUNTEREXAMPLE = "counterexample"  # a client or an audit found this answer wrong for this question
     DECOY = "decoy"  # the answer was wrong for a question that is more like this one than the entry's own
     EXPIRED = "expired"
     LOAD = "encoder-busy"  # the cross-encoder would have had to read both questions, and was not asked
     FOREIGN = "foreign"  # the entry's scope differs from the one in the index
     SCREEN = "screen"  # no stored question is near the static vector, so there was no lookup
+    UNCONFIRMED = "unconfirmed"  # not confirmed yet: only its writer may have the answer
 
 
 class Basis(StrEnum):
@@ -97,6 +99,7 @@ class Admission(StrEnum):
     RARE = "rare"  # too few requests for it lately
     MALFORMED = "malformed"
     PURGED = "purged"  # a purge during the fetch covers it
+    READ_ONLY = "read-only"  # the API key may not store answers
 
 
 class Choice(StrEnum):
@@ -205,6 +208,8 @@ class Entry:
     upstream_s: float  # from before the backend call to `created`
     tags: tuple[str, ...] = ()
     imported: float = 0.0  # wall clock: when an operator imported it; 0 if it was fetched
+    # The writer, then the clients whose fresh answers agreed (`gateway.trust`). Empty: the route trusts its scope.
+    askers: tuple[str, ...] = ()
 
     @property
     def asked(self) -> float:

@@ -174,6 +174,9 @@ class ResponseStore(Protocol):
         nothing, if that lease was lost, because the stored entry may be newer.
         """
 
+    async def amend(self, old: Entry, new: Entry) -> bool:
+        """Replace the record of an entry if it is still `old`. Vector and expiry stay. Return whether it was."""
+
     async def delete(self, fingerprints: Sequence[str]) -> int:
         """Delete entries. Return how many existed."""
 

@@ -65,6 +65,7 @@ class Principal:
     limits: tuple[Limits, ...] = ()  # over all routes together
     until: float | None = None  # wall clock, seconds
     generation: int = CONFIGURED
+    read_only: bool = False  # it gets hits, and changes neither the cache nor what routes learn
 
     def check_model(self, model: str | None, method: str, path: str) -> None:
         """Raise `Forbidden` if the key does not cover the model. `model` None: no dialect claims the request."""

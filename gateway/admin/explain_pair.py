@@ -14,14 +14,15 @@ from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.pair_knowledge import PairKnowledge
 from gateway.admin.responses import json_response
 from gateway.cache.embedding_spaces import Spaces
-from gateway.cache.explanation import ExplainedPair, LookupDetails, build_explanation
+from gateway.cache.explanation import ExplainedPair, LookupDetails, build_explanation, withheld
 from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, floor_of
+from gateway.cache.keys import asker_of
 from gateway.cache.model_factory import build_embedder, build_verifier
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
-from gateway.config.policy.model import Policy, Semantic
+from gateway.config.policy.model import Policy, Route, Semantic
 from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.messages import Bypass, Decisive, Embedding, Entry
 from gateway.ports import LINKED, Embedder, Judgement, Opinion, StoredCandidate, Verifier
@@ -61,15 +62,32 @@ def parse_pair(body: bytes) -> PairRequest:
     return PairRequest(value["stored"], value["asked"], value.get("route"))
 
 
-def semantic_route(policy: Policy, name: str | None) -> tuple[str, Semantic]:
-    """Return the route of this name, or the default one. Raise `BadRequest`."""
+def semantic_route(policy: Policy, name: str | None) -> tuple[Route, Semantic]:
+    """Return the route of this name, or the default one, with its semantic cache. Raise `BadRequest`."""
     names = [route.name for route in policy.routes]
     found = policy.routes[-1] if name is None else next((r for r in policy.routes if r.name == name), None)
     if found is None:
         raise BadRequest(f"no route is called {str(name)[:60]!r}: expected {', '.join(names)}")
     if found.semantic is None:
         raise BadRequest(f"the semantic cache of route {found.name!r} is off: there is nothing to explain")
-    return found.name, found.semantic
+    return found, found.semantic
+
+
+async def explain_trust(
+    found: ExplainedPair, pair: PairRequest, route: Route, embedder: Embedder, knowledge: PairKnowledge | None = None
+) -> ExplainedPair:
+    """Return the explanation for a client that has not asked before, if the route trusts answers less than their scope.
+
+    An answer counts as confirmed if `knowledge` has such an entry. Raise `EmbedderUnavailable`.
+    """
+    if not route.withholds:
+        return found
+    if knowledge is not None:
+        stored, client = _focus_of(pair)[0].stored, asker_of(route.admission, "", "", None)
+        vector = (await embedder.embed(stored)).vector
+        if await knowledge.confirmed_entry(vector, stored, route.name, client) is not None:
+            return found
+    return withheld(found, route.admission.confirm)
 
 
 async def explain_pair(
@@ -179,10 +197,12 @@ class ExplainHandler:
             pair = parse_pair(await request.read())
             route, rule = semantic_route(self._policy(), pair.route)
             space = self._spaces.serving
-            control = space.controls.of(route)
+            control = space.controls.of(route.name)
             memory = self._memory
-            knowledge = PairKnowledge(memory.links, memory.counterexamples, space.decoys, space.store)
-            found = await explain_pair(pair, route, rule, control, space.embedder, space.verifier, knowledge)
+            links, counterexamples = memory.links, memory.counterexamples
+            knowledge = PairKnowledge(links, counterexamples, space.decoys, space.store, space.index)
+            found = await explain_pair(pair, route.name, rule, control, space.embedder, space.verifier, knowledge)
+            found = await explain_trust(found, pair, route, space.embedder, knowledge)
         except BadRequest as error:
             return json_response({"error": error.message}, 400)
         except web.HTTPRequestEntityTooLarge:
@@ -212,7 +232,8 @@ async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping
     encoder, embedder = build_embedder(config.embedder)
     try:
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")
-        return await explain_pair(pair, route, rule, control, embedder, verifier)
+        found = await explain_pair(pair, route.name, rule, control, embedder, verifier)
+        return await explain_trust(found, pair, route, embedder)
     except EmbedderUnavailable as error:
         raise StartupError(f"the embedding model does not answer: {error}") from None
     finally:

@@ -17,6 +17,7 @@ from gateway.admin.operations import NotRequired, TypedDict, operation
 from gateway.admin.responses import json_errors, json_response, parse_object, parse_section, read_body
 from gateway.config.api_keys import (
     ApiKey,
+    CacheAccess,
     KeyChange,
     KeySecret,
     KeyStore,
@@ -44,6 +45,8 @@ OVERLAP_S = 24 * 3600.0
 
 Globs = Annotated[tuple[Text, ...], Field(strict=False, max_length=64)]
 
+Access = Annotated[CacheAccess, one_of("read-write", "read-only")]
+
 RoleName = Annotated[Literal["use", "operate", "admin"], one_of("use", "operate", "admin")]
 
 
@@ -54,6 +57,8 @@ class _Terms(Section):
     """Limits of this key over all routes, in the form of a route's limits without `per`."""
     expires: DurationOrOff = None
     """The time until the key expires. `off`: never."""
+    cache: Access | None = None
+    """`read-only`: the key gets hits. It neither stores answers nor moves what routes learn. Default: `read-write`."""
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -99,6 +104,7 @@ def issue_key(wanted: KeySpec, given: Mapping[str, Any], by: str, now: float) ->
         created_by=by,
         expires=None if wanted.expires is None else now + wanted.expires,
         secrets=(secret,),
+        cache=wanted.cache or "read-write",
     )
     return key, text
 
@@ -110,6 +116,8 @@ def changed(key: ApiKey, change: KeyUpdate, given: Mapping[str, Any], now: float
         key = replace(key, name=change.name)
     if change.models is not None:
         key = replace(key, models=change.models)
+    if change.cache is not None:
+        key = replace(key, cache=change.cache)
     if "limits" in given:
         key = replace(key, limits=_limits_given(given))
     if "expires" in given:
@@ -301,6 +309,7 @@ class KeyReport(TypedDict):
     expires: float | None
     """Seconds since 1970. Null: never."""
     revoked: float | None
+    cache: CacheAccess
     secrets: list[SecretReport]
 
 
@@ -368,10 +377,10 @@ class KeysHandler:
 
     @operation(KeyReport, body=KeyUpdate)
     async def _change(self, request: web.Request) -> web.StreamResponse:
-        """Change the name, models, limits or expiry of a key. At least one field is required."""
+        """Change the name, models, limits, expiry or cache access of a key. At least one field is required."""
         given = parse_object(await read_body(request), 'changes, such as {"expires": "30d"}')
         if not given:
-            raise BadRequest("nothing is to change: expected name, models, limits or expires")
+            raise BadRequest("nothing is to change: expected name, models, limits, expires or cache")
         key = await self._keychain.change(_identity(request), parse_section(KeyUpdate, given), given)
         _audit_key(request, key, changed=sorted(given))
         return self._key_response(key)

@@ -100,9 +100,10 @@ class HitAudits:
     def maybe_audit(self, request: RequestContext, judged: Judgement, rule: AuditSettings, forward: Handler) -> None:
         """Audit this hit with the probability of its score.
 
-        A request with `no-store` or `only-if-cached` is never audited, as no call may be made for it.
+        A request with `no-store` or `only-if-cached` is never audited, as no call may be made for it. A read-only key
+        changes neither the cache nor the labels.
         """
-        if request.directives.no_store or request.directives.only_if_cached:
+        if request.directives.no_store or request.directives.only_if_cached or request.read_only:
             return
         control = self._controls.of(request.route)
         chance = rule.share if judged.linked else control.audit_chance(judged.score, rule.share)

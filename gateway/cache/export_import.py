@@ -40,6 +40,8 @@ Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 Tag = Annotated[str, Field(min_length=1, max_length=128)]
 
+AskerName = Annotated[str, Field(pattern="^[a-z][0-9a-f]{64}$")]
+
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
 Amount = Annotated[float, Field(ge=0)]
@@ -74,6 +76,7 @@ class ExportLine(Section):
     cost_dollars: Amount = 0.0
     upstream_s: Amount = 0.0
     tags: Annotated[tuple[Tag, ...], Field(strict=False, max_length=32)] = ()
+    askers: Annotated[tuple[AskerName, ...], Field(strict=False, max_length=8)] = ()
     embedder: str | None = None
     vector: str | None = None
 
@@ -129,6 +132,7 @@ def line_of(item: ImportedEntry, dialect: Dialect | None, now: float) -> bytes:
         "cost_dollars": entry.cost_dollars,
         "upstream_s": entry.upstream_s,
         "tags": list(entry.tags),
+        "askers": list(entry.askers),
         "embedder": None if vector is None else item.embedder,
         "vector": None if vector is None else base64.b64encode(vector.astype("<f4").tobytes()).decode(),
     }

@@ -41,7 +41,9 @@ class InflightQuestions:
         return tuple(self._scopes.get(scope, ()))
 
     def add(self, request: RequestContext, vector: Vector) -> InflightQuestion | None:
-        """Track a question. Return None where there are too many already."""
+        """Track a question. Return None where there are too many already, or nothing will be stored."""
+        if request.read_only:  # its answer is not stored
+            return None
         if request.scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
             return None
         questions = self._scopes.setdefault(request.scope, [])
@@ -99,4 +101,5 @@ def build_entry(
         cost_dollars=cost_dollars,
         upstream_s=upstream_s,
         tags=tags,
+        askers=() if request.asker is None else (request.asker.name,),
     )

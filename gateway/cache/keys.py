@@ -7,12 +7,13 @@ with its length, so no two requests have the same concatenation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 
-from gateway.config.policy.model import VERSION_HEADERS
+from gateway.config.policy.model import VERSION_HEADERS, AdmissionRules
 from gateway.messages import Call
+from gateway.trust import Asker, asker_name
 
 SHARE_GLOBAL = "*"
 MAX_CACHED_FRAME = 640  # characters; a client chooses the user's name and the query, which may be long
@@ -41,6 +42,36 @@ def _list_of(headers: Mapping[str, str], name: str) -> str:
     return ",".join(sorted(set(parts)) if name in VERSION_HEADERS else parts)
 
 
+def asker_of(rules: AdmissionRules, tenant: str, key: str, user: str | None) -> Asker:
+    """Return the client as `rules.trust` tells clients apart. `key`: the id of its API key, empty if it has none.
+
+    A name has digests only, with the length prefixes of the keys. `trust: tenant` knows tenants. Otherwise an
+    unconfirmed entry serves one key and user, and the confirming client has another key, or by `confirm_by: user`
+    another user or key.
+    """
+    if rules.trust == "tenant":
+        party = _asker_digest(tenant)
+        return Asker(asker_name("t", party, party), rules.confirm)
+    circle = _asker_digest(tenant, key, user or "")
+    if rules.confirm_by == "user":
+        return Asker(asker_name("u", circle, circle), rules.confirm)
+    return Asker(asker_name("k", _asker_digest(tenant, key), circle), rules.confirm)
+
+
+def own_key(fingerprint: str, asker: Asker) -> str:
+    """Return the exact key of one circle of clients. Others of the scope find its entries by similarity only, where the
+    confirmation is checked."""
+    return sha256(b"nearhit/1/own" + _framed((fingerprint, asker.circle))).hexdigest()
+
+
+def _asker_digest(*texts: str) -> str:
+    return sha256(b"nearhit/1/asker" + _framed(texts)).hexdigest()
+
+
+def _framed(texts: Iterable[str]) -> bytes:
+    return b"".join([len(part).to_bytes(8, "big") + part for part in map(_encode, texts)])
+
+
 def keys_of(owner: str, route: str, call: Call, query: str = "", variant: str = "") -> tuple[str, str]:
     """Return scope and fingerprint.
 
@@ -58,7 +89,7 @@ class KeyFrame:
     __slots__ = ("_exact", "_scope")
 
     def __init__(self, *texts: str) -> None:
-        frame = b"".join([len(part).to_bytes(8, "big") + part for part in map(_encode, texts)])
+        frame = _framed(texts)
         self._scope, self._exact = b"nearhit/1/scope" + frame, b"nearhit/1/exact" + frame
 
     def keys_of(self, call: Call) -> tuple[str, str]:

@@ -131,6 +131,14 @@ class TieredStore:
             self._residents.pop(entry.fingerprint)
         return stored
 
+    async def amend(self, old: Entry, new: Entry) -> bool:
+        if self.banned(new) or not await self._store.amend(old, new):
+            return False
+        resident = self._residents.peek(old.fingerprint)
+        if resident is not None and resident.entry == old:
+            self._add_resident(new)
+        return True
+
     async def delete(self, fingerprints: Sequence[str]) -> int:
         for fingerprint in fingerprints:
             self._residents.pop(fingerprint)

@@ -64,6 +64,12 @@ def _add_terms(command: argparse.ArgumentParser, *, default: str, ends: str) -> 
     )
     text = f"lifetime from now, such as 90d; off: no expiry; default: {ends}"
     command.add_argument("--expires", metavar="DURATION", help=text)
+    access = "read-write" if default == "all" else default
+    command.add_argument(
+        "--cache",
+        choices=("read-write", "read-only"),
+        help=f"read-only: the key gets hits and stores nothing; default: {access}",
+    )
     command.add_argument("--requests", action="append", metavar="RATE", help="such as 600/min; repeatable")
     command.add_argument("--tokens", action="append", metavar="RATE", help="such as 100k/min; repeatable")
     command.add_argument("--concurrency", type=int, metavar="N", help="limit of concurrent calls")
@@ -145,7 +151,12 @@ def _terms(arguments: argparse.Namespace) -> dict[str, Any]:
         cost["then"] = arguments.then
     if cost:
         rule["cost"] = cost
-    terms = {"models": arguments.models, "expires": arguments.expires, "limits": [rule] if rule else None}
+    terms = {
+        "models": arguments.models,
+        "expires": arguments.expires,
+        "limits": [rule] if rule else None,
+        "cache": arguments.cache,
+    }
     return {name: value for name, value in terms.items() if value is not None}
 
 
@@ -173,6 +184,7 @@ def show_text(reply: dict[str, Any]) -> str:
     lines[-1] += f" by {reply['created_by']}"
     lines.append(f"expires          {_expiry_text(reply)}")
     lines.append(f"models           {', '.join(reply['models']) or 'all'}")
+    lines.append(f"cache            {reply['cache']}")
     lines += [f"limits           {_rule_text(rule)}" for rule in reply["limits"]] or [
         "limits           none for this key"
     ]

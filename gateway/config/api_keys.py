@@ -9,7 +9,7 @@ import string
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
@@ -66,6 +66,8 @@ _RULES: TypeAdapter[Any] = TypeAdapter(LimitRules)
 
 State = Literal["active", "expired", "revoked"]
 
+CacheAccess = Literal["read-write", "read-only"]
+
 
 class KeyUnreadable(ValueError):
     """A record of the store is not a key, or has another version."""
@@ -96,6 +98,7 @@ class ApiKey:
     expires: float | None
     secrets: tuple[KeySecret, ...]  # the newest last
     revoked: float | None = None
+    cache: CacheAccess = "read-write"
 
     def state(self, now: float) -> State:
         """Return the state at a time."""
@@ -122,7 +125,8 @@ class ApiKey:
         """Return the principal of a request with this secret. None: a job, accepted while the key was valid."""
         until = self.expires if digest is None else self.until(digest)
         limits = limits_of(self.limits)
-        return Principal(self.id, self.name, self.tenant, self.role, self.models, limits, until, generation)
+        read_only = self.cache == "read-only"
+        return Principal(self.id, self.name, self.tenant, self.role, self.models, limits, until, generation, read_only)
 
 
 def limits_of(written: Sequence[Mapping[str, Any]]) -> tuple[Limits, ...]:
@@ -132,7 +136,10 @@ def limits_of(written: Sequence[Mapping[str, Any]]) -> tuple[Limits, ...]:
 
 def encode(key: ApiKey) -> bytes:
     """Return the record for the store."""
-    return orjson.dumps({"version": VERSION, **asdict(key)})
+    fields = {"version": VERSION, **asdict(key)}
+    if key.cache == "read-write":  # as before this field, so that earlier versions can read the key
+        del fields["cache"]
+    return orjson.dumps(fields)
 
 
 def decode(data: bytes) -> ApiKey:
@@ -145,6 +152,8 @@ def decode(data: bytes) -> ApiKey:
         models, limits = tuple(fields.pop("models")), tuple(fields.pop("limits"))
         key = ApiKey(role=Role(fields.pop("role")), models=models, limits=limits, secrets=secrets, **fields)
         limits_of(key.limits)
+        if key.cache not in get_args(CacheAccess):
+            raise ValueError("another access to the cache")
     except (ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
         raise KeyUnreadable(f"no key of version {VERSION}: {type(error).__name__}") from None
     return key

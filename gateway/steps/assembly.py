@@ -207,11 +207,14 @@ class RouteSteps:
         route, parts = self.route, self.parts
         compares = route.semantic is not None and route.semantic.acceptance.max_wrong_hits is not None
         audits = route.target.audit.share > 0
+        confirms = route.withholds and route.admission.confirm is not None
 
         def stored(request: RequestContext, entry: Entry) -> None:
             parts.evictions.stored(entry, None if request.embedding is None else request.embedding.vector)
-            if compares:  # a plain threshold has nothing to learn from misses
+            if compares and _may_teach(request):  # a plain threshold has nothing to learn from misses
                 parts.space.comparisons.missed(request, entry)
+            if confirms:
+                parts.confirmations.consider(request, entry, parts.space.comparisons)
             if audits:
                 parts.light_audits.consider(request, entry, route.target, parts.space.comparisons)
 
@@ -247,6 +250,13 @@ class RouteSteps:
         if rule is None:
             return None
         return partial(self.parts.shadows.observe_response, rule=rule, comparisons=self.parts.space.comparisons)
+
+
+def _may_teach(request: RequestContext) -> bool:
+    """Return whether the miss may move the threshold for all. Under a narrower trust a client could otherwise make up
+    pairs with answers of its own."""
+    asker, judged = request.asker, request.judged
+    return asker is None or (judged is not None and asker.confirms(judged.entry))
 
 
 def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:

@@ -108,7 +108,7 @@ class ApiKeyAuth:
         return self._admit(request, permit)
 
     def _admit(self, request: RequestContext, permit: Principal) -> Response | Awaitable[Response]:
-        request.tenant, request.permit = permit.tenant, permit
+        request.tenant, request.permit, request.read_only = permit.tenant, permit, permit.read_only
         return self._inner(request)
 
     async def _look_up(self, request: RequestContext, text: str, digest: str) -> Response:
@@ -143,5 +143,5 @@ class JobAuth:
         result = await self._key_cache.find_by_id(identity)
         if not isinstance(result, Principal):
             raise Unauthorized(REJECTION_MESSAGES[result])
-        request.permit = result
+        request.permit, request.read_only = result, result.read_only
         return await resolve_response(self._inner(request))

@@ -98,15 +98,16 @@ class ExactCache:
                 self._leased.release_unused(request)
 
     def _answered(self, request: RequestContext, entry: Entry) -> Response | Awaitable[Response]:
-        # The key depends on the scope already; check that the entry agrees.
-        if entry.scope != request.scope:
+        # The key depends on the scope and the asker already; check that the entry agrees.
+        if entry.scope != request.scope or (request.asker is not None and not request.asker.may_have(entry)):
             return self._inner(request)
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
         if freshness.fresh:
             request.served = (entry, self._lifetime)
             return response_from_entry(request, entry, freshness, Verdict.EXACT)
         if freshness.stale_while_revalidate:
-            self._background.start(f"refresh {request.fingerprint}", self._revalidate(request))
+            if not request.read_only:
+                self._background.start(f"refresh {request.fingerprint}", self._revalidate(request))
             return response_from_entry(request, entry, freshness, Verdict.STALE)
         if freshness.stale_if_error:
             return self._stale_if_error(request, entry, freshness)

@@ -20,7 +20,7 @@ from gateway.cache.links import Links
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.dialects.json_body import ABSENT, invalid_field, parse_object
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.routing.tier_learning import TierLearning
@@ -93,6 +93,8 @@ class FeedbackEndpoint:
         return request.path == PATH and request.method == "POST"
 
     async def answer(self, request: RequestContext) -> Response:
+        if request.read_only:
+            raise Forbidden("this API key is read-only for the cache, so its feedback does not count")
         request_id, verdict = _parse(parse_object(await request.body_source.read()))
         outcome = await self._verdicts.apply_feedback(request.tenant, request_id, verdict)
         if outcome is None:

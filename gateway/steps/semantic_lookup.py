@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,8 +35,11 @@ from gateway.messages import (
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import LINKED, Clock, Judgement, NearbyStore, VectorIndex
 from gateway.steps.feedback import FeedbackState
+from gateway.trust import same_writer
 
 LOG = logging.getLogger("nearhit.semantic")
+# Neighbours to search for under a narrower trust. Those of other clients do not count, and there may be many of them.
+MAX_UNTRUSTED = 8 * MAX_CANDIDATES
 FreshNeighbour = tuple[Entry, float, Freshness]
 """A stored answer that is fresh, and the similarity of its question."""
 
@@ -50,6 +53,8 @@ class _Search:
     embedding: Embedding
     started: float  # monotonic clock
     k: int  # number of neighbours to search for
+    # The nearest fresh neighbours that the client may not have before they are confirmed.
+    withheld: list[NeighbourEntry] = field(default_factory=list)
 
 
 class SemanticLookup:
@@ -93,10 +98,34 @@ class SemanticLookup:
         # With a plain threshold the nearest neighbour is the best. The others are searched only for the traffic log,
         # or if the nearest one cannot be used (`_widen`).
         k = 1 if self._plain and request.facts is None else MAX_CANDIDATES
+        if request.asker is not None:
+            k = MAX_UNTRUSTED
         search = _Search(request, question, embedding, self._clock.monotonic(), k)
         # A plain threshold is the operator's word: nothing is served below it, not even by a link.
         link = None if self._plain else self._link_of(search)
-        return self._start_search(search) if link is None else self._follow(search, link)
+        found = self._start_search(search) if link is None else self._follow(search, link)
+        return found if request.asker is None else self._find_unconfirmed(search, found)
+
+    async def _find_unconfirmed(
+        self, search: _Search, found: Response | Awaitable[Response | None] | None
+    ) -> Response | None:
+        """Return what was found. If it is nothing, note the answers that would be hits if they were confirmed."""
+        hit = found if found is None or isinstance(found, Response) else await found
+        request, withheld = search.request, search.withheld
+        if hit is not None or not withheld:
+            return hit
+        control, entries = self._controls.of(request.route), self._index.count(request.scope)
+        scores = self._scorer.of(search.question, request.owner, search.embedding, withheld, control, entries)
+        if not self._plain and self._scorer.needs_second_opinion(scores):
+            await self._scorer.apply_second_opinion(scores)
+        unconfirmed = [judged.entry for judged in scores.judged if judged.reason is None and judged.final]
+        if unconfirmed:
+            self._withhold(request, unconfirmed)
+        return None
+
+    def _withhold(self, request: RequestContext, entries: Sequence[Entry]) -> None:
+        request.to_confirm = entries
+        self._record_refusal(request, Refusal.UNCONFIRMED)
 
     def _link_of(self, search: _Search) -> Link | None:
         """Return a link of the question whose entry may be fresh; None: there is none, or the question has an answer of
@@ -149,6 +178,9 @@ class SemanticLookup:
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
         if not _is_own(request, entry) or not freshness.fresh or self._store.banned(entry):
             return None
+        if request.asker is not None and not request.asker.may_have(entry):
+            self._withhold(request, [entry])
+            return None
         control, question = self._controls.of(request.route), fold_spaces(search.question)  # as the link has it
         threshold = control.threshold(self._acceptance, self._index.count(request.scope))
         judged = Judgement(link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, question, search.embedding.vector)
@@ -175,8 +207,10 @@ class SemanticLookup:
                 request.require_capacity()
                 return self._search_guarded(search, self._all_neighbours(search, neighbours))
             freshness = freshness_of(entry, lifetime, directives, wall)
-            if freshness.fresh:
+            if freshness.fresh and request.asker is None:
                 fresh_neighbours.append((entry, neighbour.similarity, freshness))
+            elif freshness.fresh:
+                self._add_fresh(search, fresh_neighbours, (entry, neighbour.similarity, freshness))
             elif search.k > 1:
                 self._record_refusal(request, Refusal.EXPIRED)
             else:
@@ -185,7 +219,7 @@ class SemanticLookup:
 
     def _all_neighbours(self, search: _Search, neighbours: Sequence[Neighbour]) -> Sequence[Neighbour] | None:
         """Return all candidates: if the store has to be waited for anyway, it is asked for all of them at once."""
-        if search.k == MAX_CANDIDATES:
+        if search.k >= MAX_CANDIDATES:
             return neighbours
         search.k = MAX_CANDIDATES
         return self._index.search_nowait(search.request.scope, search.embedding.vector, search.k)
@@ -199,6 +233,8 @@ class SemanticLookup:
         self, request: RequestContext, question: str, embedding: Embedding, inflight: Sequence[InflightQuestion]
     ) -> InflightQuestion | None:
         """Return the question in flight, within the scope, whose answer would be served if it were stored now."""
+        if request.asker is not None:
+            inflight = [candidate for candidate in inflight if request.asker.may_have(candidate.entry)]
         if not inflight:
             return None
         similarities = np.clip(np.stack([candidate.vector for candidate in inflight]) @ embedding.vector, 0.0, 1.0)
@@ -267,13 +303,15 @@ class SemanticLookup:
         except BaseException:
             request.since("search", search.started)
             raise
-        answer = self._score(search, neighbours, self._fresh(request, nearby, entries))
+        answer = self._score(search, neighbours, self._fresh(search, nearby, entries))
         return answer if answer is None or isinstance(answer, Response) else await answer
 
     def _fresh(
-        self, request: RequestContext, nearby: Sequence[Neighbour], entries: Sequence[Entry | None]
+        self, search: _Search, nearby: Sequence[Neighbour], entries: Sequence[Entry | None]
     ) -> list[FreshNeighbour]:
-        """Return the neighbours that are fresh and belong to this scope."""
+        """Return the neighbours that are fresh, belong to this scope, and may serve the client."""
+        request = search.request
+        search.withheld.clear()  # a first pass over the entries in memory may have found some
         fresh_neighbours: list[FreshNeighbour] = []
         wall = self._clock.wall()
         for neighbour, entry in zip(nearby, entries, strict=True):
@@ -281,10 +319,22 @@ class SemanticLookup:
                 continue
             freshness = freshness_of(entry, self._lifetime, request.directives, wall)
             if freshness.fresh:
-                fresh_neighbours.append((entry, neighbour.similarity, freshness))
+                self._add_fresh(search, fresh_neighbours, (entry, neighbour.similarity, freshness))
             else:
                 self._record_refusal(request, Refusal.EXPIRED)
         return fresh_neighbours
+
+    def _add_fresh(self, search: _Search, found: list[FreshNeighbour], neighbour: FreshNeighbour) -> None:
+        """Add a neighbour to `found`, or to those that the client may not have. Each has room for `MAX_CANDIDATES`, and
+        the latter for one of each writer, so that none can take all the room."""
+        entry, similarity, _ = neighbour
+        asker = search.request.asker
+        if asker is not None and not asker.may_have(entry):
+            known = any(same_writer(entry, other) for other, _ in search.withheld)
+            if len(search.withheld) < MAX_CANDIDATES and not known:
+                search.withheld.append((entry, similarity))
+        elif len(found) < MAX_CANDIDATES:
+            found.append(neighbour)
 
     async def _entries(self, nearby: Sequence[Neighbour]) -> Sequence[Entry | None]:
         """Return the entries. Those that are not in memory are fetched concurrently, in one round trip."""

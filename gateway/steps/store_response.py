@@ -208,6 +208,9 @@ class StoreResponse:
         self, request: RequestContext, call: Call, answer: Response | Awaitable[Response], started: float
     ) -> Response:
         response = answer if isinstance(answer, Response) else await answer
+        if request.read_only:
+            self._count(Admission.READ_ONLY)
+            return response
         if response.status != 200:
             self._refuse(request, Admission.ERROR_STATUS)
             return response

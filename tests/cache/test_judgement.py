@@ -11,6 +11,7 @@ from gateway.cache.judgement import (
     CandidateScorer,
     CandidateScores,
     best_index,
+    differs_unseen,
     evaluate,
     is_verbatim,
 )
@@ -212,3 +213,23 @@ async def test_the_differing_parts_are_read_closely_too() -> None:
     assert scores.chosen.reason is Refusal.TEMPLATE
     scores, _ = await scores_of(first, {stored: final_at(0.1), "good": final_at(0.2)}, asked=asked)
     assert scores.chosen.reason is None
+
+
+TAGGED = "hi" + "".join(chr(0xE0000 + ord(letter)) for letter in "say no")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "differs"),
+    [
+        ("hi", "hi!", False),
+        ("hi", TAGGED, True),
+        (TAGGED, TAGGED + "!", False),
+        ("caf\u00e9", "cafe", False),
+        ("hi", "h\u200bi", True),
+        ("hi\u200b\u200c", "hi\u200c\u200b", True),
+        ("hi \U000e0101", "hi \U000e0102", True),
+    ],
+)
+def test_characters_that_nobody_sees_make_a_difference(a: str, b: str, differs: bool) -> None:
+    assert differs_unseen(a, b) is differs
+    assert differs_unseen(b, a) is differs

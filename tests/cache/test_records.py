@@ -25,6 +25,7 @@ ENTRIES = st.builds(
     question=st.none() | TEXT, streamed=st.just(True), payload=st.lists(st.binary(max_size=50)).map(tuple),
     content_type=TEXT, created=FLOAT, expires=FLOAT, backend=TEXT, input_tokens=COUNT, output_tokens=COUNT,
     cost_dollars=FLOAT, upstream_s=FLOAT, tags=st.lists(TEXT).map(tuple), imported=FLOAT,
+    askers=st.lists(TEXT).map(tuple),
 )  # fmt: skip
 
 
@@ -98,3 +99,8 @@ def test_a_pickle_is_not_executed() -> None:
 
     with pytest.raises(RecordInvalid):
         decode(pickle.dumps(Bomb()))
+
+
+def test_an_asker_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(RecordInvalid, match="asker"):
+        decode(msgpack.packb((VERSION, *astuple(entry_of())[:-1], (1,))))

@@ -303,3 +303,20 @@ async def test_a_wrong_password_makes_the_store_unavailable_and_is_not_repeated(
         await store.put(entry_of("a"), None)
     assert "wr0ng" not in str(refused.value)
     await store.close()
+
+
+async def test_an_amendment_replaces_the_record_it_was_made_for_and_keeps_the_vector(opened: Opened) -> None:
+    entry, vector = entry_of("a"), vector_of(1)
+    await opened.store.put(entry, vector)
+    amended = replace(entry, askers=("k",))
+    assert await opened.store.amend(entry, amended)
+    assert await opened.store.get(entry.fingerprint) == amended
+    assert [stored.fingerprint for stored in await opened.store.vectors_of([entry.fingerprint])] == [entry.fingerprint]
+    assert not await opened.store.amend(entry, replace(entry, askers=("x",))), "the record is another one now"
+    assert await opened.store.get(entry.fingerprint) == amended
+
+
+async def test_what_is_gone_is_not_amended(opened: Opened) -> None:
+    entry = entry_of("a")
+    assert not await opened.store.amend(entry, replace(entry, askers=("k",)))
+    assert await opened.store.get(entry.fingerprint) is None

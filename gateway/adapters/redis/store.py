@@ -73,6 +73,8 @@ def decode(data: bytes) -> Entry:
     if not isinstance(values, tuple) or len(values) != len(_TYPES) or not all(map(isinstance, values, _TYPES)):
         raise RecordInvalid("a record with a field of the wrong type")
     entry = Entry(*values)
+    if not all(isinstance(name, str) for name in entry.askers):
+        raise RecordInvalid("a record with an asker of the wrong type")
     if not all(isinstance(data, bytes) for data in entry.payload) or not (entry.streamed or len(entry.payload) == 1):
         raise RecordInvalid("a record without an answer")
     return entry
@@ -117,6 +119,15 @@ redis.call('PEXPIREAT', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[3], ARGV[3], ARGV[4])
 if mine then redis.call('DEL', KEYS[2]) end
 if #ARGV > 9 then redis.call(unpack(ARGV, 10)) end
+return 1
+""")
+
+
+# KEYS: the entry. ARGV: its record as it is, and as it shall be; the change log command. HSET keeps the expiry.
+AMEND = Script("""
+if redis.call('HGET', KEYS[1], 'record') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'record', ARGV[2])
+if #ARGV > 2 then redis.call(unpack(ARGV, 3)) end
 return 1
 """)
 
@@ -300,6 +311,14 @@ class RedisStore:
         if self.journal is not None and self.names.tags:
             command = self.journal.command(kind, *names)
             await self.send(*command)
+
+    async def amend(self, old: Entry, new: Entry) -> bool:
+        name = old.fingerprint
+        command = self.change_command(ChangeKind.RECORDS, name)
+        if not await self.run(AMEND, [self.names.entry(name)], [encode(old), encode(new), *command]):
+            return False
+        await self.publish_change(ChangeKind.RECORDS, name)
+        return True
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         if not fingerprints:

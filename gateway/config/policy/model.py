@@ -84,6 +84,9 @@ class AdmissionRules:
     min_cost: float | None = None  # US dollars that the call cost
     roles: tuple[str, ...] | None = None  # the only roles that messages of the request may have
     after: int = 1  # how often a backend must have got the question lately
+    trust: Literal["own", "tenant", "global"] | None = None  # whom an unconfirmed answer serves; None: its whole scope
+    confirm: int | None = None  # how many independent clients must agree until an answer serves its whole scope
+    confirm_by: Literal["key", "user"] = "key"  # the difference that makes two clients independent
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +199,13 @@ class Route:
     file: str = ""  # the file of the rule
     line: int = 0
     caches: bool = field(init=False)  # whether a cache is on
+    withholds: bool = field(init=False)  # whether an unconfirmed answer serves only a part of its scope
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caches", self.exact_ttl_s is not None or self.semantic is not None)
+        trust = self.admission.trust
+        narrower = trust == "own" or (trust == "tenant" and self.share == "global")
+        object.__setattr__(self, "withholds", self.caches and narrower)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,61 @@
+"""Confirm stored answers: compare the fresh answer of an independent client with the one that it may not have yet."""
+
+from __future__ import annotations
+
+import logging
+
+from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.threshold.wrong_hits import Label
+from gateway.context import RequestContext
+from gateway.errors import StoreUnavailable
+from gateway.messages import Entry
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import ResponseStore
+from gateway.tasks import Background
+
+LOG = logging.getLogger("nearhit.quality")
+
+MAX_WAITING = 64  # comparisons that wait or run; beyond it a fresh answer confirms nothing
+
+
+class Confirmations:
+    """`Confirmations` adds askers to entries, after the client has its answer. `store`: the one that lookups read."""
+
+    def __init__(self, store: ResponseStore, telemetry: Telemetry) -> None:
+        self._store = store
+        self._telemetry = telemetry
+        self._background = Background(MAX_WAITING)
+
+    def consider(self, request: RequestContext, fresh: Entry, comparisons: AnswerComparer) -> None:
+        """Compare a stored fresh answer with those that `request.to_confirm` names, if it may confirm any of them."""
+        asker = request.asker
+        if asker is None or asker.confirm is None:
+            return
+        for stored in request.to_confirm:
+            confirmed = asker.confirmed(stored, fresh.askers)
+            if confirmed is stored or not stored.askers:  # not an independent client, or the writer is not known
+                continue
+            work = self._confirm(request, fresh, stored, confirmed, comparisons)
+            if not self._background.start(f"{stored.fingerprint} {asker.name}", work):
+                self._telemetry.confirmations.add(request.route, "dropped")
+
+    async def close(self) -> None:
+        """Cancel the comparisons. The entries stay as they are."""
+        await self._background.close()
+
+    async def _confirm(
+        self, request: RequestContext, fresh: Entry, stored: Entry, confirmed: Entry, comparisons: AnswerComparer
+    ) -> None:
+        assert request.call is not None  # its answer is stored
+        label = await comparisons.label(request.call, stored, fresh) or Label.UNDECIDED
+        outcome = {Label.RIGHT: "agreed", Label.WRONG: "differed"}.get(label, "undecided")
+        if label is Label.RIGHT:
+            try:
+                if not await self._store.amend(stored, confirmed):
+                    outcome = "replaced"  # another answer has taken its place
+            except StoreUnavailable as error:
+                self._telemetry.store_errors.add()
+                LOG.warning("a confirmation could not be stored", extra={"fields": {"error": str(error)}})
+                outcome = "failed"
+        # last, so that a reader of the counter finds all of the above done
+        self._telemetry.confirmations.add(request.route, outcome)
