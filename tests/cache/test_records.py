@@ -103,4 +103,4 @@ def test_a_pickle_is_not_executed() -> None:
 
 def test_an_asker_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(RecordInvalid, match="asker"):
-        decode(msgpack.packb((VERSION, *astuple(entry_of())[:-1], (1,))))
+        decode(packed([*astuple(entry_of())[:-1], (1,)]))
