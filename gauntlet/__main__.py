@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import sys
 import textwrap
@@ -15,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gauntlet import slow_bodies, unread_answers
+from gauntlet import cancelled_clients, idle_connections, slow_bodies, unread_answers
 from gauntlet.part import Part, Row, row_of
 
-PARTS: tuple[Part, ...] = (slow_bodies.PART, unread_answers.PART)
+PARTS: tuple[Part, ...] = (slow_bodies.PART, unread_answers.PART, cancelled_clients.PART, idle_connections.PART)
 WIDTH = 60  # of the two columns of text
 
 
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=[part.name for part in PARTS], help="repeatable")
     parser.add_argument("--json", type=Path, help="write the table here")
     given = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # the scripted endpoints log each client that leaves
     parts = [part for part in PARTS if not given.part or part.name in given.part]
     rows = asyncio.run(rows_of(parts, given.quick))
     print("\n".join(table(rows)))
