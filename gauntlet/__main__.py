@@ -16,10 +16,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gauntlet import cancelled_clients, idle_connections, slow_bodies, unread_answers
+from gauntlet import (
+    cancelled_clients,
+    fuzzed_bodies,
+    idle_connections,
+    slow_bodies,
+    smuggling,
+    unread_answers,
+)
 from gauntlet.part import Part, Row, row_of
 
-PARTS: tuple[Part, ...] = (slow_bodies.PART, unread_answers.PART, cancelled_clients.PART, idle_connections.PART)
+PARTS: tuple[Part, ...] = (
+    slow_bodies.PART,
+    unread_answers.PART,
+    cancelled_clients.PART,
+    idle_connections.PART,
+    smuggling.PART,
+    fuzzed_bodies.PART,
+)
 WIDTH = 60  # of the two columns of text
 
 
