@@ -20,8 +20,11 @@ from gauntlet import (
     cancelled_clients,
     fuzzed_bodies,
     idle_connections,
+    killed_gateway,
     slow_bodies,
+    slow_handshakes,
     smuggling,
+    store_faults,
     unread_answers,
 )
 from gauntlet.part import Part, Row, row_of
@@ -33,6 +36,9 @@ PARTS: tuple[Part, ...] = (
     idle_connections.PART,
     smuggling.PART,
     fuzzed_bodies.PART,
+    store_faults.PART,
+    killed_gateway.PART,
+    slow_handshakes.PART,
 )
 WIDTH = 60  # of the two columns of text
 

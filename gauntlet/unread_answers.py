@@ -36,7 +36,7 @@ async def attacked(quick: bool, streams: bool, max_unread_mb: int) -> tuple[floa
     """Return the growth of the memory in MB, the places that do not come back, the bystander, and the attack."""
     clients, seconds = (200, 30.0) if streams else (16, 20.0)
     if quick:
-        clients, seconds = (50, 5.0) if streams else (4, 4.0)
+        clients, seconds = (24, 4.0) if streams else (4, 4.0)
     answer = whole_of(40 * MB)
 
     async def script(wire: Wire, request: Message) -> None:
