@@ -56,6 +56,4 @@ async def row_of(part: Part, quick: bool) -> Row:
         finding = Finding("no figure", False, f"{error!r} within the {limit_s:g} s of a part")
     except Exception as error:  # a part that breaks must not hide the others
         finding = Finding("no figure", False, repr(error))
-    return Row(
-        part.name, part.level, finding.figure, finding.passed, finding.why, round(time.monotonic() - began, 1)
-    )
+    return Row(part.name, part.level, finding.figure, finding.passed, finding.why, round(time.monotonic() - began, 1))

@@ -1,7 +1,7 @@
 """Requests that could be read in two ways must not reach the backend as something else.
 
-The corpus is that of the tests. Random mutations with a fixed seed go further. The endpoint numbers its answers, and
-each number must come back to exactly one client, which must have sent the start line that the endpoint read.
+The corpus is that of the tests. Random mutations with a fixed seed go further. The endpoint numbers its answers.
+Each number must come back to exactly one client. That client must have sent the path that the endpoint read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ MARK = re.compile(rb'\{"mark": (\d+), "start": "([^"]*)"\}')
 STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3}) ", re.MULTILINE)
 START = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+ /[!-~]* HTTP/1\.1$")
 TOKENS = (
-    b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b"\x0b", b":", b",", b";", b"0", b"\xff", b"\r\n\r\n", b"GET ", b"HTTP/1.0",
-    b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding:\tchunked\r\n", b"Content-Length: 5\r\n", b"Content-Length: 0\r\n",
-    b"Connection: close\r\n", b"Connection: content-length\r\n", b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n", SMUGGLED,
+    b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b"\x0b", b":", b",", b";", b"0", b"\xff", b"\r\n\r\n",
+    b"GET ", b"HTTP/1.0", b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding:\tchunked\r\n",
+    b"Content-Length: 5\r\n", b"Content-Length: 0\r\n", b"Connection: close\r\n", b"Connection: content-length\r\n",
+    b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n", SMUGGLED,
 )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ STORE = {"front_size": "1kB", "timeout": "250ms"}  # every lookup reads the stor
 
 
 def says_word(stream: bytes, question: str) -> bool:
-    """Return whether a stream has the last word of the question, which is its number, as an event of its own."""
-    return f'" {question.rpartition(" ")[2]}"'.encode() in stream
+    """Return whether a text of a stream ends with the last word of the question, which is its number."""
+    return f' {question.rpartition(" ")[2]}"'.encode() in stream
 
 
 class Traffic:
@@ -97,7 +97,7 @@ class Store:
 
     async def delay(self) -> None:
         for _ in range(int(self._fault_s / 0.5)):
-            self._server.client.execute_command("CLIENT", "PAUSE", 400, "ALL")
+            self._server.client.client_pause(400)
             await asyncio.sleep(0.5)
 
     async def freeze(self) -> None:
@@ -111,7 +111,7 @@ class Store:
         for change in DAMAGES.values():
             for key in await asyncio.to_thread(lambda: list(client.scan_iter(match=ENTRY + b"*"))):
                 record = client.hget(key, "record")
-                if record and b"answers" in record:
+                if isinstance(record, bytes) and b"answers" in record:
                     client.hset(key, "record", change(record))
             await asyncio.sleep(self._fault_s / len(DAMAGES))
 

@@ -75,4 +75,8 @@ async def run(quick: bool) -> Finding:
     return judged("; ".join(figures), levels)
 
 
-PART = Part("unread answers", "memory grows by server.max_unread and 128 MB at most; others answered within 10 s; places come back", run)
+PART = Part(
+    "unread answers",
+    "memory grows by max_unread and 128 MB at most; others answered; places come back",
+    run,
+)
