@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -76,7 +76,7 @@ lint: $(STAMP)  ## run ruff, mypy --strict, and the checks of import layers, dea
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@! $(BIN)/vulture | grep -E '^(gateway|bench|quality|training)/.* unused (class|function|method|property|import) '
+	@! $(BIN)/vulture | grep -E '^(gateway|bench|gauntlet|quality|training)/.* unused (class|function|method|property|import) '
 	@$(BIN)/python -m docs.tools.prose
 
 bench-growth: setup $(QUALITY_ENV)/.requirements  ## measure cost by body size, connections, entries and routes (15 minutes, 6 GB, idle machine)
@@ -162,6 +162,12 @@ bench-simulate: $(STAMP)  ## compare the forecasts of simulate with real runs, a
 
 bench-keys: $(STAMP)  ## measure the cost of API keys for an exact hit, and the delay of a revocation (1 minute)
 	@$(BIN)/python -m bench.keys
+
+gauntlet: $(STAMP)  ## attack a gateway process and break its store, and write docs/security/gauntlet.json (20 minutes, two cores)
+	@$(BIN)/python -m gauntlet --json docs/security/gauntlet.json
+
+gauntlet-quick: $(STAMP)  ## the same with small sizes, which `make test` also runs (2 minutes)
+	@$(BIN)/python -m gauntlet --quick
 
 # DATA, HELD_OUT: texts and labels in the format of docs/distill.md.
 distill: triton  ## train a light classifier and its teacher from DATA= and HELD_OUT=, and run them on a real Triton

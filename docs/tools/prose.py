@@ -20,7 +20,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "deploy/**/*.md")
-MODULES = ("gateway/**/*.py", "docs/tools/*.py")
+MODULES = ("gateway/**/*.py", "gauntlet/*.py", "docs/tools/*.py")
 
 MAX_WORDS = 25
 OPENING = re.compile(

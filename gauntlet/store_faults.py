@@ -1,0 +1,164 @@
+"""A store that is slow, frozen, full of garbage or dead must cost hits, never a request or a right answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import aiohttp
+
+from bench.gateways import free_port
+from gauntlet.part import Finding, Part, judged
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, target
+from tests.faults.test_store_faults import is_hit
+from tests.faults.test_store_garbage import DAMAGES, ENTRY
+from tests.fixtures.gateways import EXACT_CACHE
+from tests.fixtures.processes import Process
+from tests.fixtures.stores import OutsideServer, outside_server
+from tests.fixtures.upstream import Upstream, serving
+
+CLIENTS, QUESTIONS = 8, 40
+STORE = {"front_size": "1kB", "timeout": "250ms"}  # every lookup reads the store, in the time that is shipped
+
+
+def says_word(stream: bytes, question: str) -> bool:
+    """Return whether a text of a stream ends with the last word of the question, which is its number."""
+    return f' {question.rpartition(" ")[2]}"'.encode() in stream
+
+
+class Traffic:
+    """Clients that repeat some questions until they are told to stop, and check each answer."""
+
+    def __init__(self, it: Process) -> None:
+        self._it = it
+        self.asked = self.hits = 0
+        self.failed: list[str] = []
+        self.wrong: list[str] = []
+        self.slowest_s = 0.0
+        self._over = False
+
+    def stop(self) -> None:
+        self._over = True
+
+    async def client(self, seed: int) -> None:
+        draw = random.Random(seed)
+        while not self._over:
+            await self.ask(f"question {draw.randrange(QUESTIONS)}", streamed=draw.random() < 0.2)
+            await asyncio.sleep(PAUSE_S / 5)
+
+    async def ask(self, question: str, streamed: bool = False) -> bool:
+        """Return whether the answer is a hit."""
+        began = time.monotonic()
+        self.asked += 1
+        try:
+            answer = await self._it.chat(question, stream=streamed)
+        except aiohttp.ClientError as error:
+            self.failed.append(repr(error))
+            return False
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        if answer.status != 200:
+            self.failed.append(f"{answer.status} {answer.body[:100]!r}")
+        elif not (says_word(answer.body, question) if streamed else answer.text == f"upstream answers: {question}"):
+            self.wrong.append(f"{question} got {answer.body[-500:]!r}")
+        self.hits += is_hit(answer)
+        return is_hit(answer)
+
+    async def hits_again(self) -> bool:
+        """Return whether the store is used again before patience ends."""
+        until = time.monotonic() + PATIENCE_S
+        while not await self.ask("question 0"):
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(PAUSE_S)
+        return True
+
+
+class Store:
+    """A real server that faults happen to. It starts again on its port after it was killed."""
+
+    def __init__(self, folder: Path, fault_s: float) -> None:
+        self._folder, self._port, self._fault_s = folder, free_port(), fault_s
+        self._stack = ExitStack()
+        self._server = self._started()
+
+    def _started(self) -> OutsideServer:
+        return self._stack.enter_context(outside_server(self._folder, port=self._port))
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def close(self) -> None:
+        self._stack.close()
+
+    async def delay(self) -> None:
+        for _ in range(int(self._fault_s / 0.5)):
+            self._server.client.client_pause(400)
+            await asyncio.sleep(0.5)
+
+    async def freeze(self) -> None:
+        self._server.freeze()
+        await asyncio.sleep(self._fault_s)
+        self._server.thaw()
+
+    async def garble(self) -> None:
+        """Damage every record, in each way of the tests."""
+        client = self._server.client
+        for change in DAMAGES.values():
+            for key in await asyncio.to_thread(lambda: list(client.scan_iter(match=ENTRY + b"*"))):
+                record = client.hget(key, "record")
+                if isinstance(record, bytes) and b"answers" in record:
+                    client.hset(key, "record", change(record))
+            await asyncio.sleep(self._fault_s / len(DAMAGES))
+
+    async def kill(self) -> None:
+        self._server.kill()
+        await asyncio.sleep(self._fault_s)
+        self._server = await asyncio.to_thread(self._started)
+
+
+async def run(quick: bool) -> Finding:
+    """Let each fault happen under traffic, and wait for hits after it."""
+    rounds, fault_s = (1, 1.5) if quick else (3, 8.0)
+    recovered: dict[str, bool] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder), fault_s)
+        try:
+            async with (
+                serving(Upstream()) as upstream,
+                target(upstream.url, EXACT_CACHE, backend={"adaptive": "off"}, store={**STORE, "url": store.url}) as it,
+            ):
+                await it.recovered()
+                traffic = Traffic(it)
+                clients = [asyncio.create_task(traffic.client(seed)) for seed in range(CLIENTS)]
+                recovered["the start"] = await traffic.hits_again()
+                for fault in (store.delay, store.freeze, store.garble, store.kill) * rounds:
+                    await fault()
+                    recovered[fault.__name__] = recovered.get(fault.__name__, True) and await traffic.hits_again()
+                    await asyncio.sleep(fault_s)  # the traffic goes on with a healthy store
+                traffic.stop()
+                await asyncio.gather(*clients)
+        finally:
+            store.close()
+    figure = (
+        f"{4 * rounds} faults, {traffic.asked} requests, {traffic.hits} hits: {len(traffic.failed)} failed, "
+        f"{len(traffic.wrong)} wrong, slowest {traffic.slowest_s:.2f} s"
+    )
+    return judged(
+        figure,
+        {
+            f"{len(traffic.failed)} failed, the first: {''.join(traffic.failed[:1])}": not traffic.failed,
+            f"{len(traffic.wrong)} wrong, the first: {''.join(traffic.wrong[:1])}": not traffic.wrong,
+            f"no hits within {PATIENCE_S:g} s after {[n for n, again in recovered.items() if not again]}": all(
+                recovered.values()
+            ),
+            f"a request took {traffic.slowest_s:.1f} s": traffic.slowest_s <= ONE_REQUEST_S,
+        },
+    )
+
+
+PART = Part("store faults", "delay, freeze, garbage and kill: 0 failed, 0 wrong, each within 10 s; hits again", run)

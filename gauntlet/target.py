@@ -1,0 +1,134 @@
+"""Starts the gateway that is attacked, as a process of its own, and reads its figures from the admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.fixtures.gateways import EXACT_CACHE, Served
+from tests.fixtures.processes import Process, served_by_process, write_config
+
+PATIENCE_S = 60.0  # only ends a part that has failed
+ONE_REQUEST_S = 10.0  # the generous bound of a request on a busy machine
+PAUSE_S = 0.05
+STALL_MS = 100.0
+
+
+@asynccontextmanager
+async def target(
+    upstream: str,
+    policy: str = EXACT_CACHE,
+    *,
+    backend: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
+    folder: Path | None = None,
+    **sections: Any,
+) -> AsyncIterator[Process]:
+    """Yield a gateway process in front of the URL `upstream`.
+
+    `backend` and `server` add settings to these sections. `folder` keeps its data; without it the data is temporary.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        listen = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "drain_timeout": "1s"}
+        backends = {"main": {"adapter": "openai", "url": upstream, **(backend or {})}}
+        section = listen | (server or {})
+        config = write_config(folder or Path(temporary), backends, policy, server=section, **sections)
+        async with served_by_process(config) as process:
+            yield process
+
+
+async def metrics(it: Process) -> str:
+    async with it.session.get(it.admin_url + "/metrics") as answer:
+        return await answer.text()
+
+
+def total(text: str, name: str) -> float:
+    """Return the sum of all series of the metric `name`."""
+    return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)", text, re.MULTILINE))
+
+
+async def permits_come_back(it: Process) -> float:
+    """Return the calls that are still in flight to the backends, once there are none or patience ends."""
+    until = time.monotonic() + PATIENCE_S
+    while (held := total(await metrics(it), "nearhit_backend_inflight")) and time.monotonic() < until:
+        await asyncio.sleep(PAUSE_S)
+    return held
+
+
+async def own_stall_ms(it: Process) -> float:
+    """Return the longest stall of the event loop so far, in milliseconds; 0 if another process took the processor."""
+    async with it.session.get(it.admin_url + "/admin/stats") as answer:
+        longest = (await answer.json())["loop"]["longest"]
+    return 0.0 if longest is None or longest["cause"] == "starved" else float(longest["ms"])
+
+
+@dataclass
+class Bystander:
+    """Another tenant, who asks new questions one after the other while the attack lasts."""
+
+    served: Served
+    question: str = "bystander {}"
+    pause_s: float = PAUSE_S
+    took_s: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    async def ask(self) -> None:
+        """Ask one question that was never asked before, and note how it went."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await self.served.chat(
+                    self.question.format(len(self.took_s)), headers={"authorization": "Bearer bystander"}
+                )
+            if answer.status != 200:
+                self.failed.append(f"{answer.status} {answer.body[:200]!r}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self.failed.append(repr(error))
+        self.took_s.append(time.monotonic() - began)
+
+    async def ask_for(self, seconds: float) -> None:
+        """Ask for that time, and at least once."""
+        until = time.monotonic() + seconds
+        while True:
+            await self.ask()
+            if time.monotonic() >= until:
+                return
+            await asyncio.sleep(self.pause_s)
+
+    @property
+    def slowest_s(self) -> float:
+        return max(self.took_s, default=0.0)
+
+    @property
+    def figure(self) -> str:
+        return f"{len(self.took_s)} others, {len(self.failed)} failed, slowest {self.slowest_s:.2f} s"
+
+    @property
+    def levels(self) -> dict[str, bool]:
+        first = "".join(self.failed[:1])
+        return {
+            f"{len(self.failed)} requests of others failed, the first with {first}": not self.failed,
+            f"another tenant waited for {self.slowest_s:.1f} s": self.slowest_s <= ONE_REQUEST_S,
+        }
+
+
+async def in_parallel(at_once: int, jobs: Iterable[Any]) -> None:
+    """Await the coroutines of an iterator, that many at a time, in order of their start."""
+    source = iter(jobs)
+
+    async def work() -> None:
+        for job in source:
+            await job
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
