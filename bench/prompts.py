@@ -17,6 +17,7 @@ from bench.protocols import SYSTEM
 LENGTHS = (10, 30, 100, 400)  # tokens of a question
 SHORTEST, LONGEST = 8, 12  # tokens of a wording that stands for 10
 PLAIN_UP_TO = 24  # tokens of a wording that gets sentences behind it
+LONGER = 1.3  # times its length that a far question may have
 CLOSE = 100  # at this length a verifier serves only the closest wordings: a question is a small part of the text
 SHARED = 400  # from this length on, all questions have the same sentences: the gateway embeds only what asks
 FAR_PART = 3  # one group of so many is kept for far misses
@@ -123,12 +124,15 @@ def groups_of(written: Sequence[Written], length: int, tokens: Count, draw: rand
 def far_of(written: Sequence[Written], length: int, tokens: Count, draw: random.Random) -> Iterator[Prompt]:
     """Yield questions about other subjects: one wording, or several where one is too short."""
     texts = [text for at in range(0, len(written), FAR_PART) for text in written[at].same]
-    fitting = [text for text in texts if _fits(text, length, tokens)] if length == LENGTHS[0] else texts
+    fitting = [text for text in texts if _fits(text, length, tokens)]
     for number, first in enumerate(draw.sample(fitting, len(fitting))):
         parts, so_far = [first], tokens(first)
         while length > LENGTHS[0] and so_far < length - PLAIN_UP_TO // 4:
-            parts.append(draw.choice(texts))
-            so_far += tokens(parts[-1]) - 2  # without the marks of both ends
+            part = draw.choice(fitting)
+            count = tokens(part) - 2  # without the marks of both ends
+            if so_far + count <= LONGER * length:
+                parts.append(part)
+                so_far += count
         context = " ".join(f"{part.rstrip('.?!')}." for part in parts[1:])
         yield Prompt(_longer(first, context, length), 2 * len(written) + number)
 

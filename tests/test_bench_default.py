@@ -29,7 +29,7 @@ from bench.default_table import (
     Measured,
     Window,
 )
-from bench.prompts import LENGTHS, SHARED, Group, Prompt, Written, body, far_of, groups_of
+from bench.prompts import LENGTHS, PLAIN_UP_TO, SHARED, Group, Prompt, Written, body, far_of, groups_of
 from bench.servers import NUMBER, numbered_answer
 from bench.servers import STREAM as ASKS_FOR_STREAM
 from bench.stages import EMBED, LEARN, REST, STAGES, STORE, VERIFY, Samples, Staged, stage_of
@@ -78,7 +78,7 @@ def test_prompts_have_their_length_and_paraphrases_the_same_rest(length: int, wr
     if length >= SHARED:
         contexts = {group.stored.text.partition("\n")[2] for group in some}
         assert len(contexts) == 1
-        assert all(read(embedded(group.stored)) < 40 for group in some)
+        assert all(read(embedded(group.stored)) <= 2 * PLAIN_UP_TO for group in some)
     assert not {prompt.number for prompt in far} & {
         each.number for group in some for each in (group.stored, group.near)
     }

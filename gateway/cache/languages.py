@@ -20,7 +20,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 _LATIN_END = 0x250  # Latin letters with their European accents come before it
 _SPANISH_MARKS = frozenset("¿¡")
 
-# Function words. Those of English and of another language ("in", "was", "me", "no") prove nothing, and are left out.
+# Function words. Those of English and of another language ("in", "was", "me", "no") prove nothing, and are left out. So
+# is "y", which is a name in mathematics.
 _ENGLISH_WORDS = """
 the of to and are were be been does did can could should would shall may might must have has had i you she it they my
 your his her its our their him us them this that these those what which who whom whose when where why how at by for
@@ -34,7 +35,7 @@ der man das den dem des ein eine einen einem einer eines und oder aber ist sind 
 kannst können muss müssen soll darf ich du er sie wir ihr mich dich mir dir sich mein meine meinen meinem meiner dein
 deine nicht kein keine keinen wie wo wann warum wer wen wem welche welcher welches welchen wieviel für mit von vom zum
 zur bei beim nach aus auf über unter zwischen ohne als wenn dass ob auch noch nur bitte gibt ins
-el los las una unos unas y pero está están ser estar hay tengo tiene puedo puede debo yo tú ella ellos mi mis su sus
+el los las una unos unas pero está están ser estar hay tengo tiene puedo puede debo yo tú ella ellos mi mis su sus
 qué cuál cuáles quién cuándo dónde cómo cuánto cuánta cuántos cuántas que cual quien cuando donde como cuanto del al
 en con por para sobre entre sin se lo le les muy más desde hasta
 la un une et ou mais est sont je tu il elle nous vous ils mon ma mes ton ta notre votre leur pas quel quelle quels
@@ -52,8 +53,10 @@ _ENGLISH, _FOREIGN = frozenset(_ENGLISH_WORDS.split()), frozenset(_FOREIGN_WORDS
 
 def reads(text: str) -> bool:
     """Return whether the cross-encoder speaks the language of the text, as far as a few words tell."""
-    text = text[:MAX_CHARACTERS].lower()
-    words = _WORD.findall(text)
+    text = text[:MAX_CHARACTERS]
+    shouts = text.isupper()
+    # Capitals in other text are an acronym: "EST" is no form of "to be".
+    words = [word.lower() for word in _WORD.findall(text) if shouts or len(word) == 1 or not word.isupper()]
     english = sum(map(_ENGLISH.__contains__, words))
     if text.isascii():
         return sum(map(_FOREIGN.__contains__, words)) <= english

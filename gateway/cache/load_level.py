@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum, StrEnum
-
-from gateway.observability.metrics import Counter
+from typing import Protocol
 
 
 class LoadLevel(IntEnum):
@@ -42,6 +41,12 @@ class Step(StrEnum):
     VECTOR = "vector"
     PAIR = "pair"
     LOOKUP = "lookup"
+
+
+class StepCounter(Protocol):
+    """A counter of steps, without the library of metrics: programs that train models judge pairs, too."""
+
+    def add(self, *labels: str, amount: float = 1.0) -> None: ...
 
 
 ENTERED_AT = (0.025, 0.05, 0.1, 0.25)  # wait for the encoder, as a share of its timeout, from level 1 on
@@ -67,7 +72,7 @@ class EncoderLoad:
     `left_out` counts by step.
     """
 
-    def __init__(self, expected_wait_s: Callable[[], float], timeout_s: float, left_out: Counter) -> None:
+    def __init__(self, expected_wait_s: Callable[[], float], timeout_s: float, left_out: StepCounter) -> None:
         self._expected_wait_s = expected_wait_s
         self._timeout_s = timeout_s
         self._left_out = left_out

@@ -133,7 +133,7 @@ HIT = "hit; detail=exact"
         ("{min_cost: 0.001}", {}, ["fwd=miss"] * 3 + ["too-cheap"]),
         ("{min_cost: 0.0005}", {}, ["fwd=miss; stored", HIT, HIT, "stored"]),
         ("{after: 2}", {}, ["fwd=miss", "fwd=miss; stored", HIT, "rare", "stored"]),
-        ("{after: 2}", {"stream": True}, ["fwd=miss", "fwd=miss; stored", HIT, "rare", "stored"]),
+        ("{after: 2}", {"stream": True}, ["fwd=miss", "fwd=miss", HIT, "rare", "stored"]),
     ],
 )
 async def test_the_policy_says_what_is_stored(

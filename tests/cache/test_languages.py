@@ -33,7 +33,7 @@ def test_english_questions_are_read() -> None:
 
 
 def test_the_english_wordings_are_read() -> None:
-    """4,916 texts, none of which chose the word lists."""
+    """None of them chose the word lists."""
     groups = (json.loads(line) for file in WORDINGS.glob("*.jsonl") for line in file.read_text("utf-8").splitlines())
     texts = [text for group in groups for text in group["same"]]
     assert len(texts) > 1000

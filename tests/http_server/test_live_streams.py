@@ -133,6 +133,7 @@ async def test_a_client_that_does_not_read_holds_back_the_backend_and_gets_all(
     served: Served, endpoint: WireUpstream
 ) -> None:
     big, count, sent = chunked(token("x" * 20_000).frame()), 1600, 0  # 32 MB
+    end = chunked(b"data: [DONE]\n\n") + END
 
     async def script(wire: Wire, _: Message) -> None:
         nonlocal sent
@@ -140,7 +141,7 @@ async def test_a_client_that_does_not_read_holds_back_the_backend_and_gets_all(
         for sent in range(1, count + 1):  # noqa: B007
             wire.writer.write(big)
             await wire.writer.drain()
-        await wire.send(END)
+        await wire.send(end)
 
     endpoint.script = script
     async with connected(served.url) as wire:
@@ -152,7 +153,7 @@ async def test_a_client_that_does_not_read_holds_back_the_backend_and_gets_all(
             await asyncio.sleep(0.1)
         assert sent < count, "what is on its way is bounded"
         async with asyncio.timeout(120):
-            assert await wire.reader.readexactly(count * len(big) + len(END)) == big * count + END
+            assert await wire.reader.readexactly(count * len(big) + len(end)) == big * count + end
 
 
 async def test_the_last_client_that_leaves_ends_the_call(served: Served, endpoint: WireUpstream) -> None:

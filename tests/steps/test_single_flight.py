@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from gateway.cache import flight as flights
-from tests.fixtures.gateways import Answer, Served, aboard
+from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, aboard, config_of, gateway_of
 from tests.fixtures.upstream import Upstream, chunk, stream
 from tests.fixtures.waiting import until
 
@@ -247,9 +248,9 @@ async def test_who_comes_when_the_beginning_is_gone_gets_a_call_of_its_own(
 
 
 async def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(
-    served: Served, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The buffer is bounded: beyond it a reader that takes nothing would hold up all others."""
+    """The buffer is bounded: beyond it a reader that takes nothing would hold up all others. Little is read ahead."""
     monkeypatch.setattr(flights, "MAX_BUFFER_BYTES", 64 * 1024)
     monkeypatch.setattr(flights, "MAX_STALL_S", 5.0)  # more than one that reads ever needs
     piece, count = "x" * 10_000, 3000  # 30 MB: more than the sockets on the way hold
@@ -264,22 +265,25 @@ async def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(
 
     upstream.answer = pour
     upstream.gate.clear()
-    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
-    url = f"{served.url}/v1/chat/completions"
+    backends = {"main": {"adapter": "openai", "url": upstream.url}}
+    config = config_of(tmp_path, backends, server={"max_unread": "4MiB"})
+    async with gateway_of(config, EXACT_CACHE) as served:
+        asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        url = f"{served.url}/v1/chat/completions"
 
-    def post() -> Awaitable[aiohttp.ClientResponse]:
-        return served.session.post(url, json=asked, read_bufsize=2**14)
+        def post() -> Awaitable[aiohttp.ClientResponse]:
+            return served.session.post(url, json=asked, read_bufsize=2**14)
 
-    opening = [asyncio.ensure_future(post())]
-    await until(lambda: aboard(served) == 1)  # the first one stalls: where all are equally far, it is the slowest
-    opening += [asyncio.ensure_future(post()) for _ in range(2)]
-    await until(lambda: aboard(served) == 3)
-    upstream.gate.set()
-    stalled, *lively = await asyncio.gather(*opening)
-    received = await asyncio.gather(*(each.content.read() for each in lively))
-    assert [len(body) > count * len(piece) for body in received] == [True, True]
-    assert all(body.endswith(b"data: [DONE]\n\n") for body in received)
-    late = await stalled.content.read()
-    assert b"upstream_error" in late
-    assert len(late) < len(received[0])
-    assert len(upstream.calls) == 1
+        opening = [asyncio.ensure_future(post())]
+        await until(lambda: aboard(served) == 1)  # the first one stalls: where all are equally far, it is the slowest
+        opening += [asyncio.ensure_future(post()) for _ in range(2)]
+        await until(lambda: aboard(served) == 3)
+        upstream.gate.set()
+        stalled, *lively = await asyncio.gather(*opening)
+        received = await asyncio.gather(*(each.content.read() for each in lively))
+        assert [len(body) > count * len(piece) for body in received] == [True, True]
+        assert all(body.endswith(b"data: [DONE]\n\n") for body in received)
+        late = await stalled.content.read()
+        assert b"upstream_error" in late
+        assert len(late) < len(received[0])
+        assert len(upstream.calls) == 1
