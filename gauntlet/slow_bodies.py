@@ -7,13 +7,14 @@ from contextlib import AsyncExitStack, suppress
 
 from gateway.http_server.request_body import BUFFER_BYTES
 from gauntlet.part import Finding, Part, judged
-from gauntlet.target import Bystander, permits_come_back, target
+from gauntlet.target import Bystander, metrics, permits_come_back, target, total
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.upstream import Upstream, serving
 from tests.fixtures.wire import Wire, connected
 from tests.http_server.test_slow_bodies import upload
 
 EVERY_S = 2.0
+PLACES = 16
 TENANT = b"Authorization: Bearer slow\r\nHost"
 
 
@@ -33,19 +34,21 @@ async def drip(wire: Wire, number: int) -> None:
 async def run(quick: bool) -> Finding:
     """Hold slow connections, and ask misses as another tenant meanwhile."""
     slow, seconds = (16, 8.0) if quick else (64, 60.0)
-    backend = {"max_concurrency": 16, "adaptive": "off"}
+    backend = {"max_concurrency": PLACES, "adaptive": "off"}
     async with serving(Upstream()) as upstream, target(upstream.url, NO_CACHE, backend=backend) as it:
         other = Bystander(it)
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             wires = [await stack.enter_async_context(connected(it.url)) for _ in range(slow)]
             dripping = [group.create_task(drip(wire, number)) for number, wire in enumerate(wires)]
             await other.ask_for(seconds)
+            taken = total(await metrics(it), "nearhit_backend_inflight")
             for task, wire in zip(dripping, wires, strict=True):
                 task.cancel()
                 wire.writer.transport.abort()  # a close would wait until the gateway reads the rest
         held = await permits_come_back(it)
-    figure = f"{slow} slow bodies: {other.figure}"
-    return judged(figure, {**other.levels, f"{held:g} places are still held": not held})
+    figure = f"{slow} slow bodies held {taken:g} of {PLACES} places: {other.figure}"
+    levels = {f"{held:g} places are still held": not held, "the slow bodies held no place": taken > 0}
+    return judged(figure, {**other.levels, **levels})
 
 
 PART = Part("slow bodies", "misses of others: 0 failed, each within 10 s; all places come back", run)
