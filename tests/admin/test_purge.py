@@ -389,6 +389,7 @@ async def test_a_ban_outlives_a_crash_in_the_middle_of_the_removal(
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, store={"url": outside_store.url})
     async with gateway_of(config, PLAIN) as served:
         await served.chat("one", headers={"Cache-Tag": "a"})
+        await until(lambda: outside_store.client.keys("nearhit:1:entry:*"))  # the client does not wait for the store
         (key,) = outside_store.client.keys("nearhit:1:entry:*")
         kept, listed = outside_store.client.dump(key), outside_store.client.zrange("nearhit:1:entries", 0, -1)
         await purged(served, tags=["a"])
