@@ -56,6 +56,10 @@ class SharedCall:
         self._abandoned = False  # the last reader has left
         self.task = self._loop.create_task(self._run(answer))
 
+    def __del__(self) -> None:
+        """Give back the memory of items that nobody read, because the client left before it joined."""
+        self._unread.used -= self._size
+
     @property
     def is_joinable(self) -> bool:
         return self._trimmed == 0 and self._error is None and not self._abandoned
@@ -136,7 +140,8 @@ class SharedCall:
             raise
         finally:
             self._is_finished = True
-            if self._items and not self._positions:
+            # A flight that lands in its first step has no reader yet: the one who began it joins a moment later.
+            if self._abandoned:
                 self._drop_items(len(self._items))
             self._wake()
 

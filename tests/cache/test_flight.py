@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from gateway.cache import flight as flights
 from gateway.cache.flight import SharedCall
 from gateway.errors import BackendError, UpstreamStreamError
-from gateway.messages import ByteStream, Event, EventStream, FullBody, Response
-from gateway.streams import ClosingStream, close_body, close_stream
+from gateway.messages import ByteStream, Event, EventStream, FullBody, Provenance, Response, Verdict
+from gateway.streams import BufferedStream, ClosingStream, close_body, close_stream
+from gateway.unread_memory import UnreadMemory
 
 
 class Source:
@@ -267,3 +269,33 @@ async def test_when_every_reader_has_left_a_full_buffer_does_not_keep_the_call(m
     await until_idle()
     await close_body(reader.body)
     await source.ended.wait()
+
+
+async def test_a_stream_that_lands_before_anybody_has_joined_is_read_whole() -> None:
+    """A semantic hit is such a stream, and its connection joins in the next iteration of the loop."""
+    memory, items = UnreadMemory(1_000_000), tuple(Event(b"%d" % number) for number in range(7))
+
+    async def answer() -> Response:
+        return Response(200, (), EventStream(BufferedStream(items)), Provenance(Verdict.SEMANTIC))
+
+    flight = SharedCall(answer(), None, memory)
+    await flight.task
+    response = await flight.join()
+    assert isinstance(response.body, EventStream)
+    assert tuple([event async for event in response.body.events]) == items
+    await close_body(response.body)
+    assert memory.used == 0
+
+
+async def test_a_flight_that_nobody_joins_gives_its_memory_back() -> None:
+    memory = UnreadMemory(1_000_000)
+
+    async def answer() -> Response:
+        return Response(200, (), EventStream(BufferedStream((Event(b"one"),))), Provenance(Verdict.SEMANTIC))
+
+    flight = SharedCall(answer(), None, memory)
+    await flight.task
+    assert memory.used > 0
+    del flight
+    gc.collect()
+    assert memory.used == 0
