@@ -20,7 +20,7 @@ MOST = {
     "exact hit, new bytes": (67, 74),
     "semantic hit (hash)": (113, 128),
     "chat miss, stored in the exact cache": (208, 227),
-    "chat miss, stored in both caches": (244, 267),
+    "chat miss, stored in both caches": (245, 268),
     "live stream, 74 events": (1362, 1475),
 }
 

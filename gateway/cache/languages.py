@@ -17,6 +17,7 @@ MAX_CHARACTERS = 2048  # of a text that are looked at; the cross-encoder reads n
 MAX_FOREIGN_SHARE = 0.2  # of letters in other scripts: an English question may quote a foreign word
 
 _WORD = re.compile(r"[^\W\d_]+")
+_ACRONYM = re.compile(r"\b[A-Z]{2,}\b")
 _LATIN_END = 0x250  # Latin letters with their European accents come before it
 _SPANISH_MARKS = frozenset("¿¡")
 
@@ -54,9 +55,11 @@ _ENGLISH, _FOREIGN = frozenset(_ENGLISH_WORDS.split()), frozenset(_FOREIGN_WORDS
 def reads(text: str) -> bool:
     """Return whether the cross-encoder speaks the language of the text, as far as a few words tell."""
     text = text[:MAX_CHARACTERS]
-    shouts = text.isupper()
     # Capitals in other text are an acronym: "EST" is no form of "to be".
-    words = [word.lower() for word in _WORD.findall(text) if shouts or len(word) == 1 or not word.isupper()]
+    if _ACRONYM.search(text) and not text.isupper():
+        text = _ACRONYM.sub(" ", text)
+    text = text.lower()
+    words = _WORD.findall(text)
     english = sum(map(_ENGLISH.__contains__, words))
     if text.isascii():
         return sum(map(_FOREIGN.__contains__, words)) <= english
