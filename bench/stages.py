@@ -28,7 +28,8 @@ MODULES: Mapping[str, str] = {
     "cache.lexical": VERIFY,
     "cache.templates": VERIFY,
     "cache.verifiers": VERIFY,
-    "cache.answer_comparison": LEARN,
+    "cache.answer_comparer": LEARN,
+    "cache.answer_similarity": LEARN,
     "cache.audits": LEARN,
     "cache.background_calls": LEARN,
     "cache.decoys": LEARN,
@@ -48,8 +49,8 @@ MODULES: Mapping[str, str] = {
     "steps.store_response": STORE,
 }
 # Work below these belongs to learning, whatever it calls.
-LEARNING = ("gateway.cache.answer_comparison", "gateway.cache.audits", "gateway.cache.labels")
-# Who calls these decides.
+LEARNING = ("gateway.cache.answer_comparer", "gateway.cache.audits", "gateway.cache.labels")
+# The caller of these decides.
 SHARED = ("gateway.bounded_cache", "gateway.context", "gateway.messages", "gateway.ports", "gateway.tasks")
 IDLE = "gateway.cli"  # the innermost module of the gateway while its event loop waits, reads and writes
 

@@ -117,7 +117,7 @@ def test_a_metric_has_a_name_labels_and_a_value() -> None:
     [
         (["gateway.adapters.redis.connection", "gateway.cli.serve"], STORE),
         (["gateway.context", "gateway.cache.features.words", "gateway.steps.semantic_lookup"], VERIFY),
-        (["gateway.cache.lexical", "gateway.cache.answer_comparison"], LEARN),
+        (["gateway.cache.lexical", "gateway.cache.answer_comparer"], LEARN),
         (["gateway.cache.threshold.ledger", "gateway.steps.semantic_lookup"], LEARN),
         (["gateway.upstream.upstream", "gateway.steps.store_response"], REST),
         (["gateway.context"], REST),

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.judgement import relation_between

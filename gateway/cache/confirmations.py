@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
 from gateway.errors import StoreUnavailable

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-from gateway.cache.answer_comparison import REST_FACTOR
+from gateway.cache.answer_comparer import REST_FACTOR
 from gateway.cache.embedding_spaces import MAX_PENDING_EMBEDDINGS, Spaces
 from gateway.cache.recovery import Recovery
 from gateway.errors import EmbedderUnavailable, StoreUnavailable

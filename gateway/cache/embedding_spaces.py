@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.audits import HitAudits
 from gateway.cache.decoys import Decoys
 from gateway.cache.index_checkpoints import IndexCheckpoints

@@ -1,4 +1,4 @@
-"""Read the parts of a text that admit no other wording: numbers, identifiers and code. Pure.
+"""Read the parts of a text that admit no other wording: numbers, identifiers, code, and characters nobody sees. Pure.
 
 Two texts differ in such parts only if each has one that the other lacks. A part on one side only is often a detail,
 which the similarity judges.
@@ -324,3 +324,15 @@ def _is_written(key: str, runs: tuple[str, ...]) -> bool:
         if joined in (key, f"{key}s"):
             return True
     return False
+
+
+# Characters that nobody sees and the embedding model drops, while a language model may read them: soft hyphens, zero
+# widths, direction marks, variation selectors and tags. They can carry instructions to the model.
+_HIDDEN = re.compile(
+    "[\u00ad\u034f\u061c\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+)
+
+
+def differs_unseen(a: str, b: str) -> bool:
+    """Return whether two texts differ in characters that nobody sees."""
+    return not (a.isascii() and b.isascii()) and _HIDDEN.findall(a) != _HIDDEN.findall(b)

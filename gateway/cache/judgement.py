@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.cache.decoys import Decoys
+from gateway.cache.exact_parts import differs_unseen
 from gateway.cache.feedback import Counterexamples, Relation, relation_of
 from gateway.cache.load_level import MAX_SECOND_OPINIONS, EncoderLoad
 from gateway.cache.templates import Varying, varying_parts
@@ -61,18 +61,6 @@ def best_index(judgements: Sequence[Evaluated]) -> int:
 def is_verbatim(a: str, b: str) -> bool:
     """Return whether two texts are equal but for spaces that carry no meaning."""
     return a == b or fold_spaces(a) == fold_spaces(b)
-
-
-# Characters that nobody sees and the embedding model drops, while a language model may read them: soft hyphens, zero
-# widths, direction marks, variation selectors and tags. They can carry instructions to the model.
-_HIDDEN = re.compile(
-    "[\u00ad\u034f\u061c\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
-)
-
-
-def differs_unseen(a: str, b: str) -> bool:
-    """Return whether two texts differ in characters that nobody sees."""
-    return _HIDDEN.findall(a) != _HIDDEN.findall(b)
 
 
 # Two prompts of one template are compared by the parts that differ.
@@ -267,9 +255,7 @@ class CandidateScorer:
         """Judge an opinion on a candidate by the route's threshold."""
         if self._counterexamples.is_refuted(entry.scope, scores.question, entry.fingerprint):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.COUNTEREXAMPLE)
-        elif not (scores.question.isascii() and (entry.question or "").isascii()) and differs_unseen(
-            scores.question, entry.question or ""
-        ):
+        elif differs_unseen(scores.question, entry.question or ""):
             opinion = Opinion(opinion.score, 0.0, veto=Refusal.HIDDEN)
         elif (
             self._decoys.in_use

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.cache.answer_comparison import compare, embed_text, is_comparable, is_same_text, similarity
 from gateway.cache.answer_judge import internal_request
+from gateway.cache.answer_similarity import compare, embed_text, is_comparable, is_same_text, similarity
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext

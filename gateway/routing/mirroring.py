@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.background_calls import BackgroundCalls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import AuditSettings

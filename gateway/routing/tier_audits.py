@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gateway.cache.admission import admit_response
-from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import AuditCalls
 from gateway.cache.threshold.wrong_hits import Label

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gateway.adapters.redis.migration import RedisMigration
 from gateway.cache.admission import HitForMiss, UseCounts
-from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import HitAudits
 from gateway.cache.cluster_leases import ClusterLeases

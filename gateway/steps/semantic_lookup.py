@@ -114,10 +114,10 @@ class SemanticLookup:
         request, withheld = search.request, search.withheld
         if hit is not None or not withheld:
             return hit
-        control, entries = self._controls.of(request.route), self._index.count(request.scope)
-        scores = self._scorer.of(search.question, request.owner, search.embedding, withheld, control, entries)
-        if not self._plain and self._scorer.needs_second_opinion(scores):
-            await self._scorer.apply_second_opinion(scores)
+        entries = self._index.count(request.scope)
+        scores = await self._score_fully(
+            request.route, request.owner, search.question, search.embedding, withheld, entries
+        )
         unconfirmed = [judged.entry for judged in scores.judged if judged.reason is None and judged.final]
         if unconfirmed:
             self._withhold(request, unconfirmed)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.cache.answer_comparison import (
+from gateway.cache.answer_judge import MAX_CHARACTERS, judge_prompt, parse_verdict
+from gateway.cache.answer_similarity import (
     DIFFERENT_BELOW,
     MAX_COMPARED,
     PASSAGE_CHARACTERS,
@@ -22,7 +23,6 @@ from gateway.cache.answer_comparison import (
     compare,
     passages,
 )
-from gateway.cache.answer_judge import MAX_CHARACTERS, judge_prompt, parse_verdict
 from gateway.cache.background_calls import AuditCaps
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import AuditSettings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.cache.answer_comparison import AnswerComparer
+from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.background_calls import MAX_AT_ONCE, MAX_WAITING
 from gateway.cache.learned_state import StateKeeper
 from gateway.cache.threshold.route_control import Observation

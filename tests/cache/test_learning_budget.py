@@ -12,7 +12,8 @@ import pytest
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.cache import learning_budget
-from gateway.cache.answer_comparison import AnswerComparer, compare_words
+from gateway.cache.answer_comparer import AnswerComparer
+from gateway.cache.answer_similarity import compare_words
 from gateway.cache.learning_budget import BURST_S, LearningBudget
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.threshold.route_control import RouteControl

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import ModelCorrupt, ModelMissing, default_model_dir
-from gateway.cache.answer_comparison import combine_vectors, passages
+from gateway.cache.answer_similarity import combine_vectors, passages
 from gateway.dialects.logprobs import OpenAILogprobs, logprobs_reader
 from gateway.dialects.openai import CHAT, OpenAI
 from gateway.latency_forecast import Prediction, Remaining
