@@ -44,6 +44,7 @@ class Counterexamples:
 
     def __init__(self, limit: int = MAX_COUNTEREXAMPLES) -> None:
         self._keys: BoundedCache[str, bool] = BoundedCache(limit)
+        self._in_use = False  # whether there ever was a counterexample: most gateways need not look for any
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -53,11 +54,12 @@ class Counterexamples:
 
     def is_refuted(self, scope: str, question: str, fingerprint: str) -> bool:
         """Return whether this relation was wrong. While there is no counterexample, the question is not hashed."""
-        return len(self._keys) > 0 and relation_of(scope, question, fingerprint).key() in self._keys
+        return self._in_use and relation_of(scope, question, fingerprint).key() in self._keys
 
     def add(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._keys.put(key, True)
+            self._in_use = True
 
 
 # The semantic hits that feedback can still refer to.

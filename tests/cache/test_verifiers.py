@@ -45,7 +45,6 @@ from gateway.cache.verifiers import (
     SecondCombination,
     TwoStageVerifier,
     load_weights,
-    log_odds_of,
     provenance,
     score_of,
 )
@@ -74,7 +73,7 @@ OPPOSITES = [
 
 
 # The arithmetic, with numbers of its own.
-FIRST, SECOND = FirstCombination(-8.0, 12.0, -3.0), SecondCombination(-1.0, 0.5, 2.0, 0.4, 0.6)
+FIRST, SECOND = FirstCombination(-8.0, 12.0, -3.0), SecondCombination(-5.0, 8.0, -1.5, 0.4, 0.6, -1.0, 0.3)
 WEIGHED = LearnedVerifier(
     replace(load_weights(), first=FIRST, second=SECOND, calibration=Calibration((12.0, -7.0), [(0.5, 0.02)] * BANDS))
 )
@@ -163,7 +162,9 @@ def test_the_weights_have_the_signs_of_what_they_weigh() -> None:
     first, second = VERIFIER.weights.first, VERIFIER.weights.second
     assert first.similarity > 0
     assert first.doubt < 0
-    assert second.first >= 0
+    assert second.doubt < 0
+    assert second.near_doubt < 0
+    assert second.near_refusal > 0
     assert second.refusal > 0
     assert second.approval > 0
 
@@ -173,11 +174,6 @@ def test_higher_log_odds_never_lower_score_or_probability(a: float, b: float) ->
     low, high = (WEIGHED.opinion(each) for each in sorted((a, b)))
     assert low.score <= high.score <= 1.0
     assert 0.0 <= low.probability <= high.probability <= 1.0
-
-
-@given(st.floats(-200, 5))
-def test_log_odds_come_back_from_their_score(log_odds: float) -> None:
-    assert log_odds_of(score_of(log_odds)) == pytest.approx(log_odds, abs=1e-9)
 
 
 def test_beyond_the_top_every_score_is_1() -> None:
@@ -290,8 +286,18 @@ def test_the_prior_is_of_all_bands_and_never_worse_for_a_better_score() -> None:
     assert 0.0 < sum(rates) <= 1.0
 
 
-def test_the_basis_names_the_weights() -> None:
-    assert VERIFIER.basis == f"learned-{str(provenance()['sha256'])[:8]}"
+def test_the_basis_names_the_weights_and_their_combination() -> None:
+    assert VERIFIER.basis.startswith(f"learned-{str(provenance()['sha256'])[:8]}")
+    combined_anew = LearnedVerifier(replace(VERIFIER.weights, second=replace(VERIFIER.weights.second, refusal=0.9)))
+    assert combined_anew.basis != VERIFIER.basis
+
+
+def test_refusal_and_doubt_count_for_more_between_nearly_equal_questions() -> None:
+    weights = VERIFIER.weights.second
+    far, near = (weights.log_odds(similarity, 0.0, 2.0) - weights.log_odds(similarity, 0.5, -1.0)
+                 for similarity in (0.9, 1.0))  # fmt: skip
+    assert near > far > 0.0
+    assert weights.log_odds(1.0, 0.0, 3.0) > weights.log_odds(1.0, 0.0, 0.0)
 
 
 def test_scores_are_the_same_each_time() -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gateway.cache.threshold.ledger import BANDS, CENTRES, band_of
-from gateway.cache.verifiers import MAX_LOGIT, FirstCombination, SecondCombination, log_odds_of, score_of
+from gateway.cache.verifiers import MAX_LOGIT, Combination, FirstCombination, SecondCombination, score_of
 from gateway.ports import PriorBands
 
 FloatArray = NDArray[np.float64]
@@ -52,8 +51,7 @@ class Numbers:
         return np.where(inputs.servable, found, -np.inf)
 
     def _score(self, similarity: float, doubt: float, logit: float) -> float:
-        before = log_odds_of(score_of(self.first.log_odds(similarity, doubt)))
-        return score_of(self.second.log_odds(before, similarity, logit))
+        return score_of(self.second.log_odds(similarity, doubt, logit))
 
 
 def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: FloatArray) -> Numbers:
@@ -62,10 +60,9 @@ def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: Floa
     labels = same[use].astype(np.float64)
     similarity, doubt, logit = (each[use].tolist() for each in (inputs.similarity, inputs.doubt, inputs.logit))
     first = _refit(shipped.first, list(zip(similarity, doubt, strict=True)), labels)
-    before = [log_odds_of(score_of(first.log_odds(*row))) for row in zip(similarity, doubt, strict=True)]
-    second = _refit(shipped.second, list(zip(before, similarity, logit, strict=True)), labels)
+    second = _refit(shipped.second, list(zip(similarity, doubt, logit, strict=True)), labels)
     # A lookup reads a neighbour if the highest logit could get it served. So a higher logit must not lower the score.
-    high, low = (columns_of(SecondCombination, [(0.0, 0.0, logit)])[0] for logit in (MAX_LOGIT, -MAX_LOGIT))
+    high, low = (columns_of(SecondCombination, [(1.0, 0.0, logit)])[0] for logit in (MAX_LOGIT, -MAX_LOGIT))
     second = SecondCombination(
         *(
             max(0.0, number) if up > down else number
@@ -74,9 +71,6 @@ def fit(shipped: Numbers, inputs: Inputs, same: NDArray[np.bool_], earlier: Floa
     )
     found = Numbers(first, second, shipped.curve, shipped.prior)
     return calibrated(shipped, found, earlier[use], found.scores(inputs)[use], labels)
-
-
-Combination = TypeVar("Combination", FirstCombination, SecondCombination)
 
 
 def _refit(shipped: Combination, rows: Sequence[Sequence[float]], labels: FloatArray) -> Combination:
