@@ -60,7 +60,7 @@ def test_the_new_prior_has_the_rates_of_the_shipped_traffic() -> None:
 def test_a_higher_logit_never_lowers_the_score() -> None:
     inputs, same = made(2000, lambda *inputs: 1.0 / (1.0 + np.exp(inputs[2])))
     second = fit(SHIPPED, inputs, same, SHIPPED.scores(inputs)).second
-    odds = [second.log_odds(0.0, 0.8, logit) for logit in (-MAX_LOGIT, -1.0, 0.0, 1.0, MAX_LOGIT)]
+    odds = [second.log_odds(0.97, 0.5, logit) for logit in (-MAX_LOGIT, -1.0, 0.0, 1.0, MAX_LOGIT)]
     assert odds == sorted(odds)
 
 

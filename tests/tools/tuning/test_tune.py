@@ -129,10 +129,10 @@ def _job(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def test_training_teaches_the_language_of_a_company(python: Path, tmp_path: Path) -> None:
-    pairs = desks(700)
-    plan = Training(epochs=4, rate=4e-4)
+    pairs = desks(400)
+    plan = Training(epochs=4, rate=6e-4)
     report = fine_tune(pairs, None, weights=WEIGHTS, model_dir=MODEL_DIR, python=python, work=tmp_path, plan=plan)
-    assert report["pairs"] == 700
+    assert report["pairs"] == 400
     others = desks(120, seed=1)
     right = [
         [(cross.score(pair.asked, [pair.stored])[0] > 0) == pair.same for pair in others]
