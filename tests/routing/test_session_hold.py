@@ -37,7 +37,7 @@ def held(
 ) -> tuple[str, Choice, str]:
     """The first backend, the reason, and what the session did."""
     session = Session(turn, turn.delivers, "turns", state=before, topic=X)
-    found = hold(decision, TIERS, session, IDLE_S, now, lambda name: in_time)
+    found = hold(decision, TIERS, session, IDLE_S, now, lambda _: in_time)
     assert found.held is not None
     assert set(found.backends) == set(decision.backends) | {found.backends[0]}
     return found.backends[0], found.reason, found.held.why
