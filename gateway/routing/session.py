@@ -25,7 +25,7 @@ MAX_NAME_BYTES = 4096  # of an identity; a longer one is no identity
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a request adds to its conversation."""
+    """The part of a conversation that a request adds."""
 
     delivers: bool = False  # it brings the result of a tool call to the model that made the call
     short: bool = False  # its text is too short to be a question of its own
@@ -35,7 +35,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """What the gateway knows of a session after its last answer."""
+    """A session after its last answer."""
 
     backend: str  # that answered last
     upstream: str | None  # the address that answered last; None: the backend has one, or it is not known
@@ -60,7 +60,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a session did to a decision. `why` is a word: see `session_hold`."""
+    """The effect of a session on a decision. `why` is a word: see `session_hold`."""
 
     session: Session
     why: str

@@ -26,9 +26,11 @@ from gateway.routing.selection import Decision, nearest_first
 from gateway.routing.session import Held, Session, SessionState
 
 FREE = frozenset({Choice.SIMPLE, Choice.COMPLEX, Choice.ONLY})  # reasons that a session may overrule
-FRESH = frozenset({"new", "unnamed", "idle", "topic"})  # after these the tier begins anew
+FRESH = frozenset({"new", "unnamed", "idle", "topic"})  # after these the tier starts again
 
-# Cosine between a question and the session's questions below which it is on another topic. See bench/sessions.py.
+# Cosine between a question and the session's questions below which it is on another topic. With all-MiniLM-L6-v2 none of
+# 400 pairs on one topic (`training/wordings`) is below, and 91 % of the pairs on two are. Models whose cosines are all
+# higher never see another topic, so tiers fall by idleness only.
 SAME_TOPIC = 0.15
 TOPIC_WEIGHT = 0.5  # of the newest question in the running mean
 

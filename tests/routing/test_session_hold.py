@@ -1,4 +1,4 @@
-"""What a session does to a decision, and what is known of it afterwards: a table of every case."""
+"""A session keeps its backend, or gives it up for a reason: a table of every case."""
 
 from __future__ import annotations
 

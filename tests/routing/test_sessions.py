@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from bench.sessions import replay
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of, gateway_of
 from tests.fixtures.responses import answering, text_item
@@ -254,3 +255,11 @@ async def test_a_stored_response_is_continued_where_it_is(
     assert await ask(EASY, "resp_2") == "large"
     assert await ask(EASY, "resp_1") == "large", "a second branch"
     assert not light.calls
+
+
+def test_a_replay_switches_in_no_tool_loop_and_three_quarters_less_often() -> None:
+    found = replay(20, seed=2, progress=lambda _: None)
+    without, held = found["none"], found["hold: tier"]
+    assert without.in_loops > 0 and held.in_loops == 0
+    assert held.switches <= 0.25 * without.switches
+    assert held.dollars < without.dollars
