@@ -162,7 +162,7 @@ class BackendChoice:
         return own if asked is None or asked.score <= own.score else asked
 
     def _question_before(self, call: Call, session: Session) -> ScoredPrompt | None:
-        """Score the last full question. The session's last score stands for a question that the body does not repeat."""
+        """Score the last full question; where the body does not repeat it, take the session's last score."""
         if session.turn.replies_to is not None:
             return self._complexity.judge(session.turn.replies_to, call.max_tokens, None)
         if session.state is None or session.state.score is None:

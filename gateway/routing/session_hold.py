@@ -28,9 +28,9 @@ from gateway.routing.session import Held, Session, SessionState
 FREE = frozenset({Choice.SIMPLE, Choice.COMPLEX, Choice.ONLY})  # reasons that a session may overrule
 FRESH = frozenset({"new", "unnamed", "idle", "topic"})  # after these the tier starts again
 
-# Cosine between a question and the session's questions below which it is on another topic. With all-MiniLM-L6-v2 none of
-# 400 pairs on one topic (`training/wordings`) is below, and 91 % of the pairs on two are. Models whose cosines are all
-# higher never see another topic, so tiers fall by idleness only.
+# Cosine between a question and the session's questions below which it is on another topic. With all-MiniLM-L6-v2 none
+# of 400 pairs on one topic (`training/wordings`) is below, and 91 % of the pairs on two are. Models whose cosines are
+# all higher never see another topic, so tiers fall by idleness only.
 SAME_TOPIC = 0.15
 TOPIC_WEIGHT = 0.5  # of the newest question in the running mean
 
@@ -105,7 +105,7 @@ def next_state(
     session, rank = held.session, rank_of(target, backend)
     before = None if held.why in FRESH else session.state
     if before is None:
-        return SessionState(backend, upstream, rank, now, score, session.topic)
+        return SessionState(backend, upstream, rank, now, score, running_topic(None, session.topic))
     asked = not session.turn.delivers and not session.turn.short
     return SessionState(
         backend,
@@ -144,8 +144,13 @@ def is_other_topic(running: Vector | None, question: Vector | None) -> bool:
 
 
 def running_topic(running: Vector | None, question: Vector | None) -> Vector | None:
-    """Return the session's topic after a question. Another topic replaces it."""
-    if question is None or running is None or is_other_topic(running, question) or running.shape != question.shape:
-        return running if question is None else question
+    """Return the session's topic after a question. Another topic replaces it.
+
+    The result is a copy: an embedding may be a row of a whole batch, which it would keep in memory.
+    """
+    if question is None:
+        return running
+    if running is None or running.shape != question.shape or is_other_topic(running, question):
+        return question.copy()
     mean = (1.0 - TOPIC_WEIGHT) * running + TOPIC_WEIGHT * question
     return np.asarray(mean / np.linalg.norm(mean), np.float32)

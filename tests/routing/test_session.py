@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.config.policy.model import SessionName
 from gateway.dialects.known import find_dialect
@@ -144,6 +147,24 @@ def test_the_table_is_bounded_and_forgets_the_least_recently_used() -> None:
     for key in (b"a", b"b", b"a", b"c"):
         table.keep([key], state)
     assert len(table) == 2 and table.find([b"b"]) is None and table.find([b"a"]) is state
+
+
+KEYS = st.sampled_from(["role", "type", "content", "text", "tool_calls", "id", "call_id", "output"])
+WORDS = st.sampled_from(["user", "assistant", "tool", "message", "function_call", "tool_result", "text", "yes", HARD])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+)
+
+
+@given(st.lists(VALUES, max_size=5), st.sampled_from(["messages", "input"]))
+def test_no_body_breaks_the_reading(turns: list[Any], key: str) -> None:
+    odd = replace(
+        call(RESPONSES, "hi"), body={"model": "m", key: turns, "previous_response_id": turns, "system": turns}
+    )
+    turn = read_turn(odd)
+    assert all(find or keep for _, find, keep in identities(odd, {}, get_args(SessionName), turn))
+    assert not turn.first or turn.replies_to is None
 
 
 @pytest.mark.parametrize(

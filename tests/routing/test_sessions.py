@@ -111,6 +111,21 @@ async def test_a_tier_rises_and_falls_only_after_idleness(talk: Talk, clock: Fak
     assert talk.outcomes == {"new": 1, "harder": 1, "kept": 1, "idle": 1}
 
 
+async def test_a_tier_falls_with_a_change_of_topic_where_questions_are_embedded(
+    light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    semantic = "    cache: {semantic: {ttl: 1h, min_similarity: 0.99}}\n    session: {}"
+    policy = TIERED.replace("    session: SESSION", semantic)
+    async with gateway_of(config_of(tmp_path, backends(light, large)), policy) as served:
+        talk, turns = Talk(served), [user(HARD)]
+        assert await talk.backend(turns) == "large"
+        turns += [said("..."), user("Why does this function deadlocks explain that yours does not?")]
+        assert await talk.backend(turns) == "large", "the same words"
+        turns += [said("..."), user(EASY)]
+        assert await talk.backend(turns) == "light", "other words"
+        assert talk.outcomes == {"new": 1, "kept": 1, "topic": 1}
+
+
 async def test_a_tool_result_goes_to_the_backend_that_made_the_call(talk: Talk, clock: FakeClock) -> None:
     turns = [user(HARD)]
     assert await talk.backend(turns) == "large"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import format_value
 from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
+from gateway.config.policy.model import SessionName
 from gateway.config.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
 from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, WrittenAs, or_schemas
@@ -275,15 +276,7 @@ class SessionRule(Section):
     """Sessions: a conversation keeps to its backend."""
 
     by: Annotated[
-        tuple[
-            Annotated[
-                Literal["x-session-id", "previous_response_id", "prompt_cache_key", "user", "turns"],
-                one_of("x-session-id", "previous_response_id", "prompt_cache_key", "user", "turns"),
-            ],
-            ...,
-        ],
-        Field(strict=False),
-        NOT_EMPTY,
+        tuple[Annotated[SessionName, one_of(*get_args(SessionName))], ...], Field(strict=False), NOT_EMPTY
     ] = ("x-session-id", "previous_response_id", "turns")
     """The names of a session; the first that a request has counts. `x-session-id` is a header, the others are of the
     body. `turns`: the hash of the first turns."""
