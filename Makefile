@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -141,6 +141,9 @@ bench-overload: $(STAMP)  ## measure 3 and 10 times the capacity of a backend (2
 
 bench-jobs: $(STAMP)  ## measure jobs per second, and the time from the 202 to the answer (30 seconds)
 	@$(BIN)/python -m bench.jobs $(if $(FSYNC),--fsync)
+
+bench-sessions: $(STAMP)  ## measure sessions: switches of the model, cost and quality over 1,000 conversations (1 minute)
+	@$(BIN)/python -m bench.sessions
 
 bench-dashboard: $(STAMP)  ## measure the load time of the dashboard with thirty days of history (30 seconds; needs chromium)
 	@$(BIN)/python -m bench.dashboard

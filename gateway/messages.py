@@ -114,6 +114,8 @@ class Choice(StrEnum):
     OVERLOADED = "overloaded"  # the first choice had no permit, or none in time
     ACCEPTED = "cascade-accepted"  # the lightest model was tried first, and the check accepted its answer
     ESCALATED = "cascade-escalated"  # the check rejected the answer, could not tell, or had none to check
+    SESSION = "session"  # earlier turns of the session keep it on this backend
+    TOOL_RESULT = "tool-result"  # this backend made the tool call, or stores the response that the request continues
     KEPT = "cascade-kept"  # the check rejected the answer, but no better model could answer, or none in time
 
 

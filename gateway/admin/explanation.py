@@ -25,6 +25,7 @@ from gateway.messages import Call, Embedding
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
+from gateway.routing.session import Held
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
 from gateway.steps.parse_and_route import apply_route
@@ -67,6 +68,7 @@ class Explanation:
     budgets: Mapping[str, Any] | None = None  # the rest of each, in seconds, as `Remaining`; None: no budget
     outlook: Mapping[str, Any] | None = None  # as `LatencyForecast.as_json`; only a running gateway knows latencies
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
+    session: str | None = None  # what the session does to the choice; None: the route has no sessions
     screen: str | None = None  # the screen's decision, in a sentence; None: none, or only a running gateway knows
 
     def as_json(self) -> dict[str, Any]:
@@ -89,6 +91,7 @@ class Explanation:
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
             **self._trial_lines(),
+            **({} if self.session is None else {"session": self.session}),
             "backend": f"{self.backend} ({self.reason}{self._threshold_text()})",
             "then": ", ".join(self.fallbacks) or "nobody",
             **({} if self.shadow is None else {"shadow": self.shadow}),
@@ -228,6 +231,7 @@ def build_explanation(
         budgets=None if bounded is None else asdict(bounded.remaining),
         outlook=None if outlook is None else outlook.as_json(),
         steps=steps,
+        session=None if decision.held is None else _session(decision.held),
         screen=None if screening is None else str(screening),
     )
 
@@ -269,6 +273,21 @@ def _tiers(target: Target) -> tuple[str, ...]:
 def _cascade(target: Target) -> str | None:
     rule = target.cascade
     return None if rule is None else f"served if {rule.check} says more than {rule.accept_above:g}"
+
+
+def _session(held: Held) -> str:
+    """Return the session's part in the choice as text."""
+    session = held.session
+    if session.by is None:
+        return "none: the request names none"
+    said = [held.why, f"named by {session.by}"]
+    if session.turn.delivers:
+        said.append("the result of a tool call")
+    elif session.turn.short:
+        said.append("a short reply")
+    if session.state is not None:
+        said.append(f"last answered by {session.state.backend}")
+    return ", ".join(said)
 
 
 def _shadow(target: Target) -> str | None:

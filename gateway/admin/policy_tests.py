@@ -31,6 +31,7 @@ from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, load_weights
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
+from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.latency import CallFeatures
@@ -113,9 +114,10 @@ class PolicyTestRunner:
         )
         clock, telemetry = FrozenClock(), Telemetry()
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
-        decision = BackendChoice(route, self._pools, promises, escalations, clock, scorer, _always_first).decide(
-            request
-        )
+        sessions = sessions_of(route, SessionTable(), clock, telemetry)
+        decision = BackendChoice(
+            route, self._pools, promises, escalations, clock, scorer, _always_first, sessions
+        ).decide(request)
         found = {
             "route": route.name,
             "backend": decision.backends[0],

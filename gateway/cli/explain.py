@@ -31,6 +31,7 @@ from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.complexity import ComplexityModel, build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
+from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.factory import build_pools
@@ -158,7 +159,8 @@ async def _decide(
     pools = build_pools(config, environ, clock, telemetry)
     try:
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
-        return BackendChoice(route, pools, promises, escalations, clock, complexity).decide(request)
+        sessions = sessions_of(route, SessionTable(), clock, telemetry)
+        return BackendChoice(route, pools, promises, escalations, clock, complexity, sessions=sessions).decide(request)
     finally:
         for pool in pools.values():
             await pool.close()

@@ -37,6 +37,11 @@ class RoutingMetrics:
         self.routed = Counter(
             "nearhit_routed_total", "Misses by tier and by the reason for it", ("route", "tier", "reason")
         )
+        self.session_turns = Counter(
+            "nearhit_session_turns_total",
+            "Misses that belong to a session, by whether its backend was kept or why another one answered",
+            ("route", "outcome"),
+        )
         self.large_share = Gauge(
             "nearhit_large_share",
             "Large model's share of the last hour's misses that could go to either model",

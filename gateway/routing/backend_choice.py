@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
+
 from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.dialects.anthropic import speaks_anthropic
@@ -18,10 +20,14 @@ from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import is_applicable
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import EMBEDDINGS, BackendTraits, Decision, Signals, fits, only, resolve_splits, select
+from gateway.routing.session import Session
+from gateway.routing.sessions import RouteSessions
 from gateway.routing.tier_learning import TierLearning
 from gateway.upstream.latency import CallFeatures
 from gateway.upstream.load_balancer import sticky_key
 from gateway.upstream.upstream import call_features
+
+NO_ROW = np.zeros(0, np.float16)  # nothing is learnt from a score without its prompt
 
 
 class Prospect(BackendTraits, Protocol):
@@ -44,6 +50,7 @@ class BackendChoice:
         clock: Clock,
         complexity: ComplexityScorer,
         rng: Callable[[], float] = random.random,
+        sessions: RouteSessions | None = None,
     ) -> None:
         self._route = route
         self._pools = pools
@@ -52,6 +59,7 @@ class BackendChoice:
         self._clock = clock
         self._complexity = complexity
         self._rng = rng
+        self.sessions = sessions  # None: the route has none
         self._has_splits = any(tier.parts for tier in route.target.tiers)
         self.single_backend = (
             route.target.tiers[0].backend if _has_no_choice(route.target) else None
@@ -60,23 +68,36 @@ class BackendChoice:
     def decide(self, request: RequestContext) -> Decision:
         """Choose, and set the request's complexity, wish and outlook."""
         target, call = self._route.target, request.call
-        if self.single_backend is not None and (call is None or not request.has_budget):
+        if (
+            self.single_backend is not None
+            and (call is None or not request.has_budget)
+            and (call is None or self.sessions is None)
+        ):
             return only(self.single_backend)
         if call is None:
             anthropic = speaks_anthropic(request.headers)
             return select(target, self._pools, Signals(None, anthropic), self._route.slo.late)
         if call.operation == EMBEDDINGS:
             return select(target, self._pools, Signals(EMBEDDINGS), self._route.slo.late)
-        target = self._resolve(request, call)
-        return select(target, self._pools, self._signals(request, call, target), self._route.slo.late)
+        target, sessions = self._resolve(request, call), self.sessions
+        if sessions is None:
+            return select(target, self._pools, self._signals(request, call, target), self._route.slo.late)
+        session = sessions.session_of(request, call)
+        decision = select(target, self._pools, self._signals(request, call, target, session), self._route.slo.late)
+        return sessions.hold(request, decision, target, session, lambda name: self.in_time(request, name))
 
-    def _signals(self, request: RequestContext, call: Call, target: Target) -> Signals:
+    def _signals(self, request: RequestContext, call: Call, target: Target, session: Session | None = None) -> Signals:
         """Return the inputs of the choice.
 
         Latencies are predicted only where there is a budget to compare them with.
         """
         if len(target.tiers) > 1:
-            request.scored_prompt = prompt = self._score_prompt(request, call)
+            prompt = (
+                self._score_prompt(request, call)
+                if session is None
+                else self._prompt_in_session(request, call, session)
+            )
+            request.scored_prompt = prompt
             request.complexity = score = self._escalations.score(self._route.name, prompt)
             request.wish = self._escalations.wish(self._route.name, target, score)
         remaining, cascade = self._remaining(request), target.cascade
@@ -126,6 +147,27 @@ class BackendChoice:
         embedding = request.embedding if call.focus is call.question else request.whole
         vector = None if embedding is None or embedding.unreadable else embedding.vector
         return self._complexity.judge(call.question or call.prompt, call.max_tokens, vector)
+
+    def _prompt_in_session(self, request: RequestContext, call: Call, session: Session) -> ScoredPrompt:
+        """Score what the request answers.
+
+        The result of a tool call has no difficulty of its own. A short reply counts as the harder of itself and the
+        question before it.
+        """
+        turn = session.turn
+        asked = self._question_before(call, session) if turn.short or turn.delivers else None
+        if asked is not None and turn.delivers:
+            return asked
+        own = self._score_prompt(request, call)
+        return own if asked is None or asked.score <= own.score else asked
+
+    def _question_before(self, call: Call, session: Session) -> ScoredPrompt | None:
+        """Score the last full question; where the body does not repeat it, take the session's last score."""
+        if session.turn.replies_to is not None:
+            return self._complexity.judge(session.turn.replies_to, call.max_tokens, None)
+        if session.state is None or session.state.score is None:
+            return None
+        return ScoredPrompt(session.state.score, NO_ROW)
 
     def _predict(self, request: RequestContext, name: str) -> Prediction | None:
         features = call_features(request.call, self._route.name)

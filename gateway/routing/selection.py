@@ -17,6 +17,7 @@ from gateway.config.policy.model import Late, Target
 from gateway.config.policy.targets import TierPart
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Choice, TierDecision
+from gateway.routing.session import Held
 
 
 # First: which part of a tier answers a request.
@@ -79,6 +80,7 @@ class Decision:
     late: bool = False  # there is a budget, and no backend is predicted to meet it
     trial: str | None = None  # the backend whose answer is tried and checked first
     trial_skipped: bool = False  # there is no trial, for lack of time
+    held: Held | None = None  # what the session did to it; None: the route has no sessions
 
 
 def only(backend: str) -> Decision:
@@ -111,10 +113,13 @@ def choose(
     hopeless = fitting is None and (remaining.spent or not any(p is None or math.isinf(p.total_s) for p in predictions))
     if len(target.tiers) == 1:
         return Decision((target.tiers[0].backend,), None, Choice.ONLY, promised, hopeless)
-    # the nearest first, and of two equally near the better one
-    order = sorted(range(len(target.tiers)), key=lambda i: (abs(i - chosen), -i))
-    backends = tuple(target.tiers[i].backend for i in order)
+    backends = tuple(target.tiers[i].backend for i in nearest_first(len(target.tiers), chosen))
     return Decision(backends, target.tiers[chosen].name, reason, promised, hopeless)
+
+
+def nearest_first(tiers: int, chosen: int) -> Sequence[int]:
+    """Return the tiers by their distance from the chosen one; of two equally near, the better one first."""
+    return sorted(range(tiers), key=lambda i: (abs(i - chosen), -i))
 
 
 def _nearest(preferred: int, tiers: int) -> Iterable[int]:

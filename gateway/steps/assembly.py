@@ -20,6 +20,7 @@ from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.cascade import CascadeDispatch, LightTrials
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
+from gateway.routing.sessions import sessions_of
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.cluster_lease import ClusterLease, LeasedLookup
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
@@ -40,6 +41,7 @@ from gateway.steps.semantic_lookup import SemanticLookup
 from gateway.steps.single_flight import SingleFlight
 from gateway.steps.split_inputs import SplitInputs
 from gateway.steps.store_response import CacheWriter, StoreResponse
+from gateway.upstream.backend import UpstreamPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,15 @@ class RouteSteps:
             parts.telemetry,
             BaseUrlHint(),
             self._mirror(),
-            None if backend_choice.single_backend is None else parts.pools[backend_choice.single_backend],
+            self._sole(backend_choice),
         ).__call__
+
+    def _sole(self, backend_choice: BackendChoice) -> UpstreamPool | None:
+        """Return the only backend; None: there are several, or sessions choose among its upstreams."""
+        if backend_choice.single_backend is None:
+            return None
+        pool = self.parts.pools[backend_choice.single_backend]
+        return pool if self.route.session is None or pool.single is not None else None
 
     def _on_stored(self) -> Callable[[RequestContext, Entry], None]:
         route, parts = self.route, self.parts
@@ -260,7 +269,15 @@ def _may_teach(request: RequestContext) -> bool:
 
 
 def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
-    return BackendChoice(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
+    return BackendChoice(
+        route,
+        parts.pools,
+        parts.promises,
+        parts.escalations,
+        parts.clock,
+        parts.space.complexity,
+        sessions=sessions_of(route, parts.sessions, parts.clock, parts.telemetry),
+    )
 
 
 def screen_of(route: Route, parts: Parts) -> Screen | None:

@@ -81,7 +81,8 @@ class Dispatch:
             self._escalations.sent(request, request.wish, large=self._large(decision.tier))
         slo = self._promises.promise_for(request, self._route, promised=decision.promised)
         answered = await self._call_backends(request, decision, slo)
-        response = answered.response
+        sessions = self._backend_choice.sessions
+        response = answered.response if sessions is None else sessions.answered(request, decision, answered)
         if slo is not None:
             response = slo.observe_response(response, as_chosen=answered.instead is None)
         return self._finish(request, response, self._provenance(request, decision, answered))

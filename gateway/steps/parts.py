@@ -47,6 +47,7 @@ from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.mirroring import Mirroring
 from gateway.routing.rate_limiter import RateLimiter
+from gateway.routing.sessions import SessionTable
 from gateway.routing.tier_audits import TierAudits
 from gateway.routing.tier_learning import TierLearning
 from gateway.steps.feedback import FeedbackEndpoint, FeedbackService, FeedbackState
@@ -276,6 +277,7 @@ class Parts:
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
+    sessions: SessionTable = field(default_factory=SessionTable)
 
     @property
     def store(self) -> TieredStore:

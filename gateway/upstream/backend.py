@@ -185,6 +185,7 @@ class UpstreamPool:
             self.budget.refund(sum(isinstance(attempt.outcome, AttemptTimedOut) for attempt in attempts))
             target = [self._retry_target(attempt.outcome, attempt.endpoint, request) for attempt in attempts][-1]
             endpoint, outcome = attempts[-1].endpoint, attempts[-1].outcome
+            request.called_upstream = endpoint.upstream.address
             tried += [attempt.endpoint for attempt in attempts if attempt.endpoint not in tried]
             if retries:
                 recovered = isinstance(outcome, Response) and target is RetryTarget.NOBODY
@@ -281,6 +282,11 @@ class UpstreamPool:
             soonest = min(endpoint.retry_after_s(request.tenant, now) for endpoint in self.endpoints)
             self._telemetry.backend_requests.add(self.name, "rate_limited")
             raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
+        preferred = request.preferred_upstream
+        if preferred is not None:
+            for endpoint in in_service(available, now):
+                if endpoint.upstream.address == preferred:
+                    return endpoint
         ready = [endpoint for endpoint in available if endpoint.breaker.ready(now)]
         probes = [endpoint for endpoint in ready if endpoint.breaker.state(now) is BreakerState.HALF_OPEN]
         if probes and (len(probes) == len(ready) or is_repeatable(request)):

@@ -35,6 +35,7 @@ ROUTES = {
     "lenient": ("semantic: {ttl: 1h, max_wrong_hits: 50%, audit: 100%}", "backend: main", ""),
     "tiers": (EXACT, f"{TIERS}, escalate_above: 0.5, audit: 100%, shadow: {{backend: next, share: 100%}}", ""),
     "cascade": (EXACT, f"{TIERS}, escalate_above: 0.0, cascade: {{check: verifier, accept_above: 0.1}}", ""),
+    "talk": (EXACT, f"{TIERS}, escalate_above: 0.5", "session: {by: [turns]}"),
     "limited": (EXACT, "backend: main", "limits: {requests: 2/h, cost: {per_day: 100 USD}}"),
     "pair": (EXACT, "backend: pair", ""),
     "bad": (EXACT, "backend: bad", ""),
@@ -90,7 +91,7 @@ class Scene:
 
     async def _routed(self, number: int) -> None:
         for question in ("Hello", HARD):
-            for model in ("tiers", "cascade"):
+            for model in ("tiers", "cascade", "talk"):
                 assert (await self._ask(model, f"{question} ({number})", number)).status == 200
         for i in range(4):
             await self._ask("limited", f"limited {number} {i}", number)

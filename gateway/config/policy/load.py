@@ -24,12 +24,21 @@ from gateway.config.policy.model import (
     Route,
     RouteMatch,
     Semantic,
+    SessionSettings,
     SloSettings,
     Target,
     compile_glob,
     tier_from_parts,
 )
-from gateway.config.policy.schema import AuditRule, MatchRule, PolicyFile, RouteRule, SemanticRule, TargetRule
+from gateway.config.policy.schema import (
+    AuditRule,
+    MatchRule,
+    PolicyFile,
+    RouteRule,
+    SemanticRule,
+    SessionRule,
+    TargetRule,
+)
 from gateway.config.policy.targets import Cascade, Shadow
 from gateway.config.policy.tests import Expectation, compiled_expectations
 from gateway.config.validation import error_messages
@@ -67,10 +76,15 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         priority=Priority[rule.route.priority.upper()],
         client_priority=rule.route.client_priority,
         record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
+        session=None if rule.session is None else _compile_session(rule.session),
         expose_headers=rule.expose_headers,
         file=file,
         line=line,
     )
+
+
+def _compile_session(rule: SessionRule) -> SessionSettings | None:
+    return None if rule.hold == "off" else SessionSettings(rule.by, rule.idle, rule.hold == "upstream")
 
 
 def _compile_target(rule: TargetRule) -> Target:

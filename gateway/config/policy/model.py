@@ -106,6 +106,18 @@ class RecordSettings:
     prompts: bool = False  # whether the texts of the questions are recorded
 
 
+SessionName = Literal["x-session-id", "previous_response_id", "prompt_cache_key", "user", "turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """The sessions of a route: how they are named, and what is kept."""
+
+    by: tuple[SessionName, ...] = ("x-session-id", "previous_response_id", "turns")  # the first that a request has
+    idle_s: float = 600.0  # after this time without a request, a tier may fall
+    upstream: bool = False  # whether the upstream is kept too; off: only within a tool loop
+
+
 Late = Literal["soonest", "light", "stale", "refuse"]
 
 
@@ -195,6 +207,7 @@ class Route:
     priority: Priority = Priority.NORMAL
     client_priority: bool = False  # whether clients may raise the priority; they may always lower it
     record: RecordSettings | None = None  # None: off
+    session: SessionSettings | None = None  # None: off
     expose_headers: bool = True
     file: str = ""  # the file of the rule
     line: int = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import format_value
 from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
+from gateway.config.policy.model import SessionName
 from gateway.config.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
 from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, WrittenAs, or_schemas
@@ -271,6 +272,30 @@ class RecordRule(Section):
     """`on`: record the questions too, so that neighbours which were never judged can be judged later."""
 
 
+class SessionRule(Section):
+    """Sessions: a conversation keeps to its backend."""
+
+    by: Annotated[
+        tuple[Annotated[SessionName, one_of(*get_args(SessionName))], ...], Field(strict=False), NOT_EMPTY
+    ] = ("x-session-id", "previous_response_id", "turns")
+    """The names of a session; the first that a request has counts. `x-session-id` is a header, the others are of the
+    body. `turns`: the hash of the first turns."""
+    idle: PositiveDuration = 600.0
+    """After this time without a request, a session may fall to a lighter tier."""
+    hold: Annotated[Literal["tier", "upstream", "off"], one_of("tier", "upstream", "off")] = "tier"
+    """`tier`: keep the backend, and within a tool loop its upstream. `upstream`: keep the upstream always. `off`: no
+    sessions."""
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        by = given.get("by")
+        if isinstance(by, list):
+            for place, name in enumerate(by):
+                if name in by[:place]:
+                    yield Problem("by", f"{format_value(name)} is there twice, expected each name once")
+                    return
+
+
 class MatchRule(Section):
     """The requests of a route. Every given pattern must match; `{}` matches all requests."""
 
@@ -307,6 +332,8 @@ class RouteRule(Section):
     ] = None
     """`on`: record what decides about the route's requests, without any text, for `nearhit simulate`. Or `{share: 10%,
     prompts: on}`."""
+    session: SessionRule | None = None
+    """`{idle: 10m, hold: tier}`: a conversation keeps to its backend. Without it, each request is routed alone."""
     expose_headers: Switch = True
     """`off`: clients do not see `Cache-Status`, `Age`, `Server-Timing` and `x-nearhit-*`."""
 

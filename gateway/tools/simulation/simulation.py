@@ -169,6 +169,7 @@ NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
         "questions that would share a similar call in flight (coalesce: on) count as misses",
         lambda r: r.semantic is not None and r.semantic.coalesce,
     ),
+    ("sessions are not replayed: each request is routed alone", lambda r: r.session is not None),
 )
 
 ALWAYS = (

@@ -1,0 +1,197 @@
+"""Keep the sessions of a gateway: find a request's session, hold its backend, and record who answered."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+import orjson
+
+from gateway.bounded_cache import BoundedCache
+from gateway.config.policy.model import Route, SessionSettings, Target
+from gateway.context import RequestContext
+from gateway.messages import Call, Choice, Event, EventStream, FullBody, Response, Vector
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import Clock
+from gateway.routing.fallback import BackendAnswer
+from gateway.routing.selection import Decision
+from gateway.routing.session import (
+    Session,
+    SessionState,
+    Turn,
+    continues_stored,
+    identities,
+    read_turn,
+)
+from gateway.routing.session_hold import hold, next_state, outcome_of
+from gateway.streams import StreamObserver, with_observer
+
+LOG = logging.getLogger("nearhit.sessions")
+
+MAX_SESSIONS = 10_000  # 2 kB each with the embedding of a topic
+# Moves for these reasons are expected, or so many under load that a line for each would add load.
+UNLOGGED = frozenset({"kept", "new", "unnamed", "idle", "topic", "harder", "returned", *map(str, Choice)}) - {
+    str(Choice.FALLBACK)
+}
+
+
+class SessionTable:
+    """`SessionTable` holds the sessions of all routes, the most recently used ones. It survives a new policy.
+
+    Keys are digests with a secret of this process, so the table has no names of clients. The tenant and the owner of
+    the request are part of each, so no client finds another's session.
+    """
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._states: BoundedCache[bytes, SessionState] = BoundedCache(max_sessions)
+        self._secret = os.urandom(32)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def key(self, owner: Sequence[str], name: str, value: bytes) -> bytes:
+        """Return the key of an identity. `owner`: the texts that bind it to its client and route."""
+        digest = blake2b(orjson.dumps([*owner, name, len(value)]), key=self._secret, digest_size=16)
+        digest.update(value)
+        return digest.digest()
+
+    def find(self, keys: Sequence[bytes]) -> SessionState | None:
+        """Return the state at the first key that has one. Looking does not count as a use."""
+        return next((state for key in keys if (state := self._states.peek(key)) is not None), None)
+
+    def keep(self, keys: Sequence[bytes], state: SessionState) -> None:
+        for key in keys:
+            self._states.put(key, state)
+
+
+class RouteSessions:
+    """`RouteSessions` serves one route."""
+
+    def __init__(
+        self, route: Route, settings: SessionSettings, table: SessionTable, clock: Clock, telemetry: Telemetry
+    ) -> None:
+        self._route = route
+        self._settings = settings
+        self._table = table
+        self._clock = clock
+        self._telemetry = telemetry
+
+    def session_of(self, request: RequestContext, call: Call) -> Session:
+        """Return the request's view of its session. Nothing changes."""
+        turn, owner = read_turn(call), self._owner(request)
+        found = next(identities(call, request.headers, self._settings.by, turn), None)
+        topic, bound = _topic(request, call, turn), turn.delivers or continues_stored(call)
+        if found is None:
+            return Session(turn, bound, topic=topic)
+        name, *places = found
+        find, keep = (tuple(self._table.key(owner, name, value) for value in values) for values in places)
+        return Session(turn, bound, name, find, keep, self._table.find(find), topic)
+
+    def hold(
+        self,
+        request: RequestContext,
+        decision: Decision,
+        target: Target,
+        session: Session,
+        in_time: Callable[[str], bool],
+    ) -> Decision:
+        """Return the decision as the session changes it, and set the request's preferred upstream."""
+        decision = hold(decision, target, session, self._settings.idle_s, self._clock.monotonic(), in_time)
+        held = decision.held
+        if held is not None and (self._settings.upstream or session.bound):
+            request.preferred_upstream = held.upstream
+        return decision
+
+    def answered(self, request: RequestContext, decision: Decision, answered: BackendAnswer) -> Response:
+        """Record who answered, and return the response. An error leaves the session as it is."""
+        held, response = decision.held, answered.response
+        if held is None or response.status >= 400 or request.internal:
+            return response
+        session, backend, upstream = held.session, answered.backend, request.called_upstream
+        outcome = outcome_of(held, backend, upstream, answered.instead)
+        if session.by is not None:
+            self._telemetry.session_turns.add(self._route.name, outcome)
+        if session.state is not None and (outcome not in UNLOGGED or (session.bound and outcome != "kept")):
+            self._log_move(request, session, session.state, backend, upstream, outcome)
+        state = next_state(held, self._route.target, backend, upstream, request.complexity, self._clock.monotonic())
+        self._table.keep(session.keep, state)
+        call = request.call
+        if call is None or call.operation != "responses" or "previous_response_id" not in self._settings.by:
+            return response
+        return self._keep_by_answer(request, response, state)
+
+    def _owner(self, request: RequestContext) -> tuple[str, str, str]:
+        return request.tenant, request.owner, self._route.name
+
+    def _keep_by_answer(self, request: RequestContext, response: Response, state: SessionState) -> Response:
+        """Keep the state under the id of the answer, which the next request names."""
+
+        def keep(data: bytes) -> bool:
+            found = answer_id(data)
+            if found is not None:
+                self._table.keep([self._table.key(self._owner(request), "previous_response_id", found)], state)
+            return found is not None
+
+        body = response.body
+        if isinstance(body, FullBody):
+            keep(body.data)
+            return response
+        if not isinstance(body, EventStream):
+            return response
+        seen = False
+
+        def saw(events: Sequence[Event]) -> Sequence[Event]:
+            nonlocal seen
+            if not seen and events:
+                seen = any(keep(event.data) for event in events)
+            return events
+
+        stream = EventStream(with_observer(body.events, StreamObserver(saw)))
+        return Response(response.status, response.headers, stream, response.provenance)
+
+    def _log_move(
+        self,
+        request: RequestContext,
+        session: Session,
+        state: SessionState,
+        backend: str,
+        upstream: str | None,
+        reason: str,
+    ) -> None:
+        fields = {
+            **request.log_fields,
+            "route": self._route.name,
+            "from": state.upstream if reason == "upstream" else state.backend,
+            "to": upstream if reason == "upstream" else backend,
+            "reason": reason,
+            "tool_result": session.turn.delivers,
+        }
+        LOG.warning("a session has moved", extra={"fields": fields})
+
+
+def sessions_of(route: Route, table: SessionTable, clock: Clock, telemetry: Telemetry) -> RouteSessions | None:
+    """Return the sessions of a route; None: its policy has none."""
+    return None if route.session is None else RouteSessions(route, route.session, table, clock, telemetry)
+
+
+def answer_id(data: bytes) -> bytes | None:
+    """Return the id of a response, from a whole body or an event's data; None: there is none."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    inner = value.get("response")
+    found = (inner if isinstance(inner, dict) else value).get("id")
+    return found.encode() if isinstance(found, str) and (inner is not None or "output" in value) else None
+
+
+def _topic(request: RequestContext, call: Call, turn: Turn) -> Vector | None:
+    """Return the embedding of the question, if the route has made one. A reply has no topic of its own."""
+    embedding = request.embedding
+    if embedding is None or embedding.partial or turn.short or turn.delivers or call.focus is None:
+        return None
+    return embedding.vector
