@@ -281,6 +281,7 @@ class _EntryReader:
         for key, ours in (
             ("input_cost_per_token", "input_per_million"),
             ("output_cost_per_token", "output_per_million"),
+            ("cache_read_input_token_cost", "cached_input_per_million"),
         ):
             own = self._params.key(key)
             told = own if own.given else self._info.key(key)
