@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Literal
 
 import orjson
@@ -21,11 +21,18 @@ from gateway.upstream.load_balancer import LoadCandidate, by_rank, first_within_
 
 BLOCK_BYTES = 512  # about 128 tokens: an eighth of the shortest prompt that OpenAI and Anthropic cache
 
-MAX_PROMPT_BLOCKS = 512  # 256 KiB of a prompt; later text does not decide
+LONG_BLOCK_BYTES = 4096  # of the text beyond `SHORT_BYTES`: a quarter of the text before it, or less
 
-MAX_TABLE_BLOCKS = 65_536  # the blocks that a backend remembers: 32 MiB of prompts in some 13 MB of memory
+SHORT_BYTES = 16 * 1024
 
-DIGEST_BYTES = 16
+MAX_PROMPT_BYTES = 256 * 1024  # later text does not decide
+
+BLOCK_ENDS = (
+    *range(BLOCK_BYTES, SHORT_BYTES + 1, BLOCK_BYTES),
+    *range(SHORT_BYTES + LONG_BLOCK_BYTES, MAX_PROMPT_BYTES + 1, LONG_BLOCK_BYTES),
+)  # fmt: skip
+
+MAX_TABLE_BLOCKS = 65_536  # the blocks that a backend remembers: at least 700 long prompts, in 10 MB of memory
 
 PROMPT_KEYS = ("tools", "functions", "system", "instructions", "messages", "input", "prompt")  # in the providers' order
 
@@ -47,36 +54,22 @@ def prefix_blocks(call: Call, tenant: str) -> list[bytes]:
         return []
     given = call.body.get("prompt_cache_key")
     key = given if isinstance(given, str) and given else None
-    root = blake2b(orjson.dumps([tenant, call.model, key]), digest_size=DIGEST_BYTES)
+    root = sha256(orjson.dumps([tenant, call.model, key]))
     digests = [] if key is None else [root.digest()]
-    text = memoryview(_prompt_bytes(call.body))
-    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        root.update(text[start : start + BLOCK_BYTES])
+    text, start = memoryview(_prompt_bytes(call.body)), 0
+    for end in BLOCK_ENDS:
+        if end >= len(text):  # the last byte closes a list, or a text, which a longer prompt continues
+            break
+        root.update(text[start:end])
         digests.append(root.digest())
+        start = end
     return digests
 
 
 def _prompt_bytes(body: Mapping[str, Any]) -> bytes:
-    """Return the beginning of the prompt as bytes. A prompt with more turns begins with the same bytes."""
-    pieces, size, limit = [], 0, BLOCK_BYTES * MAX_PROMPT_BLOCKS
-    for piece in _pieces(body):
-        data = orjson.dumps(piece, default=str)
-        if b'"cache_control":' in data:
-            data = _MARK.sub(b"", data)
-        pieces.append(data)
-        size += len(data) + 1
-        if size >= limit:
-            break
-    return b"\n".join(pieces)[:limit]
-
-
-def _pieces(body: Mapping[str, Any]) -> Iterator[Any]:
-    for key in PROMPT_KEYS:
-        value = body.get(key)
-        if isinstance(value, list):
-            yield from value
-        elif value:
-            yield value
+    """Return the prompt as JSON. A prompt with more turns begins with the same bytes, except for the last one."""
+    text = b"".join([orjson.dumps(value, default=str) for key in PROMPT_KEYS if (value := body.get(key))])
+    return _MARK.sub(b"", text) if b'"cache_control":' in text else text
 
 
 class PrefixTable:
