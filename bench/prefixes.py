@@ -12,7 +12,7 @@ import asyncio
 import random
 import selectors
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,8 @@ PARALLEL = 16  # calls that a server runs at the same time
 APPLICATIONS = (9, 4, 2, 1)  # shares of the conversations
 SYSTEM_TOKENS = 1_500
 TURNS = (2, 12)
+SHARED = "one cache for all"  # the bound: the servers share one cache that has the memory of all
+BALANCERS = ("round robin", "least load", "conversation", "prefix", SHARED)
 WORDS = [f"w{i}" for i in range(3_000)]
 
 
@@ -134,6 +136,12 @@ class Measured:
         cached, fresh = counted.get(("main", "cached"), 0.0), counted.get(("main", "uncached"), 0.0)
         return cached / (cached + fresh)
 
+    @property
+    def moved(self) -> str:
+        """The share of the calls that left the upstream with their longest prefix; empty for other balancers."""
+        picks = {outcome: count for (_, outcome), count in self.telemetry.prefix_picks.values.items()}
+        return f"{picks.get('moved', 0.0) / sum(picks.values()):.1%}" if picks else ""
+
     def ttft_s(self, share: float) -> float:
         return sorted(self.first_tokens_s)[int(share * len(self.first_tokens_s))]
 
@@ -185,7 +193,7 @@ def balancer(kind: str, servers: Sequence[ModelServer], clock: SimulatedTime, be
         return UpstreamPool("main", upstreams, clock, bench.telemetry, rules, random.Random(seed).random)
 
     if kind != "round robin":
-        return pool(list(enumerate(servers)), "off" if kind == "least load" else kind).call
+        return pool(list(enumerate(servers)), kind if kind in ("conversation", "prefix") else "off").call
     pools, count = [pool([(i, server)], "off") for i, server in enumerate(servers)], iter(range(1 << 30))
     return lambda request: pools[next(count) % len(pools)].call(request)
 
@@ -204,9 +212,9 @@ def run(kind: str, talks: Sequence[Conversation], rate: float, servers: int, mem
             await send(request_of(messages, clock))
 
     async def everything() -> None:
-        send = balancer(
-            kind, [ModelServer(PrefixCache(memory), bench, clock) for _ in range(servers)], clock, bench, seed
-        )
+        shared = PrefixCache(servers * memory)
+        members = [ModelServer(shared if kind == SHARED else PrefixCache(memory), bench, clock) for _ in range(servers)]
+        send = balancer(kind, members, clock, bench, seed)
         begins, talking = 0.0, []
         for conversation in talks:
             begins += draw.expovariate(rate)
@@ -252,21 +260,15 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=300)
     given = parser.parse_args()
     talks = conversations(given.conversations, random.Random(given.seed))
-    print("| servers | cache, tokens | balancer | prefix tokens from the cache | TTFT p50 ms | TTFT p95 ms |")
-    print("|---|---|---|---|---|---|")
+    print("| servers | cache, tokens | balancer | prefix tokens from the cache | TTFT p50 ms | TTFT p95 ms | moved |")
+    print("|---|---|---|---|---|---|---|")
     for servers, rate, memory in ((2, 1.0, 40_000), (2, 1.0, 120_000), (4, 2.0, 40_000)):
-        for kind in ("round robin", "least load", "conversation", "prefix"):
+        for kind in BALANCERS:
             bench = run(kind, talks, rate, servers, memory, given.seed)
             print(
-                f"| {servers} | {memory:,} | {kind} | {bench.hit_rate:.1%} "
-                f"| {1000 * bench.ttft_s(0.5):.0f} | {1000 * bench.ttft_s(0.95):.0f} |"
+                f"| {servers} | {memory:,} | {kind} | {bench.hit_rate:.1%} | {1000 * bench.ttft_s(0.5):.0f} "
+                f"| {1000 * bench.ttft_s(0.95):.0f} | {bench.moved} |"
             )
-            picks: Counter[str] = Counter()
-            for (_, outcome), number in bench.telemetry.prefix_picks.values.items():
-                picks[outcome] += int(number)
-            if picks:
-                total = sum(picks.values())
-                print("<!-- " + ", ".join(f"{name} {n / total:.1%}" for name, n in picks.most_common()) + " -->")
     print("\n| prompt | us a choice |\n|---|---|")
     for size in (2_000, 20_000, 200_000):
         print(f"| {size // 1000} kB | {pick_cost_us(size):.0f} |")

@@ -135,8 +135,10 @@ def pick(
     key: bytes | None = None,
     preferred: str | None = None,
 ) -> int:
-    """Return the index of the candidate named `preferred` while it is within the bound; else the one of the sticky
-    `key`; without a key, the one of two choices."""
+    """Return the index of the candidate named `preferred` while it is within the bound.
+
+    Otherwise the sticky `key` decides; without a key, two choices do.
+    """
     if preferred is not None and (index := first_within_bound((preferred,), candidates)) is not None:
         return index
     return power_of_two_choices(candidates, rng) if key is None else sticky(key, candidates)

@@ -3,7 +3,7 @@
 A prompt is cut into blocks, in the order in which providers read it: tools, system prompt, messages. The digest of a
 block covers the text from the beginning to the end of the block. Two prompts with an equal digest therefore share that
 prefix. The digests also cover the tenant and the model. So the upstream of one tenant's call says nothing about the
-prompts of another tenant, and a prompt of one model attracts no call of another model.
+prompts of another tenant. A prompt of one model attracts no call of another model.
 """
 
 from __future__ import annotations
