@@ -233,10 +233,11 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
             return Inspection(Admission.CUT, 0, 0)
         body = assemble_body(operation, payload) if streamed else orjson.loads(payload[0])
         usage = body.get("usage") or {}
+        details = usage.get("prompt_tokens_details")
         tokens = (
             int(usage.get("prompt_tokens") or 0),
             int(usage.get("completion_tokens") or 0),
-            cached_tokens(usage.get("prompt_tokens_details")),
+            cached_tokens(details) if details else 0,
         )
         if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
@@ -301,7 +302,7 @@ def text(operation: str, whole: bytes) -> str | None:
 
 def cached_tokens(details: Any) -> int:
     """Return the tokens from the prompt cache that the details of a usage report; 0 if they report none."""
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return cached if isinstance(cached, int) and cached > 0 else 0
 
 

@@ -286,6 +286,8 @@ class _EntryReader:
             own = self._params.key(key)
             told = own if own.given else self._info.key(key)
             dollars = told.number()
+            if ours == "cached_input_per_million" and (dollars or 0) * 1e6 > price.get("input_per_million", 0):
+                continue  # `PriceConfig` refuses it
             if dollars is not None and dollars <= 1:
                 price[ours] = round(dollars * 1e6, 6)
                 told.carried(f"price.{ours}: {price[ours]:g}")
