@@ -20,8 +20,8 @@ from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.triton import free_ports
+from tests.fixtures.upstream import USAGE, Upstream, completion, serving, stream
 from tests.fixtures.upstream import Answer as Script
-from tests.fixtures.upstream import Upstream, completion, serving, stream
 from tests.fixtures.waiting import until
 
 TWO_TIERS = NO_CACHE.replace("{backend: main}", "{light: main, large: other, escalate_above: 1.0}")
@@ -413,6 +413,13 @@ async def test_cached_input_tokens_are_counted(upstreams: list[Upstream], tmp_pa
         for _ in range(2):
             assert (await served.chat("hi")).status == 200
         assert served.gateway.parts.telemetry.input_tokens.values == {("main", "cached"): 120, ("main", "uncached"): 80}
+
+
+async def test_input_tokens_of_a_stream_are_counted_at_its_end(upstreams: list[Upstream], tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, main(upstreams, sticky="prefix")), NO_CACHE) as served:
+        assert (await served.chat("hi", stream=True, stream_options={"include_usage": True})).status == 200
+        counted = served.gateway.parts.telemetry.input_tokens.values
+        assert counted == {("main", "cached"): 0, ("main", "uncached"): USAGE["prompt_tokens"]}
 
 
 async def test_model_names_are_mapped(upstreams: list[Upstream], tmp_path: Path) -> None:
