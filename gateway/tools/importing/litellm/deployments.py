@@ -277,7 +277,7 @@ class _EntryReader:
             yield "max_concurrency", concurrency or self._defaults.concurrency or 1
 
     def _price(self) -> dict[str, Any]:
-        price = {}
+        price: dict[str, float] = {}
         for key, ours in (
             ("input_cost_per_token", "input_per_million"),
             ("output_cost_per_token", "output_per_million"),
