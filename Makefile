@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -132,6 +132,9 @@ bench-index: $(STAMP)  ## measure the index at 10,000, 100,000 and 1,000,000 ent
 
 bench-milvus: milvus  ## compare an index in Milvus Lite with FAISS (10 minutes)
 	@$(BIN)/python -m bench.milvus
+
+bench-prefixes: $(STAMP)  ## measure the hit rate of simulated prefix caches by balancer, and the cost of a choice (20 seconds)
+	@$(BIN)/python -m bench.prefixes
 
 bench-hedging: $(STAMP)  ## measure tail latency with and without hedges, and their cost (3 minutes)
 	@$(BIN)/python -m bench.hedging

@@ -102,7 +102,8 @@ class RequestContext:
         "stale_available", "gathering", "claim", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
-        "complexity", "wish", "outlook", "light_only", "metered", "overloaded", "preferred_upstream", "called_upstream",
+        "complexity", "wish", "outlook", "light_only", "metered", "overloaded", "preferred_upstream", "pinned_upstream",
+        "called_upstream",
     )  # fmt: skip
 
     def __init__(
@@ -196,9 +197,8 @@ class RequestContext:
         self.metered = False  # its cost is counted, so the backend has to report usage
         # the gateway is at `server.max_inflight`: it answers only what it can answer without waiting
         self.overloaded = False
-        self.preferred_upstream: str | None = (
-            None  # the address to call, if the backend has several and it is in service
-        )
+        self.preferred_upstream: str | None = None  # the address that its session prefers while it is not overloaded
+        self.pinned_upstream: str | None = None  # the address to call while it is in service: it waits for a tool result
         self.called_upstream: str | None = None  # the address called last, if the backend has several
 
     @property

@@ -126,6 +126,7 @@ class Usage:
     backend: str
     input_tokens: int
     output_tokens: int
+    cached_tokens: int = 0  # input tokens that the backend read from its prompt cache
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -456,6 +457,7 @@ class Inspection:
     admission: Admission
     input_tokens: int  # 0 if the answer does not tell
     output_tokens: int
+    cached_tokens: int = 0  # input tokens that the backend read from its prompt cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -700,6 +702,12 @@ class Price:
 
     input_per_million: float = 0.0
     output_per_million: float = 0.0
+    cached_input_per_million: float | None = None  # None: cached input costs as much as other input
 
-    def of(self, input_tokens: int, output_tokens: int) -> float:
-        return (input_tokens * self.input_per_million + output_tokens * self.output_per_million) / 1e6
+    def of(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
+        """Return the dollars of a call. `cached_tokens` are those of `input_tokens` that a prompt cache supplied."""
+        dollars = input_tokens * self.input_per_million + output_tokens * self.output_per_million
+        if cached_tokens and self.cached_input_per_million is not None:
+            discount = self.input_per_million - self.cached_input_per_million
+            dollars -= min(cached_tokens, input_tokens) * discount
+        return dollars / 1e6

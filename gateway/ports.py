@@ -642,10 +642,11 @@ class Translated(Protocol):
 class Translation(Protocol):
     """A translation from one dialect to another."""
 
-    def __call__(self, call: Call, *, model: str | None, created: int) -> Translated:
+    def __call__(self, call: Call, *, model: str | None, created: int, cache_control: bool = False) -> Translated:
         """Translate a call. Raise `BadRequest` if the other dialect cannot express it.
 
-        `model`: the name at the backend; None: the client's name. `created`: seconds since the epoch.
+        `model`: the name at the backend; None: the client's name. `created`: seconds since the epoch. `cache_control`:
+        the backend understands Anthropic's marks for the prompt cache.
         """
 
 

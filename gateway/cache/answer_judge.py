@@ -111,7 +111,7 @@ class AnswerJudge:
             return NO_VERDICT
         payload = (response.body.data,)
         inspection = self._dialect.inspect(call, payload, False)
-        cost = self._prices[name].of(inspection.input_tokens, inspection.output_tokens)
+        cost = self._prices[name].of(inspection.input_tokens, inspection.output_tokens, inspection.cached_tokens)
         return parse_verdict(self._dialect.answer_text(call, payload, False)), cost
 
 

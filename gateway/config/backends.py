@@ -132,9 +132,9 @@ ModelMap = Annotated[Mapping[Text, Text], BeforeValidator(_models)]
 """Globs of the names that clients send -> the name that goes upstream; the first match decides."""
 
 Sticky = Annotated[
-    Literal["off", "conversation", "user"],
-    one_of("off", "conversation", "user"),
-    WithJsonSchema({"enum": ["off", "conversation", "user", False]}),
+    Literal["off", "conversation", "user", "prefix"],
+    one_of("off", "conversation", "user", "prefix"),
+    WithJsonSchema({"enum": ["off", "conversation", "user", "prefix", False]}),
 ]
 """The calls that stay on one upstream, which has their KV cache."""
 
@@ -199,6 +199,18 @@ class PriceConfig(Section):
     """US dollars for a million input tokens."""
     output_per_million: _Dollars = 0.0
     """US dollars for a million output tokens."""
+    cached_input_per_million: _Dollars | None = None
+    """US dollars for a million input tokens that the backend reads from its prompt cache, at most `input_per_million`.
+    Without it they cost as much as other input."""
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        cached, fresh = given.get("cached_input_per_million"), given.get("input_per_million", 0)
+        if isinstance(cached, int | float) and isinstance(fresh, int | float) and cached > fresh:
+            yield Problem(
+                "cached_input_per_million",
+                f"is {cached:g} and input_per_million is {fresh:g}, expected at most the price of other input",
+            )
 
 
 class Tensors(Section):
@@ -245,9 +257,13 @@ class OpenAIBackendConfig(Section):
     tenant_share: PositiveShare = 0.5
     """The share of the calls in flight that one tenant may have while calls of others wait. Streamed uploads and
     WebSockets of one tenant never exceed it."""
+    cache_control: Switch = False
+    """For `openai`, `on`: the endpoint understands Anthropic's `cache_control`, as OpenRouter and LiteLLM do. The marks
+    of Anthropic clients go upstream. `off`: they are left out, because OpenAI and others refuse unknown fields."""
     sticky: Sticky = "off"
     """`conversation`: all turns of a conversation go to one upstream, which has their KV cache. `user`: all calls of an
-    end user do."""
+    end user do. `prefix`: a call goes to the upstream that saw the longest prefix of its prompt, until the load of that
+    upstream is twice the least."""
     retries: Retries = Field(default_factory=Retries)
     """How often a call is sent again before its first byte."""
     hedge: HedgeOrOff = None

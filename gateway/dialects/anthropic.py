@@ -93,7 +93,7 @@ def _decisive(body: dict[str, Any], *, marked: bool) -> Decisive:
     """Return what decides the response. `marked`: the body may have prompt-cache marks, which do not decide it."""
     decisive = {key: value for key, value in body.items() if key not in NON_DECISIVE}
     if marked:
-        decisive = _without_cache_marks(decisive)
+        decisive = without_cache_marks(decisive)
     question, context, no_question = _question(decisive)
     return Decisive(
         orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS),
@@ -143,7 +143,7 @@ def _check_content(content: Any, where: str) -> None:
             raise invalid_field(f"{where}[{i}].text", "a string", block.get("text", ABSENT))
 
 
-def _without_cache_marks(body: Mapping[str, Any]) -> dict[str, Any]:
+def without_cache_marks(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body without the marks for Anthropic's prompt cache, which affect the price and not the response.
 
     They are removed only where the protocol defines them: in a tool's input or a schema the key may mean anything.

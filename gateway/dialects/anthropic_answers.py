@@ -175,7 +175,8 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
     """Return whether the response is complete enough to be stored, and its token counts."""
     try:
         body = assemble_message(payload) if streamed else orjson.loads(payload[0])
-        tokens = count_tokens(body.get("usage") or {})
+        usage = body.get("usage") or {}
+        tokens = *count_tokens(usage), int(usage.get("cache_read_input_tokens") or 0)
         if body.get("type") == "error":
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if streamed and not _is_complete(payload):

@@ -233,7 +233,12 @@ def inspect(operation: str, payload: Sequence[bytes], streamed: bool) -> Inspect
             return Inspection(Admission.CUT, 0, 0)
         body = assemble_body(operation, payload) if streamed else orjson.loads(payload[0])
         usage = body.get("usage") or {}
-        tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        details = usage.get("prompt_tokens_details")
+        tokens = (
+            int(usage.get("prompt_tokens") or 0),
+            int(usage.get("completion_tokens") or 0),
+            cached_tokens(details) if details else 0,
+        )
         if body.get("error") is not None:
             return Inspection(Admission.ERROR_STATUS, *tokens)
         if operation == "embeddings":
@@ -293,6 +298,12 @@ def text(operation: str, whole: bytes) -> str | None:
                 return None
             texts = [message["content"] for message in messages]
         return "\n\n".join(texts) if texts and all(isinstance(said, str) and said for said in texts) else None
+
+
+def cached_tokens(details: Any) -> int:
+    """Return the tokens from the prompt cache that the details of a usage report; 0 if they report none."""
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return cached if isinstance(cached, int) and cached > 0 else 0
 
 
 def is_usage_chunk(data: bytes) -> bool:

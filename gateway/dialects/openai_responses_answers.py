@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.conversation import split_pieces
-from gateway.dialects.openai_answers import DONE, reading
+from gateway.dialects.openai_answers import DONE, cached_tokens, reading
 from gateway.dialects.sse import encode_event
 from gateway.errors import MalformedResponse
 from gateway.messages import Admission, Event, Inspection, Token
@@ -242,7 +242,11 @@ def inspect(payload: Sequence[bytes], streamed: bool) -> Inspection:
             return Inspection(Admission.ERROR_STATUS, 0, 0)
         body = _response(payload) if streamed else orjson.loads(payload[0])
         usage = body.get("usage") or {}
-        tokens = int(usage.get("input_tokens") or 0), int(usage.get("output_tokens") or 0)
+        tokens = (
+            int(usage.get("input_tokens") or 0),
+            int(usage.get("output_tokens") or 0),
+            cached_tokens(usage.get("input_tokens_details")),
+        )
         return Inspection(_admission(body), *tokens)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):  # orjson's errors are ValueErrors
         return Inspection(Admission.MALFORMED, 0, 0)

@@ -240,6 +240,14 @@ class BackendMetrics:
             "Calls sent again, or not sent again for lack of time or budget",
             ("backend", "outcome"),
         )
+        self.input_tokens = Counter(
+            "nearhit_input_tokens_total",
+            "Input tokens that answers report, by whether the backend's prompt cache supplied them",
+            ("backend", "source"),
+        )
+        self.prefix_picks = Counter(
+            "nearhit_prefix_picks_total", "Upstreams picked by the prefix of the prompt", ("backend", "outcome")
+        )
         self.hedges = Counter("nearhit_hedges_total", "Second requests sent to another upstream", ("outcome",))
         self.model_reloads = Counter("nearhit_model_reloads_total", "Reloads of dead models", ("backend", "outcome"))
 

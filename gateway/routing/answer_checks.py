@@ -105,7 +105,7 @@ class Grader:
             return None, ()
         payload = (response.body.data,)
         seen = call.dialect.inspect(call, payload, False)
-        usage = Usage(name, seen.input_tokens, seen.output_tokens)
+        usage = Usage(name, seen.input_tokens, seen.output_tokens, seen.cached_tokens)
         return parse_grade(call.dialect.answer_text(call, payload, False)), (usage,)
 
 
@@ -183,9 +183,8 @@ class AnswerChecks:
             return Sample(None, None)
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
         text = call.dialect.answer_text(call, answer.payload, answer.streamed)
-        return Sample(
-            text if seen.admission is Admission.STORED else None, Usage(backend, seen.input_tokens, seen.output_tokens)
-        )
+        usage = Usage(backend, seen.input_tokens, seen.output_tokens, seen.cached_tokens)
+        return Sample(text if seen.admission is Admission.STORED else None, usage)
 
     async def _compare(self, call: Call, owner: str, a: str, b: str | None) -> Label:
         if b is None:

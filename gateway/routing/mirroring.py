@@ -133,7 +133,7 @@ class Mirroring:
         if answer is None:
             return "error"
         seen = call.dialect.inspect(call, answer.payload, answer.streamed)
-        cost = self._prices[copy.rule.backend].of(seen.input_tokens, seen.output_tokens)
+        cost = self._prices[copy.rule.backend].of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
         self._telemetry.shadow_cost.add(request.route, amount=cost)
         shadow_answer = call.dialect.answer_text(call, answer.payload, answer.streamed)
         if shadow_answer is None or served is None:

@@ -97,10 +97,12 @@ class RouteSessions:
         session: Session,
         in_time: Callable[[str], bool],
     ) -> Decision:
-        """Return the decision as the session changes it, and set the request's preferred upstream."""
+        """Return the decision as the session changes it, and set the upstream that the request prefers."""
         decision = hold(decision, target, session, self._settings.idle_s, self._clock.monotonic(), in_time)
         held = decision.held
-        if held is not None and (self._settings.upstream or session.bound):
+        if held is not None and session.bound:
+            request.pinned_upstream = held.upstream
+        elif held is not None and self._settings.upstream:
             request.preferred_upstream = held.upstream
         return decision
 

@@ -105,7 +105,7 @@ class TierAudits:
             return None
         assert request.call is not None
         seen = request.call.dialect.inspect(request.call, answer.payload, answer.streamed)
-        cost = self._prices[name].of(seen.input_tokens, seen.output_tokens)
+        cost = self._prices[name].of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
         self._calls.record_cost(request.route, self._prices[name].of(light.input_tokens, light.output_tokens), cost)
         if admit_response(AdmissionRules(tools=True), seen, cost) is not Admission.STORED:
             return None

@@ -359,7 +359,11 @@ def _build_inputs(
     for pool in pools.values():
         stack.push_async_callback(pool.close)
     start_model_care(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
-    prices = {n: Price(b.price.input_per_million, b.price.output_per_million) for n, b in config.backends.items()}
+    prices = {
+        name: Price(price.input_per_million, price.output_per_million, price.cached_input_per_million)
+        for name, backend in config.backends.items()
+        if (price := backend.price)
+    }
     return PartsInputs(
         config=config,
         environ=environ,

@@ -142,9 +142,10 @@ class RateLimit:
         dollars = max(price.of(input_count, output_count) for price in self._dearest)
         return CostEstimate(input_count + output_count, round(dollars * MICROS))
 
-    def _cost(self, backend: str | None, input_count: int, output_count: int) -> CostEstimate:
+    def _cost(self, backend: str | None, input_count: int, output_count: int, cached_count: int = 0) -> CostEstimate:
         price = self._prices.get(backend or self._largest.backend, Price())
-        return CostEstimate(input_count + output_count, round(price.of(input_count, output_count) * MICROS))
+        dollars = price.of(input_count, output_count, cached_count)
+        return CostEstimate(input_count + output_count, round(dollars * MICROS))
 
     def _forward_counted(self, call: Call | None, response: Response, account: _Account) -> Response:
         """Close the account when the answer is over."""
@@ -174,7 +175,9 @@ class RateLimit:
         return replace(response, body=EventStream(with_observer(body.events, StreamObserver(saw, on_close=on_end))))
 
     def _sum_costs(self, usages: Sequence[Usage]) -> CostEstimate:
-        costs = [self._cost(usage.backend, usage.input_tokens, usage.output_tokens) for usage in usages]
+        costs = [
+            self._cost(usage.backend, usage.input_tokens, usage.output_tokens, usage.cached_tokens) for usage in usages
+        ]
         return CostEstimate(sum(cost.tokens for cost in costs), sum(cost.micros for cost in costs))
 
     def _actual_cost(
@@ -188,7 +191,7 @@ class RateLimit:
             input_count, output_count = input_tokens(call), 0 if call.operation == "embeddings" else token_estimate
         if call.operation != "embeddings":
             self._typical.saw(output_count)
-        return self._cost(backend, input_count, output_count)
+        return self._cost(backend, input_count, output_count, inspection.cached_tokens)
 
 
 def _without_shares(limits: Sequence[Limits]) -> list[Limits]:

@@ -331,9 +331,10 @@ class StoreResponse:
     def _cost(self, origin: Provenance, inspection: Inspection) -> float:
         """Return the cost in dollars of all calls that were made for the answer."""
         price = self._prices.get(origin.backend or "", UNPRICED)
-        dollars = price.of(inspection.input_tokens, inspection.output_tokens)
+        dollars = price.of(inspection.input_tokens, inspection.output_tokens, inspection.cached_tokens)
         for usage in origin.beside:
-            dollars += self._prices.get(usage.backend, UNPRICED).of(usage.input_tokens, usage.output_tokens)
+            price = self._prices.get(usage.backend, UNPRICED)
+            dollars += price.of(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
         return dollars
 
     def _refuse(self, request: RequestContext, admission: Admission) -> None:

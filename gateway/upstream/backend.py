@@ -20,8 +20,9 @@ from gateway.ports import Clock
 from gateway.upstream.hedging import HedgeAttempt as AttemptResult
 from gateway.upstream.hedging import HedgeRules, Hedging
 from gateway.upstream.latency import CONFIDENCE, CallFeatures
-from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, power_of_two_choices, sticky, sticky_key
+from gateway.upstream.load_balancer import UNKNOWN_S, LoadCandidate, Sticky, pick, sticky_key
 from gateway.upstream.outlier_detection import is_outlier, may_eject
+from gateway.upstream.prefix_affinity import PrefixTable, pick_warm, prefix_blocks
 from gateway.upstream.retry import (
     Outcome,
     RetryBudget,
@@ -61,6 +62,7 @@ class BackendRules:
     retry_share: float = 0.2  # retries as a share of the calls
     attempts: int = 2  # attempts of one call, the first one included
     hedge: HedgeRules | None = None
+    counts_cached: bool = False  # input tokens are counted, with those from the prompt cache
     total_s: float = math.inf  # `timeouts.total`: for all calls of a request, counted from the first one to any backend
 
 
@@ -89,7 +91,8 @@ class UpstreamPool:
         # The common case is one upstream: there is nothing to choose.
         self.single = self.endpoints[0] if len(self.endpoints) == 1 else None
         for endpoint in self.endpoints:
-            endpoint.is_compared = self.single is None
+            endpoint.is_compared, endpoint.counts_input = self.single is None, rules.counts_cached
+        self._prefixes = PrefixTable() if rules.sticky == "prefix" and self.single is None else None
         hedge = rules.hedge if len(self.endpoints) > 1 else None
         self._hedging = None if hedge is None else Hedging(hedge, self.endpoints, clock, telemetry)
 
@@ -269,7 +272,8 @@ class UpstreamPool:
             endpoint,
             request,
             delay_s,
-            lambda others: self._pick(request, others, self._clock.monotonic()),
+            # The next turn goes to the upstream of the first attempt: a hedge is usually cancelled.
+            lambda others: self._pick(request, others, self._clock.monotonic(), remember=False),
         )
 
     def _pick_first(self, request: RequestContext, now: float) -> Upstream:
@@ -282,10 +286,10 @@ class UpstreamPool:
             soonest = min(endpoint.retry_after_s(request.tenant, now) for endpoint in self.endpoints)
             self._telemetry.backend_requests.add(self.name, "rate_limited")
             raise RateLimited(f"backend '{self.name}' is at its rate limit", max(1, math.ceil(soonest)))
-        preferred = request.preferred_upstream
-        if preferred is not None:
+        pinned = request.pinned_upstream
+        if pinned is not None:
             for endpoint in in_service(available, now):
-                if endpoint.upstream.address == preferred:
+                if endpoint.upstream.address == pinned:
                     return endpoint
         ready = [endpoint for endpoint in available if endpoint.breaker.ready(now)]
         probes = [endpoint for endpoint in ready if endpoint.breaker.state(now) is BreakerState.HALF_OPEN]
@@ -312,9 +316,24 @@ class UpstreamPool:
             else None
         )
 
-    def _pick(self, request: RequestContext, endpoints: Sequence[Upstream], now: float) -> Upstream:
-        if len(endpoints) == 1:
-            return endpoints[0]
+    def _pick(
+        self, request: RequestContext, endpoints: Sequence[Upstream], now: float, *, remember: bool = True
+    ) -> Upstream:
+        """Choose one of `endpoints`. `remember`: later prompts with the same prefix prefer it."""
+        call, prefixes = request.call, self._prefixes
+        blocks = [] if call is None or prefixes is None else prefix_blocks(call, request.tenant)
+        if not blocks or prefixes is None:
+            return endpoints[0] if len(endpoints) == 1 else self._pick_by_load(request, endpoints, now)
+        candidates = [
+            LoadCandidate(endpoint.upstream.address, endpoint.load, endpoint.upstream.weight) for endpoint in endpoints
+        ]
+        index, outcome = pick_warm(blocks, prefixes.names(blocks), candidates, request.preferred_upstream)
+        if remember:
+            prefixes.record(blocks, candidates[index].name)
+            self._telemetry.prefix_picks.add(self.name, outcome)
+        return endpoints[index]
+
+    def _pick_by_load(self, request: RequestContext, endpoints: Sequence[Upstream], now: float) -> Upstream:
         paces = [endpoint.pace_of(request.call) for endpoint in endpoints]
         best = min((p.seconds for p in paces if p is not None and p.seconds is not None), default=UNKNOWN_S)
         expected = [best if pace is None else pace.expected(best, now) for pace in paces]
@@ -323,7 +342,7 @@ class UpstreamPool:
             for endpoint, seconds in zip(endpoints, expected, strict=True)
         ]
         key = sticky_key(request.call, request.tenant, self._rules.sticky) if request.call is not None else None
-        return endpoints[power_of_two_choices(candidates, self._rng) if key is None else sticky(key, candidates)]
+        return endpoints[pick(candidates, self._rng, key=key, preferred=request.preferred_upstream)]
 
     def _retry_target(self, outcome: Outcome, endpoint: Upstream, request: RequestContext) -> RetryTarget:
         if failed(outcome):

@@ -56,7 +56,8 @@ def _rules(section: BackendSection) -> BackendRules:
     if isinstance(section, OnnxBackendConfig):
         return BackendRules(attempts=1, total_s=total_s)  # a retry on the same machine would fail again
     hedge = None if section.hedge is None else HedgeRules(section.hedge.after, section.hedge.budget)
-    return BackendRules(section.sticky, section.retries.budget, section.retries.attempts, hedge, total_s)
+    counts_cached = section.sticky == "prefix" or section.price.cached_input_per_million is not None
+    return BackendRules(section.sticky, section.retries.budget, section.retries.attempts, hedge, counts_cached, total_s)
 
 
 def _upstreams(
@@ -102,6 +103,7 @@ def _http(
         clock=clock,
         adaptive=section.adaptive,
         tenant_share=section.tenant_share,
+        cache_control=section.cache_control,
     )
     own_account = api_key is not None or not passthrough
     batched = batching(backend, section, clock, shared=own_account)

@@ -105,7 +105,8 @@ ENCODINGS = frozenset({"accept-encoding", "content-encoding"})
 class HttpBackend(LimitedBackend):
     """`HttpBackend` calls one HTTP endpoint that speaks the dialect `speaks`.
 
-    `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them.
+    `forward_credentials`: the client's credentials go upstream, unless `api_key` replaces them. `cache_control`: marks
+    for the prompt cache go upstream in translated requests.
     """
 
     http = True
@@ -126,6 +127,7 @@ class HttpBackend(LimitedBackend):
         clock: Clock,
         adaptive: bool = True,
         tenant_share: float = 0.5,
+        cache_control: bool = False,
     ) -> None:
         self.name = name
         self.speaks = speaks
@@ -142,6 +144,7 @@ class HttpBackend(LimitedBackend):
         self._response_filter = HeaderFilter(RESPONSE_EXCLUDED, prefix=GATEWAY_PREFIX)
         self._timeouts = timeouts
         self._clock = clock
+        self._cache_control = cache_control
         super().__init__(
             ConcurrencyLimiter(
                 name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
@@ -244,7 +247,12 @@ class HttpBackend(LimitedBackend):
             raise BadRequest(
                 f"backend '{self.name}' speaks {self.speaks}, but {call.dialect.name} has no translation to it"
             )
-        return translation(call, model=self._models.upstream_name(call.model), created=int(self._clock.wall()))
+        return translation(
+            call,
+            model=self._models.upstream_name(call.model),
+            created=int(self._clock.wall()),
+            cache_control=self._cache_control,
+        )
 
     async def _websocket(self, request: RequestContext) -> Response | None:
         """Open a WebSocket, or return the endpoint's refusal. None: it ignores the upgrade, as it may (RFC 9110 section

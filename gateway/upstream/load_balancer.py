@@ -1,4 +1,4 @@
-"""Choose an upstream by power of two choices with peak EWMA, or by a sticky key. Pure.
+"""Choose an upstream by power of two choices with peak EWMA, by a sticky key, or by preference. Pure.
 
 - *Power of two choices*: draw two upstreams at random and take the cheaper one (Mitzenmacher, "The Power of Two Choices
   in Randomized Load Balancing", 2001). The cost is the expected time of a call times the calls in flight: peak EWMA,
@@ -6,12 +6,14 @@
 - *Sticky*: the same key goes to the same upstream, by weighted rendezvous hashing (Thaler and Ravishankar 1998;
   weights: Schindelhauer and Schomaker 2005). An upstream that has more than its share of the calls is skipped
   (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018).
+- *Preferred*: an upstream that has something which the call needs is taken until its load is twice the least.
+  `prefix_affinity` finds the one with the KV cache of the prompt.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -21,7 +23,7 @@ import orjson
 from gateway.messages import Call
 
 # The sticky key says which calls belong together, so that the second one finds the first one's KV cache. Pure.
-Sticky = Literal["off", "conversation", "user"]
+Sticky = Literal["off", "conversation", "user", "prefix"]
 
 OPENING_CHARACTERS = 1024  # of a prompt that is not a conversation; later text varies
 
@@ -34,9 +36,10 @@ def sticky_key(call: Call, tenant: str, sticky: Sticky) -> bytes | None:
     """Return the sticky key of a call; None: any upstream will do.
 
     `user`: the tenant and the end user that the body names. `conversation`: also the model, the system prompt and the
-    messages up to the first user message, which every later request of the conversation repeats.
+    messages up to the first user message, which every later request of the conversation repeats. `prefix` has no key:
+    see `prefix_affinity`.
     """
-    if sticky == "off" or call.operation == "embeddings":
+    if sticky in ("off", "prefix") or call.operation == "embeddings":
         return None
     parts: list[Any] = [tenant, call.user]
     if sticky == "conversation":
@@ -62,6 +65,8 @@ MIN_COST_S = 0.001  # shorter times count as this, so that the load decides and 
 
 # times the mean load, as in Google's and Vimeo's balancers; 1 moves too many keys, 2 hardly bounds
 BOUNDED_LOAD_FACTOR = 1.25
+
+PREFERRED_LOAD_FACTOR = 2  # times the least load: a cached prefix saves more than the wait behind one more call
 
 
 class PeakEwma:
@@ -123,6 +128,37 @@ class LoadCandidate:
         return max(MIN_COST_S, self.expected_s) * (self.load + 1) / self.weight
 
 
+def pick(
+    candidates: Sequence[LoadCandidate],
+    rng: Callable[[], float],
+    *,
+    key: bytes | None = None,
+    preferred: str | None = None,
+) -> int:
+    """Return the index of the candidate named `preferred` while it is within the bound.
+
+    Otherwise the sticky `key` decides; without a key, two choices do.
+    """
+    if preferred is not None and (index := first_within_bound((preferred,), candidates)) is not None:
+        return index
+    return power_of_two_choices(candidates, rng) if key is None else sticky(key, candidates)
+
+
+def first_within_bound(names: Iterable[str], candidates: Sequence[LoadCandidate]) -> int | None:
+    """Return the index of the first named candidate whose load is at most twice the least; None if there is none.
+
+    Loads count the call that is to be placed, and are divided by the weights.
+    """
+    loads = [(candidate.load + 1) / candidate.weight for candidate in candidates]
+    bound = PREFERRED_LOAD_FACTOR * min(loads)
+    index_of = {candidate.name: i for i, candidate in enumerate(candidates)}
+    for name in names:
+        index = index_of.get(name)
+        if index is not None and loads[index] <= bound:
+            return index
+    return None
+
+
 def power_of_two_choices(candidates: Sequence[LoadCandidate], rng: Callable[[], float]) -> int:
     """Return the index of the cheaper one of two different candidates that `rng`, in [0, 1), draws.
 
@@ -144,12 +180,17 @@ def sticky(key: bytes, candidates: Sequence[LoadCandidate]) -> int:
     """
     total = sum(candidate.load for candidate in candidates) + 1
     weights = sum(candidate.weight for candidate in candidates)
-    order = sorted(range(len(candidates)), key=lambda i: _rank(key, candidates[i]), reverse=True)
+    order = by_rank(key, candidates)
     for index in order:
         candidate = candidates[index]
         if candidate.load < math.ceil(BOUNDED_LOAD_FACTOR * total * candidate.weight / weights):
             return index
     return order[0]
+
+
+def by_rank(key: bytes, candidates: Sequence[LoadCandidate]) -> list[int]:
+    """Return the indices of the candidates in the key's order, by weighted rendezvous hashing."""
+    return sorted(range(len(candidates)), key=lambda i: _rank(key, candidates[i]), reverse=True)
 
 
 def _rank(key: bytes, candidate: LoadCandidate) -> float:

@@ -13,6 +13,7 @@ from types import TracebackType
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.context import Backend, RequestContext
 from gateway.dialects.model_names import ModelNames
+from gateway.dialects.prompt_tokens import NO_TOKENS, PromptTokens, prompt_tokens
 from gateway.errors import (
     AttemptTimedOut,
     BackendError,
@@ -86,6 +87,7 @@ class Upstream:
         self._paces: dict[tuple[str, bool], PeakEwma] = {}
         self.clock = clock
         self.telemetry = telemetry
+        self.counts_input = False  # the input tokens of its answers are counted
         self.is_compared = False  # its failures are compared with those of the backend's other upstreams
         # Records a call; use it as a context manager around the call.
         self.attempt: Callable[[RequestContext], Attempt] = partial(Attempt, self)
@@ -151,6 +153,12 @@ class Upstream:
                 [(telemetry.backend_requests, (name, str(status)))], [times]
             )
         tally.add(seconds)
+
+    def count_input(self, tokens: PromptTokens) -> None:
+        """Count the input tokens of one answer."""
+        name, counter = self.backend.name, self.telemetry.input_tokens
+        counter.add(name, "cached", amount=tokens.cached)
+        counter.add(name, "uncached", amount=tokens.total - tokens.cached)
 
     async def call(self, request: RequestContext, timeout_s: float | None = None) -> Response:
         """Send the call. Raise `BackendError` if it fails before the first byte.
@@ -245,6 +253,8 @@ class Attempt:
             self._pace.observe(now - self.started_at, now)
         if whole:
             self._latency_recorded = True
+            if endpoint.counts_input and status == 200 and isinstance(body, FullBody):
+                endpoint.count_input(prompt_tokens(body.data))
             if self._is_observed and status == 200 and endpoint.latency.should_observe(now):
                 self._record_latency(now, now, pieces=0)
             self._finish()
@@ -271,10 +281,14 @@ class Attempt:
 
     def _stream_observer(self, first: float) -> StreamObserver[Event]:
         pieces, span = 0, self.span
+        counts_input, tokens = self._endpoint.counts_input, NO_TOKENS
 
         def saw(events: Sequence[Event]) -> Sequence[Event]:
-            nonlocal pieces
+            nonlocal pieces, tokens
             pieces += len(events)
+            if counts_input:
+                for event in events:
+                    tokens = tokens.merged(prompt_tokens(event.data))
             if span is not None:
                 for event in events:
                     span.saw(event.data)
@@ -284,6 +298,8 @@ class Attempt:
             now = self._endpoint.clock.monotonic()
             self._endpoint.telemetry.backend_seconds.observe(now - self.started_at, self._endpoint.backend.name)
             self._latency_recorded = True
+            if counts_input:
+                self._endpoint.count_input(tokens)
             if self._is_observed and self._endpoint.latency.should_observe(now):
                 self._record_latency(first, now, pieces=pieces)
 

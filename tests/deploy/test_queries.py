@@ -22,6 +22,8 @@ SELECTOR = re.compile(rf"(?:{NAME}|\bup\b)(?:\{{[^}}]*\}})?")
 WAIT_S = 60.0
 # Series that this traffic does not make, and why.
 ABSENT = {
+    "nearhit_input_tokens_total": "a backend with `sticky: prefix` or a cached price: tests/upstream has it",
+    "nearhit_prefix_picks_total": "a backend with `sticky: prefix`: tests/upstream has it",
     "nearhit_auth_failures_total": "wrong credentials, on a port that wants any: tests/admin/test_roles.py has them",
     "nearhit_audit_errors_total": "a disk or a store that fails under an operator: tests/admin/test_roles.py has it",
     "nearhit_key_lookups_total": "API keys of the store, which tests/admin has",

@@ -39,10 +39,10 @@ def to_claude(**fields: Any) -> Translated:
     return TRANSLATIONS["openai", "anthropic"](call, model=None, created=5)
 
 
-def to_openai(**fields: Any) -> Translated:
+def to_openai(*, cache_control: bool = False, **fields: Any) -> Translated:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields}
     return TRANSLATIONS["anthropic", "openai"](
-        Anthropic().parse("/v1/messages", orjson.dumps(body), {}), model="other", created=5
+        Anthropic().parse("/v1/messages", orjson.dumps(body), {}), model="other", created=5, cache_control=cache_control
     )
 
 

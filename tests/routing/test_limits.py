@@ -13,11 +13,12 @@ import openai
 import pytest
 from aiohttp import web
 
+from gateway.messages import Price
 from gateway.routing import rate_limiter
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, aboard, config_of, gateway_of
 from tests.fixtures.stores import OutsideServer
-from tests.fixtures.upstream import Upstream
+from tests.fixtures.upstream import Upstream, completion
 from tests.fixtures.waiting import until
 
 EXACT = "cache: {exact: {ttl: 1h}}"
@@ -214,6 +215,33 @@ async def test_who_leaves_in_the_middle_pays_for_what_had_come(start: Start, ups
         counted = served.gateway.parts.telemetry.limits_tokens
         await until(lambda: counted.values)
         assert counted.total() == 41
+
+
+async def test_cached_input_counts_at_its_own_price(upstream: Upstream, tmp_path: Path) -> None:
+    """100 input tokens, 60 of them cached, and one of output: 40 * 1000 + 60 * 100 + 1 * 2000 dollars a million."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 60}}
+
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({**completion(call, "done"), "usage": usage})
+
+    upstream.answer = answer
+    price = {"input_per_million": 1000.0, "output_per_million": 2000.0, "cached_input_per_million": 100.0}
+    config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url, "price": price}})
+    async with gateway_of(config, policy("{cost: {per_day: 10 USD}}")) as served:
+        assert (await served.chat("q", max_tokens=5)).status == 200
+        await settled(served)
+        telemetry = served.gateway.parts.telemetry
+        assert round(telemetry.limits_cost.total(), 6) == 0.048
+        assert (await served.chat("q", max_tokens=5)).cache_status.startswith("nearhit; hit")
+        assert round(telemetry.cost_saved.total(), 6) == 0.048
+        assert telemetry.input_tokens.values == {("main", "cached"): 60, ("main", "uncached"): 40}
+
+
+@pytest.mark.parametrize(
+    ("cached_price", "cached", "dollars"), [(None, 60, 0.1), (100.0, 0, 0.1), (100.0, 60, 0.046), (0.0, 999, 0.0)]
+)
+def test_a_price_of_cached_input_lowers_the_cost(cached_price: float | None, cached: int, dollars: float) -> None:
+    assert Price(1000.0, 0.0, cached_price).of(100, 9, cached) == pytest.approx(dollars)
 
 
 async def test_beyond_the_cap_nothing_is_asked_and_hits_are_served(start: Start, upstream: Upstream) -> None:

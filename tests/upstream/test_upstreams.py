@@ -20,8 +20,8 @@ from gateway.upstream.upstream import COOLDOWN_S, FAILURES
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.triton import free_ports
+from tests.fixtures.upstream import USAGE, Upstream, completion, serving, stream
 from tests.fixtures.upstream import Answer as Script
-from tests.fixtures.upstream import Upstream, completion, serving, stream
 from tests.fixtures.waiting import until
 
 TWO_TIERS = NO_CACHE.replace("{backend: main}", "{light: main, large: other, escalate_above: 1.0}")
@@ -338,6 +338,88 @@ async def test_a_conversation_stays_on_its_upstream_and_moves_when_that_is_down(
         }
         assert "a" not in moved.values()
         upstreams[0].answer = None
+
+
+def long_talk(number: int, turns: int) -> list[dict[str, str]]:
+    """A conversation whose system prompt all share, and whose turns fill blocks."""
+    said = [{"role": "system", "content": "Be kind. " * 100}, {"role": "user", "content": f"talk {number} " * 100}]
+    for i in range(turns):
+        said += [{"role": "assistant", "content": "yes " * 200}, {"role": "user", "content": f"turn {i} " * 100}]
+    return said
+
+
+def with_cached_tokens(cached: int) -> Script:
+    async def answer(request: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+        usage = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}}
+        return web.json_response({**completion(call, "done"), "usage": usage})
+
+    return answer
+
+
+async def test_a_prompt_goes_to_the_upstream_that_saw_its_prefix_and_moves_when_that_is_down(
+    upstreams: list[Upstream], tmp_path: Path, clock: FakeClock
+) -> None:
+    config = config_of(tmp_path, main(upstreams, sticky="prefix"))
+    async with gateway_of(config, NO_CACHE, clock=clock) as served:
+
+        async def ask(messages: list[dict[str, str]], **more: Any) -> str:
+            before = counts(upstreams)
+            assert (
+                await served.post("/v1/chat/completions", {"model": "m", "messages": messages, **more})
+            ).status == 200
+            moved = [after - old for after, old in zip(counts(upstreams), before, strict=True)]
+            return upstreams[moved.index(max(moved))].name
+
+        home = await ask(long_talk(0, 0))
+        assert {await ask(long_talk(0, turns)) for turns in (1, 2, 3)} == {home}
+        assert await ask(long_talk(1, 0)) == home  # its load is 0, and it has the system prompt
+        key_home = await ask([{"role": "user", "content": "short"}], prompt_cache_key="k")
+        assert await ask([{"role": "user", "content": "other"}], prompt_cache_key="k") == key_home
+        down = next(upstream for upstream in upstreams if upstream.name == home)
+        down.answer = dropping
+        await served.post("/v1/chat/completions", {"model": "m", "messages": long_talk(0, 4)})
+        down.answer = None
+        assert await ask(long_talk(0, 5)) != home  # the longest prefix is now on the upstream of the retry
+        picks = served.gateway.parts.telemetry.prefix_picks.values
+        assert picks["main", "cold"] == 2
+        assert picks["main", "warm"] >= 6
+
+
+async def test_a_prompt_leaves_the_upstream_that_has_twice_the_least_load(
+    upstreams: list[Upstream], tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, main(upstreams[:2], sticky="prefix"))
+    async with gateway_of(config, NO_CACHE) as served:
+        for upstream in upstreams[:2]:
+            upstream.gate.clear()
+        asking = []
+        for number in range(6):
+            body = {"model": "m", "messages": long_talk(number, 0)}
+            asking.append(asyncio.create_task(served.post("/v1/chat/completions", body)))
+            await until(lambda number=number: sum(counts(upstreams)) == number + 1)  # type: ignore[misc]
+        assert sorted(counts(upstreams[:2])) in ([2, 4], [3, 3])
+        for upstream in upstreams[:2]:
+            upstream.gate.set()
+        assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
+
+
+@pytest.mark.parametrize(
+    "keys", [{"sticky": "prefix"}, {"price": {"input_per_million": 2, "cached_input_per_million": 1}}]
+)
+async def test_cached_input_tokens_are_counted(upstreams: list[Upstream], tmp_path: Path, keys: dict[str, Any]) -> None:
+    for upstream in upstreams:
+        upstream.answer = with_cached_tokens(60)
+    async with gateway_of(config_of(tmp_path, main(upstreams, **keys)), NO_CACHE) as served:
+        for _ in range(2):
+            assert (await served.chat("hi")).status == 200
+        assert served.gateway.parts.telemetry.input_tokens.values == {("main", "cached"): 120, ("main", "uncached"): 80}
+
+
+async def test_input_tokens_of_a_stream_are_counted_at_its_end(upstreams: list[Upstream], tmp_path: Path) -> None:
+    async with gateway_of(config_of(tmp_path, main(upstreams, sticky="prefix")), NO_CACHE) as served:
+        assert (await served.chat("hi", stream=True, stream_options={"include_usage": True})).status == 200
+        counted = served.gateway.parts.telemetry.input_tokens.values
+        assert counted == {("main", "cached"): 0, ("main", "uncached"): USAGE["prompt_tokens"]}
 
 
 async def test_model_names_are_mapped(upstreams: list[Upstream], tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ THOUGHTS = ("reasoning_content", "reasoning")
 class ChatAnswer:
     """`ChatAnswer` implements `Translated`, and its class implements `Translation`."""
 
-    def __init__(self, call: Call, *, model: str | None, created: int) -> None:
+    def __init__(self, call: Call, *, model: str | None, created: int, cache_control: bool = False) -> None:
         with bad_request_if_unreadable():
-            self.outgoing = Outgoing(CHAT, orjson.dumps(chat_request(call.body, model)))
+            self.outgoing = Outgoing(CHAT, orjson.dumps(chat_request(call.body, model, cache_control=cache_control)))
         self._events = MessageEvents(call.model)
 
     def whole(self, data: bytes) -> bytes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import orjson
 
-from gateway.dialects.translation.reading import parse_data_url
+from gateway.dialects.translation.reading import cache_mark, parse_data_url
 from gateway.errors import BadRequest
 
 DEFAULT_MAX_TOKENS = 4096  # Anthropic requires a limit, and all its models accept this one
@@ -18,7 +19,11 @@ UNSUPPORTED_FIELDS = ("logprobs", "top_logprobs", "audio", "functions", "functio
 
 
 def messages_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
-    """Return the translated request. Raise `BadRequest` for fields that Anthropic's protocol cannot express."""
+    """Return the translated request. Raise `BadRequest` for fields that Anthropic's protocol cannot express.
+
+    The marks for the prompt cache stay. A `prompt_cache_key` without any mark marks the end of the conversation,
+    because Anthropic caches only what is marked.
+    """
     _check(body)
     request: dict[str, Any] = {
         "model": model or body["model"],
@@ -36,7 +41,23 @@ def messages_request(body: Mapping[str, Any], model: str | None) -> dict[str, An
         request["stop_sequences"] = [stop] if isinstance(stop, str) else stop
     if body.get("user"):
         request["metadata"] = {"user_id": body["user"]}
-    return request | _tools(body) | _output(body)
+    request |= _tools(body) | _output(body) | cache_mark(body)
+    if body.get("prompt_cache_key") and not _is_marked(request):
+        _mark_end(request["messages"], "1h" if body.get("prompt_cache_retention") == "24h" else "5m")
+    return request
+
+
+def _is_marked(request: Mapping[str, Any]) -> bool:
+    blocks = chain(
+        request.get("system", ()), request.get("tools", ()), *(turn["content"] for turn in request["messages"])
+    )
+    return "cache_control" in request or any("cache_control" in block for block in blocks)
+
+
+def _mark_end(turns: Sequence[Mapping[str, Any]], ttl: str) -> None:
+    """Mark the last block of a conversation, so that its next turn finds all of it in the prompt cache."""
+    if turns:
+        turns[-1]["content"][-1]["cache_control"] = {"type": "ephemeral", "ttl": ttl}
 
 
 def _check(body: Mapping[str, Any]) -> None:
@@ -86,7 +107,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool["function"]
     said = {key: function[key] for key in ("description", "strict") if function.get(key)}
     schema = function.get("parameters") or {"type": "object", "properties": {}}
-    return {"name": function["name"], **said, "input_schema": schema}
+    return {"name": function["name"], **said, "input_schema": schema, **(cache_mark(tool) or cache_mark(function))}
 
 
 def _choice(choice: Any) -> dict[str, Any]:
@@ -110,6 +131,8 @@ def _turns(messages: list[Any]) -> list[dict[str, Any]]:
             continue
         role = "assistant" if message["role"] == "assistant" else "user"
         blocks = list(_blocks(message))
+        if blocks:
+            blocks[-1] |= cache_mark(message)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
         elif blocks:
@@ -120,10 +143,13 @@ def _turns(messages: list[Any]) -> list[dict[str, Any]]:
 def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     role = message["role"]
     if role == "tool":
+        parts = list(_parts(message.get("content")))
+        marks = [part.pop("cache_control") for part in parts if "cache_control" in part]
         yield {
             "type": "tool_result",
             "tool_use_id": message.get("tool_call_id"),
-            "content": list(_parts(message.get("content"))),
+            "content": parts,
+            **({"cache_control": marks[-1]} if marks else {}),  # Anthropic refuses marks within a result
         }
     elif role == "user":
         yield from _parts(message.get("content"))
@@ -136,6 +162,7 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "id": call["id"],
                 "name": function["name"],
                 "input": _arguments(function.get("arguments")),
+                **cache_mark(call),
             }
     else:
         raise _untranslatable(f"a message of the role {role[:40]!r}", "messages")
@@ -153,10 +180,12 @@ def _arguments(text: Any) -> Any:
 
 
 def _texts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for block in _parts(message.get("content")):
-        if block["type"] != "text":
-            raise _untranslatable("a system prompt that is not text", "messages")
-        yield block
+    blocks = list(_parts(message.get("content")))
+    if any(block["type"] != "text" for block in blocks):
+        raise _untranslatable("a system prompt that is not text", "messages")
+    if blocks:
+        blocks[-1] |= cache_mark(message)
+    yield from blocks
 
 
 def _parts(content: Any) -> Iterator[dict[str, Any]]:
@@ -166,12 +195,12 @@ def _parts(content: Any) -> Iterator[dict[str, Any]]:
         kind = part.get("type")
         if kind in ("text", "refusal"):
             if text := part.get("text") or part.get("refusal"):
-                yield {"type": "text", "text": text}
+                yield {"type": "text", "text": text, **cache_mark(part)}
         elif kind == "image_url":
-            yield {"type": "image", "source": _source(part["image_url"]["url"])}
+            yield {"type": "image", "source": _source(part["image_url"]["url"]), **cache_mark(part)}
         elif kind == "file" and isinstance(part["file"].get("file_data"), str):
             title = {"title": part["file"]["filename"]} if part["file"].get("filename") else {}
-            yield {"type": "document", "source": _source(part["file"]["file_data"]), **title}
+            yield {"type": "document", "source": _source(part["file"]["file_data"]), **title, **cache_mark(part)}
         else:
             raise _untranslatable(f"a part of the type {str(kind)[:40]!r}", "messages")
 

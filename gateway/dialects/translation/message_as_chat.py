@@ -28,9 +28,10 @@ DROPPED_BLOCKS = ("redacted_thinking",)
 
 
 class MessageAnswer:
-    """`MessageAnswer` implements `Translated`, and its class implements `Translation`."""
+    """`MessageAnswer` implements `Translated`, and its class implements `Translation`. The backend always understands
+    `cache_control`."""
 
-    def __init__(self, call: Call, *, model: str | None, created: int) -> None:
+    def __init__(self, call: Call, *, model: str | None, created: int, cache_control: bool = True) -> None:
         if call.operation != CHAT:
             raise BadRequest(f"{call.operation} cannot be translated to Anthropic's protocol, which the backend speaks")
         with bad_request_if_unreadable():

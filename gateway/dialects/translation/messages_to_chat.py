@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.translation.reading import data_url
+from gateway.dialects.anthropic import without_cache_marks
+from gateway.dialects.translation.reading import cache_mark, data_url
 from gateway.errors import BadRequest
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -17,15 +18,20 @@ UNSUPPORTED_FIELDS = ("container", "mcp_servers", "prefill")
 DROPPED_BLOCKS = ("thinking", "redacted_thinking")
 
 
-def chat_request(body: Mapping[str, Any], model: str | None) -> dict[str, Any]:
-    """Return the translated request. Raise `BadRequest` for fields that OpenAI's protocol cannot express."""
+def chat_request(body: Mapping[str, Any], model: str | None, *, cache_control: bool = False) -> dict[str, Any]:
+    """Return the translated request. Raise `BadRequest` for fields that OpenAI's protocol cannot express.
+
+    `cache_control`: the marks for the prompt cache stay, in the form that OpenRouter and LiteLLM read.
+    """
     for key in UNSUPPORTED_FIELDS:
         if body.get(key):
             raise _untranslatable(f"'{key}'")
-    request: dict[str, Any] = {"model": model or body["model"], "messages": list(_messages(body))}
+    if not cache_control:
+        body = {key: value for key, value in without_cache_marks(body).items() if key != "cache_control"}
+    request: dict[str, Any] = {"model": model or body["model"], "messages": list(_messages(body)), **cache_mark(body)}
     if body.get("max_tokens"):
         request["max_completion_tokens"] = body["max_tokens"]
-    for key in ("temperature", "top_p"):
+    for key in ("temperature", "top_p", "prompt_cache_key", "prompt_cache_retention"):
         if body.get(key) is not None:
             request[key] = body[key]
     if stop := body.get("stop_sequences"):
@@ -75,12 +81,13 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise _untranslatable(f"a tool of the type {str(tool['type'])[:40]!r}")
     said = {key: tool[key] for key in ("description", "strict") if tool.get(key)}
-    return {"type": "function", "function": {"name": tool["name"], **said, "parameters": tool["input_schema"]}}
+    function = {"name": tool["name"], **said, "parameters": tool["input_schema"]}
+    return {"type": "function", "function": function, **cache_mark(tool)}
 
 
 def _messages(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if system := body.get("system"):
-        yield {"role": "system", "content": _text(_blocks(system), "a system prompt")}
+        yield {"role": "system", "content": _texts(_blocks(system), "a system prompt")}
     for message in body["messages"]:
         role, blocks = message["role"], _blocks(message["content"])
         if role == "assistant":
@@ -88,7 +95,7 @@ def _messages(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         elif role == "user":
             yield from _user(blocks)
         elif role == "system":
-            yield {"role": "system", "content": _text(blocks, "a system prompt")}
+            yield {"role": "system", "content": _texts(blocks, "a system prompt")}
         else:
             raise _untranslatable(f"a message of the role {role[:40]!r}")
 
@@ -97,24 +104,30 @@ def _blocks(content: str | list[Any]) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _text(blocks: Sequence[Mapping[str, Any]], what: str) -> str:
+def _texts(blocks: Sequence[Mapping[str, Any]], what: str) -> str | list[dict[str, Any]]:
+    """Return texts as one string, each on its own line; as parts if one of them has a mark for the prompt cache."""
     if any(block["type"] != "text" for block in blocks):
         raise _untranslatable(f"{what} that is not text")
-    return "\n".join(block["text"] for block in blocks)
+    return [_part(block) for block in blocks] if _is_marked(blocks) else "\n".join(block["text"] for block in blocks)
+
+
+def _is_marked(blocks: Sequence[Mapping[str, Any]]) -> bool:
+    return any("cache_control" in block for block in blocks)
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    texts: list[str] = []
+    texts: list[Mapping[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
         if block["type"] == "text":
-            texts.append(block["text"])
+            texts.append(block)
         elif block["type"] == "tool_use":
             function = {"name": block["name"], "arguments": orjson.dumps(block.get("input") or {}).decode()}
-            calls.append({"id": block["id"], "type": "function", "function": function})
+            calls.append({"id": block["id"], "type": "function", "function": function, **cache_mark(block)})
         elif block["type"] not in DROPPED_BLOCKS:
             raise _untranslatable(f"a block of the type {block['type'][:40]!r}")
-    return {"role": "assistant", "content": "".join(texts) or None} | ({"tool_calls": calls} if calls else {})
+    content = [_part(text) for text in texts] if _is_marked(texts) else "".join(text["text"] for text in texts)
+    return {"role": "assistant", "content": content or None} | ({"tool_calls": calls} if calls else {})
 
 
 def _user(blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -127,14 +140,21 @@ def _user(blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         inner = _blocks(block.get("content") or "")
         texts = [each for each in inner if each["type"] == "text"]
         parts += [_part(each) for each in inner if each["type"] != "text"]
-        yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _text(texts, "a result")}
-    if len(parts) == 1 and parts[0]["type"] == "text":
+        if texts and "cache_control" in block:
+            texts[-1] = {**texts[-1], **cache_mark(block)}
+        yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _texts(texts, "a result")}
+    if len(parts) == 1 and parts[0]["type"] == "text" and not _is_marked(parts):
         yield {"role": "user", "content": parts[0]["text"]}
     elif parts:
         yield {"role": "user", "content": parts}
 
 
 def _part(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a block as a part, with its mark for the prompt cache."""
+    return _unmarked_part(block) | cache_mark(block)
+
+
+def _unmarked_part(block: Mapping[str, Any]) -> dict[str, Any]:
     kind, source = block["type"], block.get("source") or {}
     if kind == "text":
         return {"type": "text", "text": block["text"]}

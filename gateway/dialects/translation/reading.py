@@ -1,9 +1,10 @@
-"""Errors in reading requests and responses for a translation. Pure."""
+"""Parts that translations share: data URLs, marks for prompt caches, and errors in reading. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import orjson
 
@@ -26,6 +27,12 @@ def parse_data_url(url: str) -> tuple[str, str]:
 def data_url(media_type: str, data: str) -> str:
     """Return a data URL; `data` is base64."""
     return f"data:{media_type};base64,{data}"
+
+
+def cache_mark(marked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mark for Anthropic's prompt cache that a part, tool or message has, as a field; else no field."""
+    mark = marked.get("cache_control")
+    return {"cache_control": mark} if isinstance(mark, Mapping) else {}
 
 
 @contextmanager

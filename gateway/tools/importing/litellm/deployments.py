@@ -277,14 +277,17 @@ class _EntryReader:
             yield "max_concurrency", concurrency or self._defaults.concurrency or 1
 
     def _price(self) -> dict[str, Any]:
-        price = {}
+        price: dict[str, float] = {}
         for key, ours in (
             ("input_cost_per_token", "input_per_million"),
             ("output_cost_per_token", "output_per_million"),
+            ("cache_read_input_token_cost", "cached_input_per_million"),
         ):
             own = self._params.key(key)
             told = own if own.given else self._info.key(key)
             dollars = told.number()
+            if ours == "cached_input_per_million" and (dollars or 0) * 1e6 > price.get("input_per_million", 0):
+                continue  # `PriceConfig` refuses it
             if dollars is not None and dollars <= 1:
                 price[ours] = round(dollars * 1e6, 6)
                 told.carried(f"price.{ours}: {price[ours]:g}")

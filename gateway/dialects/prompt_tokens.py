@@ -1,0 +1,54 @@
+"""Read the input tokens of an answer, and those of them that came from the backend's prompt cache. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.dialects.anthropic_answers import count_tokens
+from gateway.dialects.openai_answers import cached_tokens
+
+USAGE = b'"usage"'
+
+MAX_READ = 256 * 1024  # bytes of a body that is parsed for its usage; more would take milliseconds
+
+
+class PromptTokens(NamedTuple):
+    """The input tokens of a call. `cached` are those of `total` that the prompt cache supplied."""
+
+    total: int = 0
+    cached: int = 0
+
+    def merged(self, other: PromptTokens) -> PromptTokens:
+        """Return the larger counts: a stream reports its usage in parts, or as a running total."""
+        return PromptTokens(max(self.total, other.total), max(self.cached, other.cached))
+
+
+NO_TOKENS = PromptTokens()
+
+
+def prompt_tokens(data: bytes) -> PromptTokens:
+    """Return the input tokens that a whole body or one event reports, in any dialect.
+
+    The result is zero if it reports none or is larger than `MAX_READ`.
+    """
+    if USAGE not in data or len(data) > MAX_READ:
+        return NO_TOKENS
+    try:
+        body = orjson.loads(data)
+        usage = next((usage for holder in _holders(body) if isinstance(usage := holder.get("usage"), Mapping)), {})
+        if "prompt_tokens" in usage:
+            total, cached = int(usage["prompt_tokens"] or 0), cached_tokens(usage.get("prompt_tokens_details"))
+        else:
+            total, _ = count_tokens(usage)
+            cached = int(usage.get("cache_read_input_tokens") or cached_tokens(usage.get("input_tokens_details")))
+    except (ValueError, TypeError, AttributeError):
+        return NO_TOKENS
+    return PromptTokens(max(0, total), min(max(0, cached), max(0, total)))
+
+
+def _holders(body: Any) -> list[Mapping[str, Any]]:
+    """Return the objects that may have the usage: the body, Anthropic's first event, and the last one of Responses."""
+    return [value for value in (body, body.get("message"), body.get("response")) if isinstance(value, Mapping)]
