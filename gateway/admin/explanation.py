@@ -27,6 +27,7 @@ from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
+from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.parts import Parts
 from gateway.streams import BufferedBody
@@ -356,6 +357,7 @@ class ExplainRequests:
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
+        call = apply_mcp(request, call, route, parts.mcp, parts.clock.wall())
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
             request.embedding, request.whole = await embed_question(call, parts.space.embedder)
         deciding = backend_choice_of(route, parts)
