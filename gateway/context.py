@@ -99,8 +99,8 @@ class RequestContext:
         "internal", "facts",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
-        "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing", "inspected",
-        "stale_available", "gathering", "claim", "lease",
+        "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
+        "inspected", "stale_available", "gathering", "claim", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
         "complexity", "wish", "outlook", "light_only", "metered", "overloaded",

@@ -89,7 +89,7 @@ class RouteSteps:
         return CountRequests(inner, self.route, self.parts.quotas, self.parts.telemetry).__call__
 
     def mcp_results(self, inner: Handler) -> Handler:
-        return McpResults(inner, self.route, self.parts.mcp, self.parts.clock).__call__
+        return McpResults(inner, self.route, self.parts.mcp, self.parts.clock, self.parts.flights).__call__
 
     def negotiate(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts

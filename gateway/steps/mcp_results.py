@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 
+from gateway.cache.flight import SharedCall
 from gateway.cache.freshness import bypass_of
 from gateway.cache.keys import keys_of, owner_of, variant_of
 from gateway.cache.mcp_results import (
@@ -33,6 +34,7 @@ from gateway.messages import (
     Inspection,
     Response,
 )
+from gateway.observability.response_headers import HITS
 from gateway.ports import Clock
 from gateway.streams import StreamObserver, with_observer
 
@@ -82,13 +84,23 @@ def _authorisation(request: RequestContext) -> str:
 
 class McpResults:
     """Approves requests of one route whose results may be stored, and reads what the servers announce. The knowledge
-    must be asked for every request, so no result takes the fast path for repeated bytes."""
+    must be asked for every request, so no result takes the fast path for repeated bytes. `flights`: the calls in
+    flight, by fingerprint; nobody joins one that began before a change."""
 
-    def __init__(self, inner: Handler, route: Route, knowledge: McpKnowledge, clock: Clock) -> None:
+    def __init__(
+        self,
+        inner: Handler,
+        route: Route,
+        knowledge: McpKnowledge,
+        clock: Clock,
+        flights: MutableMapping[str, SharedCall],
+    ) -> None:
         self._inner = inner
         self._route = route
         self._knowledge = knowledge
         self._clock = clock
+        self._flights = flights
+        self._asked: dict[RequestContext, tuple[str, str]] = {}  # requests in flight: subject and own fingerprint
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         call = request.call
@@ -102,17 +114,22 @@ class McpResults:
         return self._read(request)
 
     async def _read(self, request: RequestContext) -> Response:
-        response = await resolve_response(self._inner(request))
+        if request.own_keys is not None and request.call is not None:
+            self._asked[request] = subject_of(request.call), request.own_keys.fingerprint
+        try:
+            response = await resolve_response(self._inner(request))
+        finally:
+            self._asked.pop(request, None)
         request.served = None
         if response.status != 200:
             return response
         body, is_stream = response.body, response.content_type.startswith("text/event-stream")
+        is_hit = response.provenance.verdict in HITS
         if isinstance(body, FullBody):
             for data in _messages_of(body.data) if is_stream else (body.data,):
-                self._note(request, data)
+                self._note(request, data, is_hit=is_hit)
         elif isinstance(body, ByteStream) and is_stream:
-            watched = with_observer(body.chunks, self._observer(request))
-            return replace(response, body=ByteStream(watched))
+            return replace(response, body=ByteStream(with_observer(body.chunks, self._observer(request))))
         return response
 
     def _observer(self, request: RequestContext) -> StreamObserver[bytes]:
@@ -125,26 +142,24 @@ class McpResults:
                 try:
                     for chunk in chunks:
                         for event in parser.feed(chunk):
-                            self._note(request, event.data)
+                            self._note(request, event.data, is_hit=False)
                 except UpstreamStreamError:  # a huge message, which the client may still want
                     parser = None
             return chunks
 
         return StreamObserver(on_items)
 
-    def _note(self, request: RequestContext, data: bytes) -> None:
-        """Note a message of the server if it announces a change, or lists tools."""
+    def _note(self, request: RequestContext, data: bytes, *, is_hit: bool) -> None:
+        """Note a message of the server if it announces a change, or lists tools. A list from the cache only counts if
+        no other is known."""
         if any(mark in data for mark in MARKS):
             for subject in changed_subjects(read_message(data)):
                 self._note_change(request, subject)
         call = request.call
-        if call is not None and call.operation == LIST_TOOLS and self._lists_news(request):
+        if call is None or call.operation != LIST_TOOLS:
+            return
+        if not (is_hit and self._knowledge.knows_tools(self._route.name, _authorisation(request))):
             self._note_tools(request, call, read_message(data))
-
-    def _lists_news(self, request: RequestContext) -> bool:
-        """Return whether a list of tools may differ from the last one. A list from the cache is only read if no other
-        was."""
-        return request.stored is not None or not self._knowledge.knows_tools(self._route.name, _authorisation(request))
 
     def _note_tools(self, request: RequestContext, call: Call, message: Mapping[str, object]) -> None:
         result = result_of(message)
@@ -159,6 +174,9 @@ class McpResults:
         now, authorisation = self._clock.wall(), _authorisation(request)
         for owner in dict.fromkeys((authorisation, owner_of(self._route.share, request.tenant, None))):
             self._knowledge.note_change(self._route.name, owner, subject, now)
+        for asked, fingerprint in self._asked.values():
+            if asked == subject:
+                self._flights.pop(fingerprint, None)
 
 
 class SharedResults:

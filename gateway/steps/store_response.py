@@ -15,6 +15,7 @@ from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.config.policy.model import Route
 from gateway.context import Handler, Inspected, RequestContext
+from gateway.credentials import IDENTIFYING
 from gateway.dialects.sse import SSEParser
 from gateway.errors import StoreUnavailable, UpstreamStreamError
 from gateway.messages import (
@@ -215,6 +216,9 @@ class StoreResponse:
         self, request: RequestContext, call: Call, answer: Response | Awaitable[Response], started: float
     ) -> Response:
         response = answer if isinstance(answer, Response) else await answer
+        if call.dialect.relays and (response.status != 200 or isinstance(response.body, ByteStream)):
+            # It is addressed to one client, so those that wait for the same answer make their own calls.
+            response = replace(response, provenance=response.provenance.as_exclusive())
         if request.read_only:
             self._count(Admission.READ_ONLY)
             return response
@@ -245,13 +249,7 @@ class StoreResponse:
             )
         elif isinstance(body, ByteStream) and call.dialect.relays:
             relayed = self._relay_recorder(request, call, directives, response.provenance, started)
-            # It is addressed to one client, so those that wait for the same answer make their own calls.
-            return Response(
-                response.status,
-                response.headers,
-                ByteStream(with_observer(body.chunks, relayed)),
-                response.provenance.as_exclusive(),
-            )
+            return replace(response, body=ByteStream(with_observer(body.chunks, relayed)))
         else:
             self._refuse(request, Admission.TOO_LARGE)
             return response
@@ -351,7 +349,8 @@ class StoreResponse:
         admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
         now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
         if admission is Admission.STORED and self._placement is not None and request.shared_keys is not None:
-            placed = self._placement(request, call, inspection, private=directives.private, asked=now - seconds)
+            private = directives.private or not directives.vary.isdisjoint(IDENTIFYING)
+            placed = self._placement(request, call, inspection, private=private, asked=now - seconds)
             admission, lifetime_s = placed.admission, min(lifetime_s, placed.ttl_s)
             keys = request.shared_keys if placed.public else None
         if admission is not Admission.STORED:
