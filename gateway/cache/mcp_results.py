@@ -22,7 +22,7 @@ NEVER = float("-inf")
 
 # Who may share a result.
 def authorisation_of(tenant: str, key: str) -> str:
-    """Return the owner of private results without a session. `key`: the id of the API key, empty if there is none."""
+    """Return the owner of private results without a session. `key`: a name of the API key, empty if there is none."""
     return f"{tenant}\0{key}\0"
 
 
@@ -104,7 +104,7 @@ def _only_reads(tool: object) -> bool:
 
 
 class McpKnowledge:
-    """What MCP servers have announced to this gateway. `publish` passes a change on to the other gateways."""
+    """`McpKnowledge` remembers what MCP servers announced. `publish` passes a change on to the other gateways."""
 
     def __init__(self, publish: Callable[..., None] = lambda _: None) -> None:
         self._publish = publish

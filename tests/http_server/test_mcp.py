@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,21 @@ async def test_private_results_never_cross_an_authorisation(cached: Served, tool
     assert tools.calls["tools/list"] == 1
     assert tools.calls["resources/read"] == 2
     assert tools.names == {"weather": 1, "search": 2}
+
+
+async def test_two_keys_of_a_tenant_are_two_authorisations(tools: ToolServer, tmp_path: Path) -> None:
+    hashes = [sha256(key).hexdigest() for key in (b"alice", b"bob")]
+    keys = {"mode": "keys", "keys": {"acme": hashes}}
+    both = config_of(tmp_path, {"tools": {"adapter": "mcp", "url": tools.url}}, auth=keys)
+    async with (
+        gateway_of(both, CACHED.replace("share: global", "share: tenant")) as served,
+        client_of(served.url, headers=ALICE) as alice,
+        client_of(served.url, headers=BOB) as bob,
+    ):
+        assert await alice.list_tools() == await bob.list_tools()
+        assert await alice.read_resource("note://today") != await bob.read_resource("note://today")
+    assert tools.calls["tools/list"] == 1
+    assert tools.calls["resources/read"] == 2
 
 
 async def test_tools_are_called_as_the_policy_says(cached: Served, tools: ToolServer) -> None:

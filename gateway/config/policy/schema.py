@@ -250,7 +250,11 @@ def _mcp_problems(given: Mapping[str, Any]) -> Iterator[Problem]:
     if not isinstance(given.get("exact"), dict):
         yield Problem("mcp", "results are exact entries, whose ttl bounds theirs, expected cache.exact")
     if isinstance(admit, dict) and admit.get("trust") is not None:
-        yield Problem("mcp", "cannot stand next to admit.trust, because the scope of a result says whom it serves")
+        yield Problem(
+            "mcp",
+            "cannot stand next to admit.trust, because the scope of a result says whom it serves, "
+            "expected only one of the two",
+        )
 
 
 def _trust_problems(trust: object, confirm: object, share: object) -> Iterator[Problem]:
