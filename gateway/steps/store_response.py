@@ -281,8 +281,8 @@ class StoreResponse:
     def _stream_recorder(
         self, request: RequestContext, call: Call, directives: ResponseDirectives, origin: Provenance, started: float
     ) -> tuple[Callable[[Sequence[Event]], Sequence[Event]], Callable[[], Awaitable[None]]]:
-        """Return two functions of an observer. The first one keeps events up to `max_entry` bytes, the second one stores
-        them at the end of the stream."""
+        """Return two functions of an observer. The first keeps events up to `max_entry` bytes, the second stores them
+        at the end of the stream."""
         payload: list[bytes] = []
         size = 0
 
