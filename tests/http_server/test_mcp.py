@@ -311,10 +311,10 @@ async def test_identical_calls_share_one_and_keep_their_addresses(cached: Served
 
 async def test_streams_of_identical_calls_are_not_shared(old: Served, tools: ToolServer) -> None:
     """A stream is addressed to the client that asked, from its first byte."""
-    async with client_of(old.url, mode="legacy") as client:
+    async with client_of(old.url, mode="legacy") as client, asyncio.timeout(60), asyncio.TaskGroup() as group:
+        called = [group.create_task(said(client, "hold")) for _ in range(3)]
+        await until(lambda: tools.names["hold"] == 3)
         tools.gate.set()
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            called = [group.create_task(said(client, "hold")) for _ in range(3)]
     assert all(task.result().startswith("held") for task in called)
 
 
