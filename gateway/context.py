@@ -17,6 +17,7 @@ from gateway.messages import (
     NO_DIRECTIVES,
     Bypass,
     CacheDirectives,
+    CacheKeys,
     Call,
     Dialect,
     Embedding,
@@ -97,9 +98,9 @@ class RequestContext:
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts",
         # cache: which entries may answer it, and what the lookups found
-        "directives", "owner", "variant", "scope", "fingerprint", "asker", "read_only", "to_confirm", "bypass",
-        "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing", "inspected",
-        "stale_available", "gathering", "claim", "lease",
+        "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
+        "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
+        "inspected", "stale_available", "gathering", "claim", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
         "complexity", "wish", "outlook", "light_only", "metered", "overloaded", "preferred_upstream", "pinned_upstream",
@@ -164,6 +165,9 @@ class RequestContext:
         self.variant = ""  # the headers that are part of its keys: see `cache.keys.variant_of`
         self.scope = ""  # hex SHA-256 of everything that must be equal to share an answer
         self.fingerprint = ""  # hex SHA-256: the exact key
+        # The keys for itself and for all, if only the answer says who may share it. The four fields above then change.
+        self.own_keys: CacheKeys | None = None
+        self.shared_keys: CacheKeys | None = None
         self.asker: Asker | None = None  # the client, if its route trusts an answer less than its scope would
         self.read_only = False  # its key may have hits, and changes neither the cache nor what routes learn
         self.to_confirm: Sequence[Entry] = ()  # stored answers of other clients that its fresh answer may confirm
@@ -198,7 +202,9 @@ class RequestContext:
         # the gateway is at `server.max_inflight`: it answers only what it can answer without waiting
         self.overloaded = False
         self.preferred_upstream: str | None = None  # the address that its session prefers while it is not overloaded
-        self.pinned_upstream: str | None = None  # the address to call while it is in service: it waits for a tool result
+        self.pinned_upstream: str | None = (
+            None  # the address to call while in service: it awaits a tool result
+        )
         self.called_upstream: str | None = None  # the address called last, if the backend has several
 
     @property

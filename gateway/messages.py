@@ -48,6 +48,8 @@ class Bypass(StrEnum):
     BACKGROUND = "background"  # the answer is polled for, not awaited
     CONVERSATION = "conversation"  # the call changes a conversation that the backend stores
     JOB = "job"  # the request is about an answer that comes later
+    MESSAGE = "message"  # an MCP message that may change something, open a stream, or answer a question of the server
+    TOOL = "tool"  # an MCP tool that the policy does not list, or that nothing says only reads
 
 
 class Refusal(StrEnum):
@@ -100,6 +102,8 @@ class Admission(StrEnum):
     MALFORMED = "malformed"
     PURGED = "purged"  # a purge during the fetch covers it
     READ_ONLY = "read-only"  # the API key may not store answers
+    NO_TTL = "no-ttl"  # an MCP result without a lifetime: neither the server nor the policy gives one
+    SIDE_MESSAGES = "side-messages"  # the server sent more than the result on the result's stream
 
 
 class Choice(StrEnum):
@@ -329,7 +333,16 @@ class Response:
 
 
 # A model call as its dialect reads it, and the client's cache directives.
-STATEFUL = frozenset({Bypass.SEQUENCE, Bypass.SHARED_MEMORY, Bypass.BACKGROUND, Bypass.CONVERSATION})
+STATEFUL = frozenset(
+    {
+        Bypass.SEQUENCE,
+        Bypass.SHARED_MEMORY,
+        Bypass.BACKGROUND,
+        Bypass.CONVERSATION,
+        Bypass.MESSAGE,
+        Bypass.TOOL,
+    }
+)
 
 
 @dataclass(slots=True)
@@ -432,6 +445,15 @@ NO_DIRECTIVES = CacheDirectives()
 NO_CACHE = CacheDirectives(no_cache=True)  # for the gateway's own calls that replace an answer
 
 
+class CacheKeys(NamedTuple):
+    """The keys under which one party looks an answer up, and the directives that apply to it there."""
+
+    owner: str
+    scope: str
+    fingerprint: str
+    directives: CacheDirectives
+
+
 # Backends' WebSockets, and the protocols that clients speak.
 class Duplex(Protocol):
     """A WebSocket to a backend."""
@@ -450,6 +472,14 @@ class Duplex(Protocol):
         """Close the WebSocket within a bounded time. Closing twice is harmless."""
 
 
+@dataclass(frozen=True, slots=True)
+class CacheHints:
+    """The words of an answer about its own caching. None: it has no such word."""
+
+    ttl_s: float | None = None
+    public: bool | None = None  # whether all clients may share it
+
+
 @dataclass(slots=True)
 class Inspection:
     """The dialect's reading of a complete answer."""
@@ -458,6 +488,7 @@ class Inspection:
     input_tokens: int  # 0 if the answer does not tell
     output_tokens: int
     cached_tokens: int = 0  # input tokens that the backend read from its prompt cache
+    hints: CacheHints = CacheHints()
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,6 +574,11 @@ class Dialect(Protocol):
         """
 
     @property
+    def relays(self) -> bool:
+        """Whether streams of a backend reach the client byte for byte. They carry more than the answer, such as the ids
+        by which a client resumes them."""
+
+    @property
     def reforms(self) -> bool:
         """Whether `stored_form` and `client_form` ever change anything."""
 
@@ -612,6 +648,10 @@ class Aged(Protocol):
     @property
     def created(self) -> float:
         """Creation time on the wall clock."""
+
+    @property
+    def expires(self) -> float:
+        """The end of all uses, on the wall clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,10 @@ def _cached(route: Route, _: Deployment) -> bool:
     return route.caches
 
 
+def _mcp(route: Route, _: Deployment) -> bool:
+    return route.mcp is not None
+
+
 def _counts_hits(route: Route, deployment: Deployment) -> bool:
     return deployment.api_keys or any(rule.count_hits for rule in route.limits)
 
@@ -85,7 +89,9 @@ SHARED: Sequence[Step[SharedSteps]] = (
 )
 PER_ROUTE: Sequence[Step[RouteSteps]] = (
     Step("CountRequests", RouteSteps.count_requests, "limits that also count hits", _counts_hits),
+    Step("McpResults", RouteSteps.mcp_results, "which results of MCP servers are cached, and for whom", _mcp),
     Step("Negotiate", RouteSteps.negotiate, "stream or whole, split or joined, from either stored form"),
+    Step("SharedResults", RouteSteps.shared_results, "MCP results that all clients may share", _mcp),
     Step("ExactCache", RouteSteps.exact_cache, "memory, then store: the cheapest answer first", _exact),
     Step("SingleFlight", RouteSteps.single_flight, "identical misses make one call", _cached),
     Step("SemanticCache", RouteSteps.semantic_cache, "embed, search, verify: paraphrased questions", _semantic),

@@ -28,6 +28,7 @@ from gateway.routing.selection import Decision
 from gateway.routing.session import Held
 from gateway.routing.tier_controller import rule_of
 from gateway.steps.assembly import backend_choice_of, route_screen, semantic_lookup
+from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.steps.parts import Parts
 from gateway.streams import BufferedBody
@@ -375,6 +376,7 @@ class ExplainRequests:
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
+        call = apply_mcp(request, call, route, parts.mcp, parts.clock.wall())
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
             request.embedding, request.whole = await embed_question(call, parts.space.embedder)
         deciding = backend_choice_of(route, parts)

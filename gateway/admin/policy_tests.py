@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gateway.admin.explanation import parse_request
+from gateway.cache.mcp_results import McpKnowledge
 from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.tests import Expectation
@@ -33,6 +34,7 @@ from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import AdapterTraits, Signals, select
 from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
+from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.latency import CallFeatures
 
@@ -109,6 +111,7 @@ class PolicyTestRunner:
         request, call = parse_request(wrapped, FrozenClock(), "the request")
         route = self._policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
+        call = apply_mcp(request, call, route, McpKnowledge(), request.clock.wall())
         scorer: ComplexityScorer = (
             self._text_model if expectation.complexity is None else FixedScore(expectation.complexity)
         )

@@ -28,14 +28,14 @@ def freshness_of(entry: Aged, lifetime: Lifetime, directives: CacheDirectives, n
     """Return the freshness of an entry. `lifetime`: the policy's for this kind of hit. `now`: wall-clock seconds.
 
     An entry from the future (the clock was set back) counts as expired, as it would otherwise never expire. A client
-    that limits the age (max-age, min-fresh) gets nothing stale.
+    that limits the age (max-age, min-fresh) gets nothing stale. An answer may end its own use before the policy does.
     """
     age = now - entry.created
     if age < -SKEW_S:
         return EXPIRED
     age, ttl = max(0.0, age), lifetime.ttl_of(entry)
     accepted = ttl if directives.max_age_s is None else min(ttl, directives.max_age_s)
-    remaining_s = accepted - age
+    remaining_s = min(accepted - age, entry.expires - now)
     if remaining_s > directives.min_fresh_s:
         return Freshness(True, age, remaining_s)
     if directives.max_age_s is not None or directives.min_fresh_s > 0:

@@ -14,6 +14,7 @@ import orjson
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.explain_pair import PairRequest, explain_offline, explain_via_gateway, validate_pair
 from gateway.admin.explanation import PATH, Explanation, build_explanation, embed_question, parse_request
+from gateway.cache.mcp_results import McpKnowledge
 from gateway.cache.model_factory import build_embedder
 from gateway.cli.admin_client import AdminAddress, CommandFailed, WrongUsage, admin_address, connect
 from gateway.cli.output import FAULT, GOOD, print_result, print_warning
@@ -33,6 +34,7 @@ from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
 from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
+from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.factory import build_pools
 
@@ -110,6 +112,7 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
     request, call = parse_request(value, clock, str(path))
     route = policy.match(request.path, call.model, request.tenant, request.headers)
     apply_route(request, call, route)
+    call = apply_mcp(request, call, route, McpKnowledge(), clock.wall())
     request.embedding, request.whole = embeddings
     decision = await _decide(config, environ, route, request, complexity)
     return build_explanation(request, call, route, decision, None, steps_of(route, Deployment.of(config)))

@@ -229,9 +229,9 @@ class Tensors(Section):
 class OpenAIBackendConfig(Section):
     """An HTTP endpoint. The adapter is named after its protocol."""
 
-    adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve"]
-    """The protocol: `openai`, `anthropic`, `triton`, `kserve` (Open Inference Protocol over HTTP), `tfserving` or
-    `torchserve`. `onnx` runs a model in process."""
+    adapter: Literal["openai", "anthropic", "kserve", "tfserving", "torchserve", "mcp"]
+    """The protocol: `openai`, `anthropic`, `triton`, `kserve` (Open Inference Protocol over HTTP), `tfserving`,
+    `torchserve`, or `mcp` for an MCP server. `onnx` runs a model in process."""
     url: HttpUrl | None = None
     """The base URL, such as `https://host/v1`; for Anthropic `https://api.anthropic.com`, for Triton `grpc://HOST:PORT`
     or `grpcs://HOST:PORT`."""
@@ -367,9 +367,9 @@ class OnnxBackendConfig(Section):
 class _Adapter(Section):
     """The key that decides which class reads the other keys."""
 
-    adapter: Annotated[str, one_of("openai", "anthropic", "triton", "kserve", "tfserving", "torchserve", "onnx")] = (
-        Field(examples=["openai"])
-    )
+    adapter: Annotated[
+        str, one_of("openai", "anthropic", "triton", "kserve", "tfserving", "torchserve", "mcp", "onnx")
+    ] = Field(examples=["openai"])
     """The adapter."""
 
 

@@ -30,6 +30,7 @@ class Conversational(ABC):
     """`Conversational` is the part of a `Dialect` for JSON events that are stored as they were sent."""
 
     id_header: str | None = None
+    relays = False
     reforms = False
 
     def outgoing(self, path: str, call: Call, *, model: str | None, kept: bool) -> Outgoing:

@@ -7,13 +7,14 @@ from functools import lru_cache
 
 from gateway.dialects.anthropic import Anthropic, speaks_anthropic
 from gateway.dialects.kserve import KServe
+from gateway.dialects.mcp import MCP
 from gateway.dialects.openai import OpenAI
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.tfserving import TFServing
 from gateway.dialects.torchserve import TorchServe
 from gateway.messages import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe())
+DIALECTS: tuple[Dialect, ...] = (OpenAI(), OpenAIResponses(), Anthropic(), KServe(), TFServing(), TorchServe(), MCP())
 
 MAX_PATHS = 1024  # remembered paths, each at most a request line long
 VERSIONED = "/v1"  # the path prefix of most APIs
@@ -25,8 +26,9 @@ COMPATIBLE = {OpenAIResponses.name: OpenAI.name}
 
 @lru_cache
 def can_translate(speaks: str, dialect: str) -> bool:
-    """Return whether a backend that speaks one dialect also accepts the other, by their names."""
-    return speaks in (dialect, COMPATIBLE.get(dialect))
+    """Return whether a backend that speaks one dialect also accepts the other, by their names. Many model servers have
+    an MCP endpoint too."""
+    return dialect == MCP.name or speaks in (dialect, COMPATIBLE.get(dialect))
 
 
 @lru_cache(maxsize=MAX_PATHS)

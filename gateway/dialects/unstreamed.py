@@ -17,6 +17,7 @@ class Unstreamed:
 
     name = ""
     id_header: str | None = None
+    relays = False
     reforms = False
     path: re.Pattern[str]  # matches the whole path of the dialect's requests
 

@@ -30,6 +30,7 @@ from gateway.steps.exact_cache import EmbeddingPrefetch, ExactCache
 from gateway.steps.exact_fast_path import ExactFastPath
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.list_models import ModelList
+from gateway.steps.mcp_results import McpResults, ResultPlacement, SharedResults
 from gateway.steps.negotiate import Negotiate
 from gateway.steps.observe import Observe
 from gateway.steps.parse_and_route import ParseAndRoute, RouteTable
@@ -89,15 +90,20 @@ class RouteSteps:
     def count_requests(self, inner: Handler) -> Handler:
         return CountRequests(inner, self.route, self.parts.quotas, self.parts.telemetry).__call__
 
+    def mcp_results(self, inner: Handler) -> Handler:
+        return McpResults(inner, self.route, self.parts.mcp, self.parts.clock, self.parts.flights).__call__
+
     def negotiate(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
         inputs = SplitInputs(route.share, parts.evictions.used) if route.caches else None
         models = ModelList([parts.pools[name] for tier in route.target.tiers for name in tier.members])
         return Negotiate(inner, route.replay, parts.clock, parts.split_cache, inputs, models).__call__
 
+    def shared_results(self, inner: Handler) -> Handler:
+        return SharedResults(inner, self._exact_lookup).__call__
+
     def exact_cache(self, inner: Handler) -> Handler:
-        parts, lifetime, embedder = self.parts, exact_lifetime(self.route), self.parts.space.embedder
-        assert lifetime is not None  # else the step is absent
+        parts, embedder = self.parts, self.parts.space.embedder
         prefetch = None
         # A screen decides first whether the question has to be embedded at once.
         if (
@@ -109,6 +115,13 @@ class RouteSteps:
         leased = None
         if parts.cluster_leases is not None:
             leased = LeasedLookup(parts.cluster_leases, parts.store, parts.unstorable)
+        return self._exact_lookup(inner, prefetch, leased)
+
+    def _exact_lookup(
+        self, inner: Handler, prefetch: EmbeddingPrefetch | None = None, leased: LeasedLookup | None = None
+    ) -> Handler:
+        parts, lifetime = self.parts, exact_lifetime(self.route)
+        assert lifetime is not None  # else the step is absent
         return ExactCache(
             inner,
             parts.store,
@@ -185,6 +198,7 @@ class RouteSteps:
             prices=parts.prices,
             unstorable=parts.unstorable,
             frequency=parts.frequency,
+            placement=None if route.mcp is None else ResultPlacement(route.name, route.mcp, parts.mcp),
         ).__call__
 
     def rate_limit(self, inner: Handler) -> Handler:

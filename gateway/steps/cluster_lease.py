@@ -57,6 +57,8 @@ def _is_leased(request: RequestContext, unstorable: HitForMiss) -> bool:
     """Return whether a call for the request is made under a lease."""
     if not request.fingerprint or request.directives.no_cache or request.directives.only_if_cached:
         return False
+    if request.shared_keys is not None:  # its answer may be stored under other keys, which the lease does not cover
+        return False
     # the answer is not or may not be stored, or the store has just failed
     return not request.read_only and request.fingerprint not in unstorable and request.note != Bypass.STORE
 

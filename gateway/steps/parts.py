@@ -31,6 +31,7 @@ from gateway.cache.learned_state import SnapshotStore, StateKeeper
 from gateway.cache.learning_budget import LearningBudget
 from gateway.cache.links import Links
 from gateway.cache.load_level import EncoderLoad
+from gateway.cache.mcp_results import McpKnowledge
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
 from gateway.cache.screen import Screen
@@ -274,6 +275,7 @@ class Parts:
     recorder: Recorder
     kept_labels: KeptLabels
     unread: UnreadMemory
+    mcp: McpKnowledge
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
@@ -340,6 +342,7 @@ async def build_parts(
         recorder=inputs.recorder,
         kept_labels=inputs.kept_labels,
         unread=UnreadMemory(config.server.max_unread),
+        mcp=_open_mcp(fleet, clock),
     )
 
 
@@ -379,6 +382,13 @@ def _build_inputs(
         recorder=recorder_of(stack, config, recorded_state, clock, telemetry),
         kept_labels=kept_labels_of(stack, config, clock),
     )
+
+
+def _open_mcp(fleet: Fleet, clock: Clock) -> McpKnowledge:
+    """Return the memory of MCP servers' changes, shared with other gateways."""
+    knowledge = McpKnowledge(fleet.publisher("mcp"))
+    fleet.on("mcp", lambda name: knowledge.apply_change(name, clock.wall()))
+    return knowledge
 
 
 def _open_leases(stack: AsyncExitStack, stores: Stores, telemetry: Telemetry) -> ClusterLeases | None:

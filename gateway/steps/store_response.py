@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.admission import HitForMiss, UseCounts, admit_response, refuse_request, roles_of
@@ -14,10 +15,13 @@ from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
 from gateway.config.policy.model import Route
 from gateway.context import Handler, Inspected, RequestContext
-from gateway.errors import StoreUnavailable
+from gateway.credentials import IDENTIFYING
+from gateway.dialects.sse import SSEParser
+from gateway.errors import StoreUnavailable, UpstreamStreamError
 from gateway.messages import (
     Admission,
     Bypass,
+    ByteStream,
     Call,
     Entry,
     Event,
@@ -31,6 +35,7 @@ from gateway.messages import (
 )
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, NearbyStore, VectorIndex
+from gateway.steps.mcp_results import ResultPlacement
 from gateway.streams import StreamObserver, with_observer
 from gateway.tasks import spawn
 
@@ -166,7 +171,8 @@ UNPRICED = Price()
 
 class StoreResponse:
     """Stores the answers of one route. `unstorable` receives the fingerprints of answers that may not be stored. Inputs
-    of one request that no cache has go to the backend in one call: `request.gathering` passes them on together."""
+    of one request that no cache has go to the backend in one call: `request.gathering` passes them on together.
+    `placement` None: answers do not say who may share them."""
 
     def __init__(
         self,
@@ -180,6 +186,7 @@ class StoreResponse:
         prices: Mapping[str, Price],
         unstorable: HitForMiss,
         frequency: UseCounts,
+        placement: ResultPlacement | None = None,
     ) -> None:
         self._inner = inner
         self._writer = writer
@@ -191,6 +198,7 @@ class StoreResponse:
         self._prices = prices
         self._unstorable = unstorable
         self._frequency = frequency
+        self._placement = placement
         self._lifetime_s = longest_lifetime_s(route)
         # Whether admission depends on the request; usually it does not.
         self._checks_request = route.admission.max_temperature is not None or route.admission.roles is not None
@@ -208,6 +216,9 @@ class StoreResponse:
         self, request: RequestContext, call: Call, answer: Response | Awaitable[Response], started: float
     ) -> Response:
         response = answer if isinstance(answer, Response) else await answer
+        if call.dialect.relays and (response.status != 200 or isinstance(response.body, ByteStream)):
+            # It is addressed to one client, so those that wait for the same answer make their own calls.
+            response = replace(response, provenance=response.provenance.as_exclusive())
         if request.read_only:
             self._count(Admission.READ_ONLY)
             return response
@@ -233,9 +244,12 @@ class StoreResponse:
             return Response(
                 response.status,
                 response.headers,
-                EventStream(with_observer(body.events, recording)),
+                EventStream(with_observer(body.events, StreamObserver(*recording))),
                 response.provenance,
             )
+        elif isinstance(body, ByteStream) and call.dialect.relays:
+            relayed = self._relay_recorder(request, call, directives, response.provenance, started)
+            return replace(response, body=ByteStream(with_observer(body.chunks, relayed)))
         else:
             self._refuse(request, Admission.TOO_LARGE)
             return response
@@ -266,8 +280,9 @@ class StoreResponse:
 
     def _stream_recorder(
         self, request: RequestContext, call: Call, directives: ResponseDirectives, origin: Provenance, started: float
-    ) -> StreamObserver[Event]:
-        """Return an observer that keeps events up to `max_entry` bytes and stores the stream when it is complete."""
+    ) -> tuple[Callable[[Sequence[Event]], Sequence[Event]], Callable[[], Awaitable[None]]]:
+        """Return two functions of an observer. The first keeps events up to `max_entry` bytes, the second stores them
+        at the end of the stream."""
         payload: list[bytes] = []
         size = 0
 
@@ -287,6 +302,30 @@ class StoreResponse:
                 entry = self._make_entry(request, call, directives, tuple(payload), origin, started, streamed=True)
                 if entry is not None:
                     await self._writer.put(request, entry)
+
+        return on_items, on_complete
+
+    def _relay_recorder(
+        self, request: RequestContext, call: Call, directives: ResponseDirectives, origin: Provenance, started: float
+    ) -> StreamObserver[bytes]:
+        """Return an observer that reads the events of a stream which is relayed byte for byte, and stores them."""
+        record, store = self._stream_recorder(request, call, directives, origin, started)
+        parser, readable = SSEParser(), True
+
+        def on_items(chunks: Sequence[bytes]) -> Sequence[bytes]:
+            nonlocal readable
+            try:
+                for chunk in chunks if readable else ():
+                    record(parser.feed(chunk))
+            except UpstreamStreamError:  # a huge event
+                readable = False
+                self._refuse(request, Admission.TOO_LARGE)
+            return chunks
+
+        async def on_complete() -> None:
+            if readable:
+                record(parser.close())
+                await store()
 
         return StreamObserver(on_items, on_complete)
 
@@ -308,17 +347,23 @@ class StoreResponse:
         seconds = self._clock.monotonic() - started
         request.inspected = Inspected(inspection, dollars, size, seconds)
         admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
+        now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
+        if admission is Admission.STORED and self._placement is not None and request.shared_keys is not None:
+            private = directives.private or not directives.vary.isdisjoint(IDENTIFYING)
+            placed = self._placement(request, call, inspection, private=private, asked=now - seconds)
+            admission, lifetime_s = placed.admission, min(lifetime_s, placed.ttl_s)
+            keys = request.shared_keys if placed.public else None
         if admission is not Admission.STORED:
             self._refuse(request, admission)
             return None
-        now, tags = self._clock.wall(), request.headers.get("cache-tag")
-        return build_entry(
+        tags = request.headers.get("cache-tag")
+        entry = build_entry(
             request,
             streamed=streamed,
             payload=payload,
             content_type=directives.content_type,
             created=now,
-            expires=now + self._lifetime_s,
+            expires=now + lifetime_s,
             backend=origin.backend or "",
             input_tokens=inspection.input_tokens,
             output_tokens=inspection.output_tokens,
@@ -327,6 +372,7 @@ class StoreResponse:
             # The backend's tags come first, so that a client cannot push them out of the bound.
             tags=() if tags is None and not directives.tags else tags_of(*directives.tags, tags),
         )
+        return entry if keys is None else replace(entry, scope=keys.scope, fingerprint=keys.fingerprint)
 
     def _cost(self, origin: Provenance, inspection: Inspection) -> float:
         """Return the cost in dollars of all calls that were made for the answer."""

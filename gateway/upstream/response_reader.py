@@ -45,6 +45,8 @@ class ResponseReader:
         if dialect is None:
             return Response(answer.status, headers, self._opaque(first))
         if is_event_stream(answer.header_map) and answer.status == 200:
+            if dialect.relays:
+                return Response(answer.status, headers, self._bytes(first))
             parser = SSEParser()
             end = partial(self._end_events, parser, dialect)
             return Response(answer.status, headers, EventStream(self._stream(first, parser.feed, end)))

@@ -150,7 +150,7 @@ def value_at(rule: Any, keys: Sequence[str]) -> Any:
 # Warnings: valid policies that are unlikely to be meant. They read the values of files without faults.
 MAX_COMPARED = 512  # rules: each is compared with all rules before it
 
-_ADAPTERS_WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve"})
+_ADAPTERS_WITHOUT_LOGPROBS = frozenset({"anthropic", "triton", "kserve", "tfserving", "torchserve", "mcp"})
 
 
 def rule_warnings(sources: Sequence[YamlSource], adapters: Mapping[str, str]) -> Iterator[ConfigError]:

@@ -90,6 +90,23 @@ class AdmissionRules:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultRule:
+    """The caching of the results of one request of the Model Context Protocol, or of one tool."""
+
+    ttl_s: float
+    public: bool = False  # whether all clients that share answers may have them
+    read_only: bool = False  # of a tool: whether the policy says that it changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class McpSettings:
+    """The caching of results of MCP servers. `results` are rules by method, `tools` by name."""
+
+    results: Mapping[str, ResultRule] = field(default_factory=dict)
+    tools: Mapping[str, ResultRule] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ReplaySettings:
     """The replay of hits."""
 
@@ -200,6 +217,7 @@ class Route:
     stale_while_revalidate_s: float = 0.0
     stale_if_error_s: float = 0.0
     admission: AdmissionRules = AdmissionRules()
+    mcp: McpSettings | None = None  # None: off
     replay: ReplaySettings = ReplaySettings()
     latency_budget_s: float | None = None
     slo: SloSettings = SloSettings()

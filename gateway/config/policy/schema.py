@@ -150,6 +150,49 @@ class AdmitRule(Section):
             yield Problem("min_tokens", f"is above max_tokens, expected at most {high}, got {low}")
 
 
+Audience = Annotated[Literal["private", "public"], one_of("private", "public")]
+
+
+class McpResultRule(Section):
+    """The results of one request of the Model Context Protocol whose server gives no hints."""
+
+    ttl: PositiveDuration = Field(examples=["5m"])
+    """How long a result stays fresh if the server does not say."""
+    scope: Audience = "private"
+    """The clients that a result serves if the server does not say: those of one session (`private`), or all that
+    `share` lets share (`public`)."""
+
+
+class McpToolRule(Section):
+    """The results of one tool of an MCP server."""
+
+    ttl: PositiveDuration = Field(examples=["5m"])
+    """How long a result stays fresh."""
+    read_only: Switch = False
+    """`on`: the tool changes nothing. `off`: its results are stored only if the server's last list of tools says
+    `readOnlyHint`."""
+    scope: Audience = "private"
+    """The clients that a result serves: those of one session (`private`), or all that `share` lets share (`public`)."""
+
+
+McpMethod = Annotated[
+    Literal[
+        "prompts/get", "prompts/list", "resources/list", "resources/read", "resources/templates/list", "tools/list"
+    ],
+    one_of("prompts/get", "prompts/list", "resources/list", "resources/read", "resources/templates/list", "tools/list"),
+]
+
+
+class McpRule(Section):
+    """The caching of results of MCP servers. The hints `ttlMs` and `cacheScope` of a server decide first."""
+
+    results: Mapping[McpMethod, McpResultRule] = Field(default={})
+    """Methods, each with the lifetime that the server does not give, such as `{tools/list: {ttl: 5m}}`."""
+    tools: Mapping[Text, McpToolRule] = Field(default={})
+    """The tools whose results are stored, by exact name, such as `{search: {ttl: 5m}}`. Other calls always reach the
+    server."""
+
+
 class CacheRule(Section):
     """The caches of a route: what they serve, to whom, and for how long."""
 
@@ -174,6 +217,14 @@ class CacheRule(Section):
     """How long after its TTL an exact entry is served if the backend fails: no response, or 500, 502, 503 or 504."""
     admit: AdmitRule = Field(default_factory=AdmitRule)
     """The responses that are stored."""
+    mcp: Annotated[
+        McpRule | None,
+        BeforeValidator(optional_section(McpRule, "{tools: {search: {ttl: 5m}}}")),
+        or_schemas(SWITCH),
+        ON_OR_OFF,
+    ] = None
+    """`on`, or `{tools: {search: {ttl: 5m}}}`: results of MCP servers are stored as their hints say, for `exact.ttl` at
+    most. `off`: all messages reach the server."""
     replay: Annotated[Literal["full", "paced"], one_of("full", "paced")] = "full"
     """How hits are streamed: `full` at full speed, `paced` like a model."""
     replay_rate: Rate | None = None
@@ -185,11 +236,26 @@ class CacheRule(Section):
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         if given.get("replay_rate") is not None and given.get("replay", "full") == "full":
             yield Problem("replay_rate", "has no effect with replay: full, expected replay: paced")
+        if given.get("mcp") not in (None, False, "off"):
+            yield from _mcp_problems(given)
         admit, share = given.get("admit"), given.get("share", "tenant")
         if isinstance(admit, dict):
             yield from _trust_problems(admit.get("trust"), admit.get("confirm"), share)
             if admit.get("confirm") is not None and not isinstance(given.get("semantic"), dict):
                 yield Problem("admit", "confirm compares answers to similar questions, expected cache.semantic")
+
+
+def _mcp_problems(given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the faults of `mcp` next to the other caches."""
+    admit = given.get("admit")
+    if not isinstance(given.get("exact"), dict):
+        yield Problem("mcp", "results are exact entries, whose ttl bounds theirs, expected cache.exact")
+    if isinstance(admit, dict) and admit.get("trust") is not None:
+        yield Problem(
+            "mcp",
+            "cannot stand next to admit.trust, because the scope of a result says whom it serves, "
+            "expected only one of the two",
+        )
 
 
 def _trust_problems(trust: object, confirm: object, share: object) -> Iterator[Problem]:

@@ -29,6 +29,9 @@ _REASONS = (
     Bypass.RAW,
     Bypass.BACKGROUND,
     Bypass.CONVERSATION,
+    Bypass.POLICY,
+    Bypass.MESSAGE,
+    Bypass.TOOL,
 )
 CACHES = ("semantic", "exact", "off", *map(str, _REASONS))
 _BODIES = ("/v1/chat/completions", "/v1/messages")  # paths for which a question makes the whole body

@@ -1,0 +1,235 @@
+"""Results of MCP servers: whether a request is looked up and under which keys, and what servers announce meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+
+from gateway.cache.flight import SharedCall
+from gateway.cache.freshness import bypass_of
+from gateway.cache.keys import keys_of, owner_of, variant_of
+from gateway.cache.mcp_results import (
+    McpKnowledge,
+    Placement,
+    authorisation_of,
+    changed_subjects,
+    place_result,
+    read_only_tools,
+    refusal_of,
+    since_change,
+    subject_of,
+)
+from gateway.config.policy.model import McpSettings, Route
+from gateway.context import Handler, RequestContext, resolve_response
+from gateway.credentials import tenant_of
+from gateway.dialects.mcp import CALL_TOOL, CHANGES, LIST_TOOLS, MCP, SESSION, params_of, read_message, result_of
+from gateway.dialects.sse import SSEParser
+from gateway.errors import UpstreamStreamError
+from gateway.messages import (
+    Admission,
+    Bypass,
+    ByteStream,
+    CacheKeys,
+    Call,
+    FullBody,
+    Inspection,
+    Response,
+)
+from gateway.observability.response_headers import HITS
+from gateway.ports import Clock
+from gateway.streams import StreamObserver, with_observer
+
+# Found in every notification that makes a result stale. Few messages have them, so few are parsed.
+MARKS = tuple(name.rpartition("/")[2].encode() for name in CHANGES)
+
+
+def apply_mcp(request: RequestContext, call: Call, route: Route, knowledge: McpKnowledge, now: float) -> Call:
+    """Set the keys of a request whose MCP result may be stored, and return its call as it goes on.
+
+    `now`: wall-clock seconds. `apply_route` has set the keys of all other requests.
+    """
+    settings = route.mcp
+    if settings is None or call.dialect.name != MCP.name or call.uncached not in (Bypass.POLICY, Bypass.TOOL):
+        return call
+    authorisation = _authorisation(request)
+    refusal = refusal_of(settings, call, lambda tool: knowledge.only_reads(route.name, authorisation, tool))
+    if refusal is not None:
+        request.bypass = refusal
+        return call
+    request.call = call = replace(call, uncached=None)
+    request.bypass = bypass_of(None, request.directives)
+    if request.directives.no_store:
+        return call
+    request.variant = variant_of(request.headers, route.vary)
+    public = owner_of(route.share, request.tenant, None)
+    session = request.headers.get(SESSION, "")
+
+    def keys(owner: str, changes_of: str) -> CacheKeys:
+        directives = since_change(
+            request.directives, knowledge.changed_at(route.name, changes_of, subject_of(call)), now
+        )
+        return CacheKeys(owner, *keys_of(owner, route.name, call, request.query, request.variant), directives)
+
+    request.own_keys, request.shared_keys = keys(authorisation + session, authorisation), keys(public, public)
+    use_keys(request, request.own_keys)
+    return call
+
+
+def use_keys(request: RequestContext, keys: CacheKeys) -> None:
+    request.owner, request.scope, request.fingerprint, request.directives = keys
+
+
+def _authorisation(request: RequestContext) -> str:
+    """Return the owner of the request's private results. Two API keys of a tenant are two authorisations; those of the
+    configuration have no id."""
+    permit = request.permit
+    key = "" if permit is None else f"{permit.id} {tenant_of(request.headers)}"
+    return authorisation_of(request.tenant, key)
+
+
+class McpResults:
+    """Approves requests of one route whose results may be stored, and reads what the servers announce. The knowledge
+    must be asked for every request, so no result takes the fast path for repeated bytes. `flights`: the calls in
+    flight, by fingerprint; nobody joins one that began before a change."""
+
+    def __init__(
+        self,
+        inner: Handler,
+        route: Route,
+        knowledge: McpKnowledge,
+        clock: Clock,
+        flights: MutableMapping[str, SharedCall],
+    ) -> None:
+        self._inner = inner
+        self._route = route
+        self._knowledge = knowledge
+        self._clock = clock
+        self._flights = flights
+        self._asked: dict[RequestContext, tuple[str, str]] = {}  # requests in flight: subject and own fingerprint
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        call = request.call
+        if call is None:
+            if MCP.path.fullmatch(request.path) is None:
+                return self._inner(request)
+        elif call.dialect.name != MCP.name:
+            return self._inner(request)
+        else:
+            apply_mcp(request, call, self._route, self._knowledge, self._clock.wall())
+        return self._read(request)
+
+    async def _read(self, request: RequestContext) -> Response:
+        if request.own_keys is not None and request.call is not None:
+            self._asked[request] = subject_of(request.call), request.own_keys.fingerprint
+        try:
+            response = await resolve_response(self._inner(request))
+        finally:
+            self._asked.pop(request, None)
+        request.served = None
+        if response.status != 200:
+            return response
+        body, is_stream = response.body, response.content_type.startswith("text/event-stream")
+        is_hit = response.provenance.verdict in HITS
+        if isinstance(body, FullBody):
+            for data in _messages_of(body.data) if is_stream else (body.data,):
+                self._note(request, data, is_hit=is_hit)
+        elif isinstance(body, ByteStream) and is_stream:
+            return replace(response, body=ByteStream(with_observer(body.chunks, self._observer(request))))
+        return response
+
+    def _observer(self, request: RequestContext) -> StreamObserver[bytes]:
+        """Return an observer that reads the messages of a stream and changes nothing."""
+        parser: SSEParser | None = SSEParser()
+
+        def on_items(chunks: Sequence[bytes]) -> Sequence[bytes]:
+            nonlocal parser
+            if parser is not None:
+                try:
+                    for chunk in chunks:
+                        for event in parser.feed(chunk):
+                            self._note(request, event.data, is_hit=False)
+                except UpstreamStreamError:  # a huge message, which the client may still want
+                    parser = None
+            return chunks
+
+        return StreamObserver(on_items)
+
+    def _note(self, request: RequestContext, data: bytes, *, is_hit: bool) -> None:
+        """Note a message of the server if it announces a change, or lists tools. A list from the cache only counts if
+        no other is known."""
+        if any(mark in data for mark in MARKS):
+            for subject in changed_subjects(read_message(data)):
+                self._note_change(request, subject)
+        call = request.call
+        if call is None or call.operation != LIST_TOOLS:
+            return
+        if not (is_hit and self._knowledge.knows_tools(self._route.name, _authorisation(request))):
+            self._note_tools(request, call, read_message(data))
+
+    def _note_tools(self, request: RequestContext, call: Call, message: Mapping[str, object]) -> None:
+        result = result_of(message)
+        tools = None if result is None else read_only_tools(result)
+        if tools is None:
+            return
+        further = params_of(call).get("cursor") is not None
+        if self._knowledge.note_tools(self._route.name, _authorisation(request), tools, further_page=further):
+            self._note_change(request, CALL_TOOL)
+
+    def _note_change(self, request: RequestContext, subject: str) -> None:
+        now, authorisation = self._clock.wall(), _authorisation(request)
+        for owner in dict.fromkeys((authorisation, owner_of(self._route.share, request.tenant, None))):
+            self._knowledge.note_change(self._route.name, owner, subject, now)
+        for asked, fingerprint in self._asked.values():
+            if asked == subject:
+                self._flights.pop(fingerprint, None)
+
+
+class SharedResults:
+    """Looks a request up among the results that all clients of its route may share. `exact_cache` builds the exact
+    cache around a handler. If it has nothing, the request goes on under its own keys."""
+
+    def __init__(self, inner: Handler, exact_cache: Callable[[Handler], Handler]) -> None:
+        self._inner = inner
+        self._look_up = exact_cache(self._on_miss)
+
+    def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
+        if request.shared_keys is None or request.bypass is not None:
+            return self._inner(request)
+        use_keys(request, request.shared_keys)
+        return self._look_up(request)
+
+    def _on_miss(self, request: RequestContext) -> Response | Awaitable[Response]:
+        assert request.own_keys is not None  # set with the shared ones
+        use_keys(request, request.own_keys)
+        return self._inner(request)
+
+
+class ResultPlacement:
+    """Decides where an MCP result is stored."""
+
+    def __init__(self, route: str, settings: McpSettings, knowledge: McpKnowledge) -> None:
+        self._route = route
+        self._settings = settings
+        self._knowledge = knowledge
+
+    def __call__(
+        self, request: RequestContext, call: Call, inspection: Inspection, *, private: bool, asked: float
+    ) -> Placement:
+        """Return the decision. `asked`: wall clock, when the server was called. `private`: as in `place_result`."""
+        placement = place_result(self._settings, call, inspection.hints, private=private)
+        if placement.admission is not Admission.STORED:
+            return placement
+        assert request.shared_keys is not None  # only such results are placed
+        owner = request.shared_keys.owner if placement.public else _authorisation(request)
+        if asked <= self._knowledge.changed_at(self._route, owner, subject_of(call)):
+            return Placement(Admission.PURGED)
+        return placement
+
+
+def _messages_of(stream: bytes) -> Sequence[bytes]:
+    """Return the messages of a whole stream; none if one of them is huge."""
+    parser = SSEParser()
+    try:
+        return [event.data for event in (*parser.feed(stream), *parser.close())]
+    except UpstreamStreamError:
+        return ()
