@@ -95,7 +95,7 @@ class RequestContext:
         "on_written",
         # call: what the client asks for, its identity, and the rules in force
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
-        "internal", "facts",
+        "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "asker", "read_only", "to_confirm", "bypass",
         "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing", "inspected",
@@ -156,6 +156,7 @@ class RequestContext:
         # False: answers may be shared with anybody, and their timing would reveal earlier questions
         self.expose_timings = True
         self.internal = False  # a call that the gateway makes for itself
+        self.subjects: tuple[str, ...] = ()  # digests of those who may have it erased (`gateway.subjects`)
         self.facts: TrafficFacts | None = None  # for the traffic log, on routes that record traffic
 
         self.directives: CacheDirectives = NO_DIRECTIVES

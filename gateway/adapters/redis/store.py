@@ -348,6 +348,19 @@ class RedisStore:
     async def links(self) -> list[str]:
         return await self._keys(LINKS)
 
+    async def remove_relations(self, counterexamples: Sequence[str], links: Sequence[str]) -> None:
+        """Remove counterexamples and links by their keys. Raise `StoreUnavailable`."""
+
+        async def remove(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                for name, keys in ((COUNTEREXAMPLES, counterexamples), (LINKS, links)):
+                    for at in range(0, len(keys), SCAN_BATCH):
+                        pipe.zrem(name, *keys[at : at + SCAN_BATCH])
+                await pipe.execute()
+
+        if counterexamples or links:
+            await self.execute(remove)
+
     async def _add_keys(self, name: str, keys: Sequence[str], limit: int, kind: ChangeKind) -> None:
         """Add keys to a set that is sorted by time, and tell the other gateways. Beyond `limit` the oldest go."""
 
