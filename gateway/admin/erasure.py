@@ -73,7 +73,7 @@ class ErasureReport(TypedDict):
     counts: Counts
     notes: list[str]
     limits: list[str]
-    """What no erasure reaches."""
+    """Sentences about all that no erasure reaches."""
 
 
 class SignedReport(TypedDict):

@@ -180,7 +180,7 @@ class Eraser:
     async def erase(self, subject: Subject, tenant: str | None, *, dry_run: bool) -> Erased:
         """Erase a subject, of one tenant if `tenant` is given.
 
-        `dry_run`: only count. What routes have learnt is not counted then. Raise what `Purge.purge` raises, and
+        `dry_run`: only count, without the learnt lookups and decoys. Raise what `Purge.purge` raises, and
         `ErasureIncomplete`.
         """
         erased, traces = Erased(self.digest(subject)), Traces()

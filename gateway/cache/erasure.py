@@ -48,7 +48,7 @@ class ErasureTarget:
 
 @dataclass(slots=True)
 class Traces:
-    """What was erased so far, by which links, counterexamples, decoys and labels without a name are found."""
+    """The entries and questions that were erased so far. They find links, counterexamples, decoys and nameless labels."""
 
     fingerprints: set[str] = field(default_factory=set)
     questions: set[str] = field(default_factory=set)  # digests, as links and counterexamples have them

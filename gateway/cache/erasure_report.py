@@ -1,6 +1,7 @@
 """Sign the report of an erasure, and verify it. Pure.
 
-The key is Ed25519, derived from the secret of erasures: whoever has the public key can verify a report.
+The key is Ed25519, derived from the secret of erasures. Anyone who has the public key can verify a
+report.
 """
 
 from __future__ import annotations

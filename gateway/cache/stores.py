@@ -92,7 +92,7 @@ def codec_of(encryption: StoreEncryption | None, environ: Mapping[str, str]) -> 
 
 def _secret_of(key: EncryptionKey, at: int, environ: Mapping[str, str]) -> str:
     """Return the secret of a key. Raise `StartupError` if there is none, or if it could be guessed."""
-    where = f"store.encryption.keys.{at}"
+    where = f"store.encryption.keys[{at}]"
     if key.file is None:
         secret = read_secret(environ, key.env, where) or ""
     else:

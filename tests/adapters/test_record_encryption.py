@@ -73,7 +73,7 @@ def test_keys_come_from_variables_and_files(tmp_path: Path) -> None:
     assert codec.keys is not None
     assert codec.keys.id == RecordKeys([NEW]).id != RecordKeys([OLD]).id
     assert codec.decode(RecordCodec(RecordKeys([OLD])).encode(entry_of()), entry_of().fingerprint)
-    with pytest.raises(StartupError, match=r"keys\.0 names the environment variable STORE_KEY"):
+    with pytest.raises(StartupError, match=r"keys\[0\] names the environment variable STORE_KEY"):
         codec_of(StoreEncryption(keys=(named,)), {})
     with pytest.raises(StartupError, match=r"5 characters, expected at least 32") as caught:
         codec_of(StoreEncryption(keys=(named,)), {"STORE_KEY": "short"})

@@ -100,7 +100,7 @@ class Segments:
         """Remove the requests for which `drop` is true from all segments. Return them, and the number of segments with
         a part that cannot be read. `dry_run`: remove nothing. Raise `OSError`.
 
-        The current segment ends. What cannot be read of a segment is removed, too, if anything else of it is.
+        The current segment ends. If a request of a segment is removed, so is any part that cannot be read.
         """
         if not self._folder.is_dir():
             return [], 0
