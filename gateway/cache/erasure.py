@@ -48,7 +48,7 @@ class ErasureTarget:
 
 @dataclass(slots=True)
 class Traces:
-    """The entries and questions that were erased so far. They find links, counterexamples, decoys and nameless labels."""
+    """The entries and questions that were erased so far. They find links, counterexamples, decoys and other labels."""
 
     fingerprints: set[str] = field(default_factory=set)
     questions: set[str] = field(default_factory=set)  # digests, as links and counterexamples have them

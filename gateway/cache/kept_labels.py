@@ -30,8 +30,8 @@ FLUSH_S = 5.0
 FIELDS = 8  # of older versions 7: they name no subjects
 
 Row = tuple[float, float, str, str, str, str, bool, tuple[str, ...]]
-"""Time and end in seconds since the epoch, route, tenant, stored question, client's question, whether it was right, and
-the digests of those who asked either question (`gateway.subjects`)."""
+"""Time and end in seconds since the epoch, route, tenant, stored question, client's question, whether it was right.
+Last the digests of those who asked either question (`gateway.subjects`)."""
 
 
 class KeptLabels:
