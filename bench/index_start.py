@@ -21,7 +21,7 @@ from bench.questions import DIMENSION, Matrix
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.keyspace import ONE_SERVER
-from gateway.adapters.redis.store import encode
+from gateway.adapters.redis.records import encode
 from gateway.messages import Entry
 
 SCOPE = "5" * 64

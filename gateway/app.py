@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gateway import bootstrap
+from gateway.adapters.redis.rekey import Rekey
 from gateway.adapters.system.clock import SystemClock
 from gateway.admin.backends import LimitsHandler, shown
+from gateway.admin.erasure import PrivacyAdmin
 from gateway.admin.explain_pair import ExplainHandler
 from gateway.admin.explanation import ExplainRequests
 from gateway.admin.learning import QualityHandler, RoutingHandler
@@ -65,6 +67,7 @@ class Gateway:
         self.parts = parts
         self.stores = stores
         self.removal = bootstrap.purge_of(config, parts, stores, lambda: self.policy)
+        self.eraser = bootstrap.eraser_of(parts, stores, self.removal)
         self.replication = bootstrap.replication_of(stores, parts, self.removal)
         self.recovery = bootstrap.recovery_of(stores, parts.space, parts, self.removal, self.replication)
         self.migration = bootstrap.migration_of(stores, parts)
@@ -76,7 +79,9 @@ class Gateway:
         self.access = Access(config, environ, stores, parts.clock, parts.telemetry)
         self.dashboard = Dashboard(parts, stores, observer, lambda: self.policy)
         self._observer = self.dashboard.observer
-        self.jobs = build_jobs(config, environ, stores, self._job_pipeline(), parts.clock, parts.telemetry)
+        self.jobs = build_jobs(
+            config, environ, stores, self._job_pipeline(), parts.clock, parts.telemetry, parts.subjects_of
+        )
         self.inflight = Inflight(config.server.max_inflight)
         pipeline = self._pipeline()
         tls, certificate = certificates_of(config.server)
@@ -119,6 +124,7 @@ class Gateway:
                 *ExplainHandler(lambda: self.policy, parts.spaces, parts.memory).routes(),
                 *ExplainRequests(lambda: self.policy, lambda: self.parts, self._deployment).routes(),
                 *bootstrap.cache_admin_of(config, parts, self.removal, self.access, lambda: self.policy).routes(),
+                *PrivacyAdmin(self.eraser, parts.erasure_secret, Rekey(self.stores.redis), parts.clock).routes(),
                 *LimitsHandler(parts.quotas).routes(),
                 *self.jobs.admin,
                 *self.routing.routes(),
@@ -276,6 +282,7 @@ async def running(
 def _start_background(gateway: Gateway, stack: AsyncExitStack, worker_environment: WorkerEnvironment | None) -> None:
     """Start the background tasks."""
     work = [gateway.recover(), gateway.removal.follow(), gateway.parts.evictions.run()]
+    work += [] if gateway.eraser is None else [gateway.eraser.follow()]
     work += [part.run() for part in (gateway.parts.cluster_leases, gateway.replication) if part is not None]
     gateway.figures.begin(stack, worker_environment)
     gateway.dashboard.begin(stack, gateway.gauges.sample)

@@ -36,6 +36,9 @@ from gateway.admin.middleware import AccessMiddleware, Authenticator, Check
 from gateway.admin.static_files import StaticFiles
 from gateway.cache.embedding_migration import EmbedderCutover, EmbeddingMigration
 from gateway.cache.embedding_spaces import Space
+from gateway.cache.eraser import Eraser, LearnedQuestions, Relations
+from gateway.cache.eraser import Files as ErasableFiles
+from gateway.cache.eraser import Jobs as ErasableJobs
 from gateway.cache.export_import import ExportImport
 from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.index_checkpoints import remove_former_checkpoint
@@ -73,6 +76,7 @@ from gateway.steps.authenticate import REJECTION_MESSAGES, ApiKeyAuth, AuthThrot
 from gateway.steps.control_endpoints import Endpoint
 from gateway.steps.key_cache import KeyCache
 from gateway.steps.parts import Parts
+from gateway.subjects import SubjectsOf
 from gateway.tasks import run_in
 
 
@@ -276,6 +280,27 @@ def cache_admin_of(
     return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))
 
 
+def eraser_of(parts: Parts, stores: Stores, removal: Purge) -> Eraser | None:
+    """Build the eraser. Return None if there is no secret: nothing names those who caused it then."""
+    if parts.subjects is None:
+        return None
+    memory = parts.memory
+    eraser = Eraser(
+        digests=parts.subjects,
+        removal=removal,
+        own={"traffic": parts.recorder, "labels": parts.kept_labels},
+        shared={"jobs": ErasableJobs(stores.jobs), "files": ErasableFiles(stores.batches)},
+        relations=Relations(stores.redis, memory.counterexamples, memory.links),
+        learned=LearnedQuestions(parts.spaces),
+        served=memory.served,
+        recent=parts.erased,
+        clock=parts.clock,
+        publish=parts.fleet.publisher("erase"),
+    )
+    parts.fleet.on("erase", eraser.apply_event)
+    return eraser
+
+
 def replication_of(stores: Stores, parts: Parts, removal: Purge) -> Replication | None:
     """Build the replication. Return None if no other gateway uses this store."""
     if stores.changes is None or stores.journal is None:
@@ -364,6 +389,7 @@ def build_jobs(
     handler: Handler,
     clock: Clock,
     telemetry: Telemetry,
+    subjects_of: SubjectsOf | None,
 ) -> JobParts:
     """Build the job parts. `handler` is the pipeline that runs a job. Raise `StartupError`."""
     jobs, store = config.jobs, stores.jobs
@@ -394,12 +420,14 @@ def build_jobs(
         visibility_s=jobs.visibility,
     )
     credentials = CredentialPolicy(_credentials_needed(config), sealer)
-    endpoints: list[Endpoint] = [JobEndpoint(jobs, store, workers, notifications, over, credentials, telemetry)]
+    endpoints: list[Endpoint] = [
+        JobEndpoint(jobs, store, workers, notifications, over, credentials, telemetry, subjects_of)
+    ]
     work = [workers.run]
     if webhooks is not None:
         work.append(webhooks.run)
     if jobs.batches:
-        driver = _batch_driver(name, jobs, stores, sealer, clock, workers)
+        driver = _batch_driver(name, jobs, stores, sealer, clock, workers, subjects_of)
         listeners.append(driver.over)
         endpoints.append(BatchEndpoint(jobs, stores.batches, credentials, clock, driver.wake))
         work.append(driver.run)
@@ -407,7 +435,13 @@ def build_jobs(
 
 
 def _batch_driver(
-    name: str, jobs: JobsConfig, stores: Stores, sealer: Sealer | None, clock: Clock, workers: JobWorkers
+    name: str,
+    jobs: JobsConfig,
+    stores: Stores,
+    sealer: Sealer | None,
+    clock: Clock,
+    workers: JobWorkers,
+    subjects_of: SubjectsOf | None,
 ) -> BatchDriver:
     return BatchDriver(
         name,
@@ -420,6 +454,7 @@ def _batch_driver(
         max_lines=jobs.max_batch,
         keep_s=jobs.file_ttl,
         result_s=jobs.result_ttl,
+        subjects_of=subjects_of,
     )
 
 

@@ -96,7 +96,7 @@ class RequestContext:
         "on_written",
         # call: what the client asks for, its identity, and the rules in force
         "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
-        "internal", "facts",
+        "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
         "to_confirm", "bypass", "embedding", "whole", "note", "served", "judged", "considered", "stored", "writing",
@@ -158,6 +158,7 @@ class RequestContext:
         # False: answers may be shared with anybody, and their timing would reveal earlier questions
         self.expose_timings = True
         self.internal = False  # a call that the gateway makes for itself
+        self.subjects: tuple[str, ...] = ()  # digests of those who may have it erased (`gateway.subjects`)
         self.facts: TrafficFacts | None = None  # for the traffic log, on routes that record traffic
 
         self.directives: CacheDirectives = NO_DIRECTIVES
@@ -202,9 +203,7 @@ class RequestContext:
         # the gateway is at `server.max_inflight`: it answers only what it can answer without waiting
         self.overloaded = False
         self.preferred_upstream: str | None = None  # the address that its session prefers while it is not overloaded
-        self.pinned_upstream: str | None = (
-            None  # the address to call while in service: it awaits a tool result
-        )
+        self.pinned_upstream: str | None = None  # the address to call while in service: it awaits a tool result
         self.called_upstream: str | None = None  # the address called last, if the backend has several
 
     @property

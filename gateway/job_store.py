@@ -57,6 +57,7 @@ class Job:
     sealed: bytes  # headers with credentials, encrypted; empty: none
     priority: Priority  # rank among jobs; at a backend every job yields to interactive requests
     webhook: str  # a URL; empty: none
+    subjects: tuple[str, ...] = ()  # digests of those who caused it (`gateway.subjects`); not in the record
 
 
 @dataclass(frozen=True, slots=True)

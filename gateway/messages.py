@@ -217,6 +217,7 @@ class Entry:
     imported: float = 0.0  # wall clock: when an operator imported it; 0 if it was fetched
     # The writer, then the clients whose fresh answers agreed (`gateway.trust`). Empty: the route trusts its scope.
     askers: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()  # digests of those who caused the entry (`gateway.subjects`), for an erasure
 
     @property
     def asked(self) -> float:

@@ -706,6 +706,7 @@ class Judgement(Evaluated):
     entry: Entry
     question: str  # the client's question
     vector: Vector  # the question's
+    subjects: tuple[str, ...] = ()  # digests of those who asked (`gateway.subjects`)
 
 
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped

@@ -16,7 +16,7 @@ UMASK = 0o077  # leaves files and folders to their owner
 
 # The gateway's own names in a data folder. A data folder may be any folder, so all other names stay as they are.
 OWN = (
-    "audit.jsonl*", "index", "jobs.key", "labels", "lock", "policy-history", "served-models", "store",
+    "audit.jsonl*", "erasure.key", "index", "jobs.key", "labels", "lock", "policy-history", "served-models", "store",
     "supervisor.json", "traffic", "verifier", "workers",
 )  # fmt: skip
 

@@ -43,6 +43,8 @@ ROLES: Mapping[str, Role] = {
     "POST /admin/cache/purge": OPERATE,
     "GET /admin/cache/export": ADMIN,  # every tenant's questions and answers
     "POST /admin/cache/import": ADMIN,
+    "POST /admin/cache/rekey": ADMIN,
+    "POST /admin/cache/erase": ADMIN,  # jobs and logs as well as answers
     "GET /admin/jobs": OPERATE,
     "GET /admin/jobs/{job}": OPERATE,
     "POST /admin/jobs/retry": OPERATE,

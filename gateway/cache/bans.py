@@ -63,11 +63,13 @@ class BanConditions:
     fingerprint: str | None = None
     near: SimilarityCondition | None = None
     backend: str | None = None  # that gave the answer
+    subjects: frozenset[str] = frozenset()  # digests: matches answers that any of them caused
 
     def matches(self, entry: Entry, own_vector: EmbeddedVector | None = None) -> bool:
         """Return whether an entry meets the conditions. `own_vector`: the entry's vector, where it is known."""
         return (
             (not self.tags or not self.tags.isdisjoint(entry.tags))
+            and (not self.subjects or not self.subjects.isdisjoint(entry.subjects))
             and (self.tenant is None or is_same_tenant(self.tenant, entry.tenant))
             and self.route in (None, entry.route)
             and self.model in (None, entry.model)
@@ -81,6 +83,7 @@ class BanConditions:
         """Return whether these conditions match everything that `other` matches."""
         return (
             (not self.tags or (bool(other.tags) and other.tags <= self.tags))
+            and (not self.subjects or (bool(other.subjects) and other.subjects <= self.subjects))
             and (self.before is None or (other.before is not None and other.before <= self.before))
             and (self.near is None or (other.near is not None and self.near.covers(other.near)))
             and all(
@@ -108,6 +111,7 @@ class Ban:
     made_monotonic: float = field(
         default=NEVER, compare=False
     )  # monotonic clock; set only in the process that made the ban
+    erasure: bool = False  # each gateway also erases what it keeps besides entries (`gateway.cache.erasure`)
 
     def covers(self, entry: Entry, own_vector: EmbeddedVector | None = None, asked: float = LATER) -> bool:
         """Return whether the ban covers an entry.
@@ -129,7 +133,7 @@ class Ban:
         later = (
             self.at >= other.at and self.made_monotonic >= other.made_monotonic and self.expires_at >= other.expires_at
         )
-        return later and self.conditions.covers(other.conditions)
+        return later and self.erasure >= other.erasure and self.conditions.covers(other.conditions)
 
 
 def is_same_tenant(requested: str, tenant: str) -> bool:
@@ -146,15 +150,17 @@ def is_same_tenant(requested: str, tenant: str) -> bool:
 def limit_bans(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[Ban, ...]:
     """Return at most `limit` bans that cover at least as much as these, oldest first.
 
-    Expired bans go, and bans that another one includes. If that is not enough, the older half becomes one ban on
-    everything up to its newest member. That removes too much rather than too little, and those answers are only fetched
-    again.
+    Expired bans go, and bans that another one includes. If that is not enough, the erasures of users and keys become
+    one for each tenant. If that is still not enough, the older half becomes one ban on everything up to its newest
+    member. That removes too much rather than too little, and those answers are only fetched again.
     """
     retained: list[Ban] = []
     for ban in sorted((ban for ban in bans if ban.expires_at > now), key=lambda ban: ban.at, reverse=True):
         if not any(other.is_superset(ban) for other in retained):
             retained.append(ban)
     retained.reverse()
+    if len(retained) > limit:
+        retained = _join_subjects(retained)
     if len(retained) <= limit:
         return tuple(retained)
     old = retained[: len(retained) - limit // 2]
@@ -162,6 +168,28 @@ def limit_bans(bans: Iterable[Ban], now: float, limit: int = MAX_BANS) -> tuple[
     expires_at, made_monotonic = max(ban.expires_at for ban in old), max(ban.made_monotonic for ban in old)
     merged = Ban(f"all-{youngest.id}", youngest.at, expires_at, EVERYTHING, made_monotonic)
     return (merged, *retained[len(old) :])
+
+
+def _join_subjects(bans: Iterable[Ban]) -> list[Ban]:
+    """Return the bans, oldest first, with one for all those that name nothing but subjects and a tenant."""
+    joined: dict[str | None, Ban] = {}
+    others = []
+    for ban in bans:
+        subjects, tenant = ban.conditions.subjects, ban.conditions.tenant
+        if not subjects or ban.conditions != BanConditions(tenant=tenant, subjects=subjects):
+            others.append(ban)
+        elif (known := joined.get(tenant)) is None:
+            joined[tenant] = ban
+        else:
+            joined[tenant] = Ban(
+                f"of-{ban.id}"[:64],
+                ban.at,
+                max(known.expires_at, ban.expires_at),
+                BanConditions(tenant=tenant, subjects=known.conditions.subjects | subjects),
+                max(known.made_monotonic, ban.made_monotonic),
+                known.erasure or ban.erasure,
+            )
+    return sorted((*others, *joined.values()), key=lambda ban: ban.at)
 
 
 @dataclass(slots=True)
@@ -250,6 +278,8 @@ def encode(ban: Ban) -> bytes:
             "backend": c.backend,
             "before": c.before,
             "fingerprint": c.fingerprint,
+            "subjects": sorted(c.subjects),
+            "erasure": ban.erasure,
             "near": near
             and [near.vector.astype("<f4").tobytes(), near.similarity, sorted(near.matching), near.embedder],
         }
@@ -263,7 +293,7 @@ def decode(data: bytes, now: float) -> Ban:
         fields = msgpack.unpackb(data)
         at, expires_at = float(fields["at"]), float(fields["until"])
         conditions = _conditions(fields) if fields["format"] == FORMAT else EVERYTHING
-        return Ban(str(fields["id"]), at, expires_at, conditions)
+        return Ban(str(fields["id"]), at, expires_at, conditions, erasure=bool(fields.get("erasure")))
     except (KeyError, TypeError, ValueError, msgpack.UnpackException):
         return Ban(UNREADABLE, now, now + UNREADABLE_S, EVERYTHING)
 
@@ -278,7 +308,8 @@ def _conditions(fields: Mapping[str, Any]) -> BanConditions:
         before=fields["before"],
         fingerprint=fields["fingerprint"],
         near=near and _near(*near),
-        backend=fields.get("backend"),  # older gateways do not write it
+        backend=fields.get("backend"),  # older gateways write neither
+        subjects=frozenset(fields.get("subjects", ())),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.threshold.wrong_hits import Label
@@ -33,6 +34,8 @@ class Confirmations:
             return
         for stored in request.to_confirm:
             confirmed = asker.confirmed(stored, fresh.askers)
+            if confirmed is not stored:
+                confirmed = replace(confirmed, subjects=tuple(dict.fromkeys((*stored.subjects, *fresh.subjects))))
             if confirmed is stored or not stored.askers:  # not an independent client, or the writer is not known
                 continue
             work = self._confirm(request, fresh, stored, confirmed, comparisons)

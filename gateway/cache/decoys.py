@@ -16,6 +16,8 @@ MAX_PER_ENTRY = 8  # the oldest are dropped
 # A question is repelled if its cosine to the decoy is at least NEAR, and at least MARGIN above its cosine to the entry.
 NEAR, MARGIN = 0.8, 0.05
 
+IDENTICAL = 0.9995  # cosine: the same question, after the rounding to float16
+
 SAME = 0.98  # cosine: a decoy this close to another one replaces it
 
 _Group = NDArray[np.float16]
@@ -68,6 +70,22 @@ class Decoys:
         """Drop the decoys of entries that were removed."""
         for fingerprint in fingerprints:
             self._groups.pop(fingerprint)
+
+    def forget_questions(self, vectors: Vector) -> int:
+        """Drop the decoys that are these vectors, of shape (n, dimension), and return their number."""
+        dropped = 0
+        for fingerprint in list(self._groups):
+            group = self._groups.peek(fingerprint)
+            if group is None or vectors.shape[1] != group.shape[1]:
+                continue
+            same = (group.astype(np.float32) @ vectors.T).max(axis=1) >= IDENTICAL
+            if same.any():
+                dropped += int(same.sum())
+                if same.all():
+                    self._groups.pop(fingerprint)
+                else:
+                    self._groups.put(fingerprint, group[~same])
+        return dropped
 
     def entries_near(self, vector: Vector) -> Sequence[str]:
         """Return the fingerprints of all entries with a decoy near this question. It scans all decoys, so it is for

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,18 @@ class Counterexamples:
             self._keys.put(key, True)
             self._in_use = True
 
+    def forget(self, fingerprints: Set[str], questions: Set[str]) -> None:
+        """Drop the relations with these entries, and those of the questions with these digests."""
+        for key in list(self._keys):
+            if is_related(key, fingerprints, questions):
+                self._keys.pop(key)
+
+
+def is_related(key: str, fingerprints: Set[str], questions: Set[str]) -> bool:
+    """Return whether the key of a relation or a link has one of these entries or digests of questions."""
+    _, asked, fingerprint, *_ = (*key.split(":"), "", "", "")
+    return fingerprint in fingerprints or asked in questions
+
 
 # The semantic hits that feedback can still refer to.
 
@@ -87,6 +99,13 @@ class ServedHits:
 
     def get(self, tenant: str, request_id: str) -> ServedHit | None:
         return self._hits.peek((tenant, request_id))
+
+    def forget(self, is_erased: Callable[[Judgement], bool]) -> None:
+        """Drop the hits for which `is_erased` is true."""
+        for key in list(self._hits):
+            served = self._hits.peek(key)
+            if served is not None and is_erased(served.judged):
+                self._hits.pop(key)
 
     def report(self, tenant: str, request_id: str) -> None:
         """Remember that this hit has feedback."""

@@ -102,4 +102,5 @@ def build_entry(
         upstream_s=upstream_s,
         tags=tags,
         askers=() if request.asker is None else (request.asker.name,),
+        subjects=request.subjects,
     )

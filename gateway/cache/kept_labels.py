@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgpack
 
+from gateway.cache.erasure import GRACE_S, ErasureTarget, Traces
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import Policy
-from gateway.files import data_dirs
+from gateway.files import data_dirs, replaced
 from gateway.ports import Clock, Judgement
 
 LOG = logging.getLogger("nearhit.quality")
@@ -26,10 +27,11 @@ SEGMENT_BYTES = 4 * 2**20
 MAX_BUFFERED = 2000  # rows that wait to be written; more are dropped
 MAX_TEXT = 8192  # characters of a question; longer ones are not kept
 FLUSH_S = 5.0
-FIELDS = 7
+FIELDS = 8  # of older versions 7: they name no subjects
 
-Row = tuple[float, float, str, str, str, str, bool]
-"""Time and end in seconds since the epoch, route, tenant, stored question, client's question, whether it was right."""
+Row = tuple[float, float, str, str, str, str, bool, tuple[str, ...]]
+"""Time and end in seconds since the epoch, route, tenant, stored question, client's question, whether it was right.
+Last the digests of those who asked either question (`gateway.subjects`)."""
 
 
 class KeptLabels:
@@ -57,7 +59,9 @@ class KeptLabels:
         if max(len(stored), len(judged.question)) > MAX_TEXT:
             return
         at = self._clock.wall()
-        self._rows.append((at, at + keep_s, route, judged.entry.tenant, stored, judged.question, label is Label.RIGHT))
+        entry, subjects = judged.entry, tuple(dict.fromkeys((*judged.entry.subjects, *judged.subjects)))
+        row = (at, at + keep_s, route, entry.tenant, stored, judged.question, label is Label.RIGHT, subjects)
+        self._rows.append(row)
 
     async def run(self) -> None:
         """Write what was kept, until cancelled."""
@@ -79,6 +83,30 @@ class KeptLabels:
                     LOG.warning("labels cannot be kept", extra={"fields": {"error": error.strerror}})
                 self._failing = True
 
+    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+        """Remove the labels of the target, and return their number. Raise `OSError`."""
+        async with self._writing:
+            waiting = [row for row in self._rows if _is_of(target, row)]
+            if not dry_run:
+                self._rows = [row for row in self._rows if not _is_of(target, row)]
+            written = await asyncio.to_thread(self._rewrite, target, dry_run=dry_run)
+        for row in (*waiting, *written):
+            traces.add(row[5])
+            traces.add(row[4])
+        return len(waiting) + len(written)
+
+    def _rewrite(self, target: ErasureTarget, *, dry_run: bool) -> list[Row]:
+        """Remove the labels of the target from the files, and return them."""
+        gone: list[Row] = []
+        for path in files(self._folder):
+            rows = list(_rows(path))
+            found = [row for row in rows if _is_of(target, row)]
+            gone += found
+            if found and not dry_run:
+                kept = b"".join(msgpack.packb(row) for row in rows if not _is_of(target, row))
+                replaced(path, kept, path.with_name(f".{path.name}.new"), 0o600)
+        return gone
+
     def _write(self, rows: list[Row]) -> None:
         if self._path is None or not self._path.exists() or self._path.stat().st_size >= SEGMENT_BYTES:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,6 +115,10 @@ class KeptLabels:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         with os.fdopen(os.open(self._path, flags, 0o600), "ab") as file:
             file.write(b"".join(msgpack.packb(row) for row in rows))
+
+
+def _is_of(target: ErasureTarget, row: Row) -> bool:
+    return row[0] <= target.at + GRACE_S and target.matches(row[7], row[3])
 
 
 def files(folder: Path) -> list[Path]:
@@ -121,6 +153,6 @@ def _rows(path: Path) -> Iterator[Row]:
                 row = unpacker.unpack()
             except (msgpack.OutOfData, ValueError):
                 return
-            if not isinstance(row, tuple) or len(row) != FIELDS:
+            if not isinstance(row, tuple) or len(row) not in (FIELDS - 1, FIELDS):
                 return
-            yield row
+            yield row if len(row) == FIELDS else (*row, ())

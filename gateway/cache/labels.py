@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.cache.decoys import Decoys
+from gateway.cache.erasure import RecentErasures
 from gateway.cache.feedback import Counterexamples, Relation
 from gateway.cache.judgement import observation_of
 from gateway.cache.links import LEAST_PROBABILITY, Links, link_of
@@ -36,7 +37,8 @@ class LearnedPairs:
 
 
 class Labels:
-    """`Labels` passes each label to its route. `listeners` are called with every label that a route may learn from."""
+    """`Labels` passes each label to its route. `listeners` are called with every label that a route may learn from.
+    Labels of lookups that `erased` covers teach nothing."""
 
     def __init__(
         self,
@@ -44,7 +46,9 @@ class Labels:
         pairs: LearnedPairs,
         telemetry: Telemetry,
         listeners: Sequence[Listener] = (),
+        erased: RecentErasures | None = None,
     ) -> None:
+        self._erased = RecentErasures() if erased is None else erased
         self._listeners = listeners
         self._controls = controls
         self._pairs = pairs
@@ -60,7 +64,7 @@ class Labels:
         Identical wording teaches nothing about how far wordings may differ. A linked pair has no score to learn from.
         """
         self._telemetry.labels.add(route, source, label)
-        if judged.verbatim:
+        if judged.verbatim or self._erased.covers(judged):
             return
         if label is Label.WRONG:
             self._pairs.decoys.add(judged.entry.fingerprint, judged.vector)
@@ -80,6 +84,8 @@ class Labels:
         The entry that is fresh then answers both. `fresh` holds the fresh answer to the question of `judged`.
         """
         stored = judged.entry
+        if self._erased.covers(judged):
+            return
         if judged.verbatim or judged.linked or judged.probability < LEAST_PROBABILITY:
             return
         if stored.question is None or stored.fingerprint == fresh.fingerprint or stored.scope != fresh.scope:

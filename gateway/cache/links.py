@@ -6,7 +6,7 @@ A link lets the next request with this question get the linked entry, whatever t
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from gateway.bounded_cache import BoundedCache
@@ -64,6 +64,18 @@ class Links:
             others = [entry for entry in _split(self._links.peek(question)) if entry[:32] != added[:32]]
             self._links.put(question, b"".join([added, *others[: MAX_PER_QUESTION - 1]]))
 
+    def forget(self, fingerprints: Set[str], questions: Set[str]) -> None:
+        """Drop the links to these entries, and those of the questions with these digests. It scans all links."""
+        gone = {bytes.fromhex(name) for name in fingerprints}
+        asked = {bytes.fromhex(digest)[:HALF] for digest in questions}
+        for key in list(self._links):
+            value = self._links.peek(key)
+            others = [] if key[HALF:] in asked else [entry for entry in _split(value) if entry[:32] not in gone]
+            if not others:
+                self._links.pop(key)
+            elif len(others) * _ENTRY.size != len(value or b""):
+                self._links.put(key, b"".join(others))
+
     def find(self, scope: str, question: str) -> list[Link]:
         """Return the links of a question, the latest first. While there are none at all, it is not hashed."""
         if not len(self._links):
@@ -82,6 +94,11 @@ class Links:
 
 def _split(value: bytes | None) -> list[bytes]:
     return [] if value is None else [value[at : at + _ENTRY.size] for at in range(0, len(value), _ENTRY.size)]
+
+
+def asked_digests(question: str) -> tuple[str, str]:
+    """Return the digests of a question, as counterexamples and as links have it."""
+    return digest_of(question), _digest(question)
 
 
 def _digest(question: str) -> str:

@@ -50,11 +50,14 @@ class PurgeRequest:
     fingerprint: str | None = None
     all: bool = False
     backend: str | None = None
+    subjects: tuple[str, ...] = ()  # digests
+    erasure: bool = False
 
     def describe(self) -> dict[str, Any]:
         """Return the conditions without texts that users wrote."""
         given = {
             "tags": list(self.tags),
+            "subjects": list(self.subjects),
             "tenant": self.tenant and self.tenant[:SHOWN_DIGITS],
             "route": self.route,
             "model": self.model,
@@ -78,11 +81,14 @@ class PurgeResult:
     durable: bool = False  # the ban has reached the store's disk
     samples: list[dict[str, Any]] = field(default_factory=list)
     late_matches: set[str] = field(default_factory=set)  # close to the question, but found only in the store
+    on_match: Callable[[Entry, EmbeddedVector | None], None] | None = None  # called with each entry that matches
     notes: list[str] = field(default_factory=list)  # hints that the request may not mean what the operator expects
 
-    def match(self, entries: Iterable[Entry], now: float) -> None:
-        for entry in entries:
+    def match(self, records: Iterable[tuple[Entry, EmbeddedVector | None]], now: float) -> None:
+        for entry, own_vector in records:
             self.matched += 1
+            if self.on_match is not None:
+                self.on_match(entry, own_vector)
             if len(self.samples) < SAMPLES:
                 self.samples.append(sample_of(entry, now))
 
@@ -131,6 +137,9 @@ POLL_S = 0.2
 
 MARGIN_S = 60.0  # seconds; for differing clocks or a suspended machine
 
+# Seconds that an erasure stays in force at least: a gateway that was away for a shorter time still erases its files.
+ERASURE_S = 30 * 86400.0
+
 UNKNOWN_S = 30 * 86400.0  # seconds; the assumed lifetime of answers if the store does not tell
 
 MAX_AT_ONCE = 4  # each one reads the whole store
@@ -167,21 +176,29 @@ class Purge:
         self._stored_ids: frozenset[str] = frozenset()  # the ids of the store's bans
         self._running = 0
         self._wake_event = asyncio.Event()
+        self.on_erasures: Callable[[Sequence[Ban]], None] = _ignore  # called with those of other gateways
 
     # Removals by this gateway
 
-    async def purge(self, request: PurgeRequest, *, dry_run: bool) -> PurgeResult:
-        """Remove entries. Raise `BadRequest`, `Overloaded` (nothing was done) or `PurgeIncomplete`."""
+    async def purge(
+        self,
+        request: PurgeRequest,
+        *,
+        dry_run: bool,
+        on_match: Callable[[Entry, EmbeddedVector | None], None] | None = None,
+    ) -> PurgeResult:
+        """Remove entries. `on_match` is called with each one. Raise `BadRequest`, `Overloaded` (nothing was done) or
+        `PurgeIncomplete`."""
         if self._running >= MAX_AT_ONCE:
             raise Overloaded(f"{MAX_AT_ONCE} removals are running, nothing was done: try again", retry_after_s=1)
         self._running += 1
-        outcome = PurgeResult()
+        outcome = PurgeResult(on_match=on_match)
         try:
             conditions = await self._conditions(request)
             if dry_run:
                 await self._count(conditions, outcome)
                 return outcome
-            await self._remove(conditions, outcome)
+            await self._remove(conditions, outcome, erasure=request.erasure)
         except StoreUnavailable as error:
             self._telemetry.store_errors.add()
             if dry_run:
@@ -203,6 +220,7 @@ class Purge:
             request.fingerprint,
             near,
             request.backend,
+            frozenset(request.subjects),
         )
 
     async def _similarity_condition(self, text: str, similarity: float) -> SimilarityCondition:
@@ -225,14 +243,14 @@ class Purge:
         now = self._clock.wall()
         async for page in self._records(conditions):
             matched = [
-                e
-                for e, own_vector in page
-                if conditions.matches(e, own_vector) and not self._bans.covers(e, own_vector)
+                (entry, own_vector)
+                for entry, own_vector in page
+                if conditions.matches(entry, own_vector) and not self._bans.covers(entry, own_vector)
             ]
             outcome.match(matched, now)
 
-    async def _remove(self, conditions: BanConditions, outcome: PurgeResult) -> None:
-        ban = await self._ban(conditions)
+    async def _remove(self, conditions: BanConditions, outcome: PurgeResult, *, erasure: bool) -> None:
+        ban = await self._ban(conditions, erasure=erasure)
         await self._enforce(ban)
         recording = asyncio.create_task(self._record_first(ban, outcome))
         try:
@@ -243,14 +261,15 @@ class Purge:
             self._bans.add(with_matching(ban, sorted(outcome.late_matches)[:MAX_NEAR]), ban.at)
             await self._record(ban.id)
 
-    async def _ban(self, conditions: BanConditions) -> Ban:
+    async def _ban(self, conditions: BanConditions, *, erasure: bool) -> Ban:
         """Return a ban on everything up to now. It lasts as long as stored and currently requested answers may live."""
         try:
             latest = await self._store.latest_expiry()
         except StoreUnavailable:  # the removal takes effect here all the same
             latest = self._clock.wall() + UNKNOWN_S
         at, made_monotonic = self._clock.wall(), self._clock.monotonic()
-        return Ban(uuid.uuid4().hex, at, max(latest, at + self._horizon_s()) + MARGIN_S, conditions, made_monotonic)
+        expires_at = max(latest, at + self._horizon_s(), at + ERASURE_S if erasure else at) + MARGIN_S
+        return Ban(uuid.uuid4().hex, at, expires_at, conditions, made_monotonic, erasure)
 
     async def _enforce(self, ban: Ban) -> None:
         """Enforce the ban in this process, before anything is awaited."""
@@ -292,12 +311,12 @@ class Purge:
         async for page in self._records(ban.conditions):
             now = self._clock.wall()
             matched = [
-                entry
+                (entry, own_vector)
                 for entry, own_vector in page
                 if entry.fingerprint not in routes and ban.sweeps(entry, own_vector, now)
             ]
             outcome.match(matched, now)
-            routes |= {entry.fingerprint: entry.route for entry in matched}
+            routes |= {entry.fingerprint: entry.route for entry, _ in matched}
             if len(routes) >= DELETED_AT_ONCE:
                 await self._delete(ban, routes, outcome)
                 routes = {}
@@ -364,6 +383,8 @@ class Purge:
             self._on_bans_changed()
         for ban in new:
             await self._catch_up(ban)
+        if erasures := [ban for ban in new if ban.erasure]:
+            self.on_erasures(erasures)
 
     async def _catch_up(self, ban: Ban) -> None:
         """Apply another gateway's ban to memory and index. This index may know answers that the other's does not."""
@@ -420,6 +441,10 @@ class Purge:
         """Yield pages of entries with the vectors that the conditions compare."""
         near = conditions.near
         return self._store.records(self._spaces.serving.embedder.fingerprint if near is None else near.embedder)
+
+
+def _ignore(_: object) -> None:
+    """Do nothing: the default of `on_erasures`."""
 
 
 def _never(_: str) -> bool:

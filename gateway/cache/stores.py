@@ -22,6 +22,8 @@ from gateway.adapters.redis.metrics import MetricsSnapshots
 from gateway.adapters.redis.policy import RedisPolicies
 from gateway.adapters.redis.purge import RedisPurges
 from gateway.adapters.redis.quotas import RedisQuotas
+from gateway.adapters.redis.record_encryption import MIN_SECRET, RecordKeys
+from gateway.adapters.redis.records import PLAIN, RecordCodec
 from gateway.adapters.redis.store import RedisStore
 from gateway.cache.bans import Bans
 from gateway.cache.cluster_leases import TTL_S as LEASE_TTL_S
@@ -30,7 +32,7 @@ from gateway.cache.eviction import INDEX_SHARE, MEMORY_SHARE, Evictor
 from gateway.cache.memory_cache import TieredStore
 from gateway.config import Config
 from gateway.config.environment import read_secret
-from gateway.config.store import StoreConfig
+from gateway.config.store import EncryptionKey, StoreConfig, StoreEncryption
 from gateway.errors import StartupError
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
@@ -80,6 +82,32 @@ def access_of(store: StoreConfig, environ: Mapping[str, str]) -> StoreAccess:
     return StoreAccess(store.username, password, sentinels, context)
 
 
+def codec_of(encryption: StoreEncryption | None, environ: Mapping[str, str]) -> RecordCodec:
+    """Return the codec of the records, with the keys of the configuration. Raise `StartupError`."""
+    if encryption is None:
+        return PLAIN
+    secrets_of_keys = [_secret_of(key, at, environ) for at, key in enumerate(encryption.keys)]
+    return RecordCodec(RecordKeys(secrets_of_keys), read_plain=encryption.read_plain)
+
+
+def _secret_of(key: EncryptionKey, at: int, environ: Mapping[str, str]) -> str:
+    """Return the secret of a key. Raise `StartupError` if there is none, or if it could be guessed."""
+    where = f"store.encryption.keys[{at}]"
+    if key.file is None:
+        secret = read_secret(environ, key.env, where) or ""
+    else:
+        try:
+            secret = key.file.read_text().strip()
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{where}: {key.file} cannot be read: {error}") from None
+    if len(secret) < MIN_SECRET:
+        raise StartupError(
+            f"{where}: the secret has {len(secret)} characters, expected at least {MIN_SECRET}, such as from "
+            "openssl rand -base64 32"
+        )
+    return secret
+
+
 async def open_stores(config: Config, environ: Mapping[str, str], embedder: str, clock: Clock) -> Stores:
     """Open the store. `embedder`: the fingerprint of the vectors in use.
 
@@ -87,6 +115,7 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     no failure: requests are misses until it answers.
     """
     server = None
+    codec = codec_of(config.store.encryption, environ)
     url, access = config.store.url, access_of(config.store, environ)
     if url == "embedded":
         server = await ValkeySupervisor.start(
@@ -97,7 +126,9 @@ async def open_stores(config: Config, environ: Mapping[str, str], embedder: str,
     client = connect(url, max(CONNECT_S, config.store.timeout), access)
     shared = server is None
     journal = ChangeLogWriter(secrets.token_hex(8), config.store.max_changes) if shared else None
-    redis = RedisStore(client, embedder=embedder, timeout_s=config.store.timeout, clock=clock, journal=journal)
+    redis = RedisStore(
+        client, embedder=embedder, timeout_s=config.store.timeout, clock=clock, journal=journal, codec=codec
+    )
     max_age_s = SHARED_FRONT_MAX_AGE_S if shared else None
     front = TieredStore(
         redis, max_bytes=config.store.front_size, max_age_s=max_age_s, clock=clock, bans=Bans(), embedder=embedder

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from gateway.cli import erasure
 from gateway.cli.admin_client import AdminClient, CommandFailed, WrongUsage, admin_address, call_gateway, connect
 from gateway.cli.output import FAULT, GOOD, pluralise, print_result, print_warning, printable
 from gateway.cli.parser import Command, integer_between, parser_type
@@ -72,6 +73,8 @@ def register(command: Command) -> None:
     )
     warmed.add_argument("--model", default="default", help="model for lines that name none; default: %(default)s")
     warmed.add_argument("--api-key-env", metavar="VARIABLE", help="variable with the API key to send")
+
+    erasure.register(command)
 
 
 def _add_conditions(command: Command) -> None:

@@ -127,7 +127,7 @@ def _pairs(arguments: argparse.Namespace, config: Config) -> list[LabelledPair]:
     if arguments.pairs is not None:
         return read_pairs(arguments.pairs)
     rows = read_labels(config.data_dir, time.time(), arguments.route)
-    return [LabelledPair(stored, asked, right) for _, _, _, _, stored, asked, right in rows]
+    return [LabelledPair(stored, asked, right) for _, _, _, _, stored, asked, right, _ in rows]
 
 
 def _build_python(given: Path | None) -> Path | None:

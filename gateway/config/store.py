@@ -9,8 +9,8 @@ from pydantic import Field
 
 from gateway.config.fields import EnvironmentName, File, StoreUrl, Text
 from gateway.config.store_url import StoreKind, StoreTarget, parse_store_url
-from gateway.config.units import PositiveDuration, Size
-from gateway.config.validation import Problem, Section
+from gateway.config.units import PositiveDuration, Size, Switch
+from gateway.config.validation import NOT_EMPTY, Problem, Section
 
 SERVER_ONLY_KEYS = ("username", "password_env", "sentinel_password_env", "tls")
 
@@ -34,6 +34,31 @@ class StoreTls(Section):
                 yield Problem(key, f"needs {other}, expected both or neither")
 
 
+class EncryptionKey(Section):
+    """A secret of at least 32 random characters, such as from `openssl rand -base64 32`. Expected: one of the two."""
+
+    env: EnvironmentName | None = None
+    """The variable with the secret."""
+    file: File | None = None
+    """The file with the secret. Read at start."""
+
+    @classmethod
+    def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if (given.get("env") is None) == (given.get("file") is None):
+            yield Problem(None, "expected either env, the name of a variable, or file, a path")
+
+
+class StoreEncryption(Section):
+    """Encryption of stored questions and answers with AES-256-GCM. Vectors stay plain."""
+
+    keys: Annotated[
+        tuple[EncryptionKey, ...], Field(strict=False, max_length=16, examples=["[{env: STORE_KEY}]"]), NOT_EMPTY
+    ]
+    """The keys. The first one writes, all of them read. After a change run `nearhit cache rekey`."""
+    read_plain: Switch = True
+    """`on`: plain records are read, too, until `nearhit cache rekey` has encrypted them. `off`: they are misses."""
+
+
 class StoreConfig(Section):
     """The store that keeps the entries."""
 
@@ -48,6 +73,12 @@ class StoreConfig(Section):
     tls: StoreTls | None = None
     """TLS to the servers, as `{ca: ..., certificate: ..., key: ...}` or `{}`. With sentinels or a cluster it covers all
     of their nodes."""
+    encryption: StoreEncryption | None = None
+    """Encryption of the entries, as `{keys: [{env: STORE_KEY}]}`. Without it their questions and answers are plain."""
+    erasure_key_env: EnvironmentName | None = None
+    """The variable with the secret of `nearhit cache erase`. It makes the digests of users and keys in entries, and it
+    signs the reports. Without it, a gateway with an embedded store makes one in `data_dir/erasure.key`. On a shared
+    store entries then name nobody, and an erasure is refused."""
     timeout: PositiveDuration = 0.25
     """The time of one operation; a lookup that takes longer is a miss. Opening a connection may take a second, or this
     if it is longer."""

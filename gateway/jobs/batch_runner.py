@@ -32,6 +32,7 @@ from gateway.job_store import (
 from gateway.jobs.batches import BatchReader, file_id, key_of, output_of
 from gateway.ports import Clock
 from gateway.priority import Priority
+from gateway.subjects import SubjectsOf, body_user
 
 if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer
@@ -80,7 +81,9 @@ class BatchDriver:
         max_lines: int,
         keep_s: float,
         result_s: float,
+        subjects_of: SubjectsOf | None = None,
     ) -> None:
+        self._subjects_of = subjects_of
         self._name = name
         self._store = store
         self._jobs = jobs
@@ -247,7 +250,10 @@ class BatchDriver:
             await self._write(driven, line, None, "credentials_lost")
             return ""
         headers = (*batch.headers, ("Content-Type", "application/json"), ("Content-Length", str(len(line.body))))
-        job = Job(identity, batch.tenant, "POST", batch.endpoint, "", headers, line.body, sealed, Priority.LOW, "")
+        subjects = () if self._subjects_of is None else self._subjects_of(body_user(line.body), "")
+        job = Job(
+            identity, batch.tenant, "POST", batch.endpoint, "", headers, line.body, sealed, Priority.LOW, "", subjects
+        )
         admittance, identity = await self._jobs.accept(job, self._bounds, key_of(batch.id, line.number), "")
         if admittance not in (Admittance.ACCEPTED, Admittance.KNOWN):
             return None

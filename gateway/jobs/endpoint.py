@@ -31,6 +31,7 @@ from gateway.messages import Bypass, Event, EventStream, FullBody, Provenance, R
 from gateway.observability.telemetry import Telemetry
 from gateway.principal import HEADER
 from gateway.streams import ClosingStream
+from gateway.subjects import SubjectsOf, body_user
 
 if TYPE_CHECKING:
     from gateway.jobs.credential_encryption import Sealer
@@ -76,7 +77,9 @@ class JobEndpoint:
         over: Callable[[str], None],
         credentials: CredentialPolicy,
         telemetry: Telemetry,
+        subjects_of: SubjectsOf | None = None,
     ) -> None:
+        self._subjects_of = subjects_of
         self._config = config
         self._store = store
         self._workers = workers
@@ -139,6 +142,7 @@ class JobEndpoint:
             sealed,
             job_request.priority,
             job_request.webhook,
+            subjects_of_job(self._subjects_of, job_request.body, request),
         )
         admittance, identity = await self._store.accept(job, self._bounds, job_request.key, job_request.digest)
         self._telemetry.jobs.add(admittance.value)
@@ -220,6 +224,14 @@ def key_header(request: RequestContext) -> tuple[tuple[str, str], ...]:
     """Return the header by which a running job counts against its client's key."""
     permit = request.permit
     return () if permit is None or not permit.id else ((HEADER, permit.id),)
+
+
+def subjects_of_job(subjects_of: SubjectsOf | None, body: bytes, request: RequestContext) -> tuple[str, ...]:
+    """Return the digests of the users that a job's body names, and of its client's key."""
+    if subjects_of is None:
+        return ()
+    key = "" if request.permit is None else request.permit.name
+    return subjects_of(body_user(body), key)
 
 
 def bounds_of(config: JobsConfig) -> Bounds:

@@ -77,7 +77,7 @@ class SharedSteps:
         return ControlEndpoints(inner, self.endpoints).__call__
 
     def parse_and_route(self, inner: Handler) -> Handler:
-        return ParseAndRoute(self.table, find_dialect, self.parts.recorder).__call__
+        return ParseAndRoute(self.table, find_dialect, self.parts.recorder, self.parts.subjects_of).__call__
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from gateway.credentials import TRACING
 from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
+from gateway.subjects import SubjectsOf
 
 # Bytes. A longer body is parsed in another thread. There it blocks the event loop only for its longest step, not for
 # all steps together (orjson keeps the interpreter's lock). For 10 MiB of turns on a busy machine that was 270 ms, and
@@ -49,17 +50,20 @@ class RecordingRule(Protocol):
 
 class ParseAndRoute:
     """Hands each request to the pipeline of its route. `table` returns the table in force; a request keeps the one that
-    it met, even if a reload replaces it. `dialect_of`: the dialect of a method and a path; None: they have none."""
+    it met, even if a reload replaces it. `dialect_of`: the dialect of a method and a path; None: they have none.
+    `subjects_of` None: nothing names those who caused it."""
 
     def __init__(
         self,
         table: Callable[[], RouteTable],
         dialect_of: Callable[[str, str], Dialect | None],
         recording: RecordingRule,
+        subjects_of: SubjectsOf | None = None,
     ) -> None:
         self._table = table
         self._dialect_of = dialect_of
         self._recording = recording
+        self._subjects_of = subjects_of
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
         table = request.table = self._table()
@@ -91,6 +95,9 @@ class ParseAndRoute:
             request.permit.check_model(None if call is None else call.model, request.method, request.path)
         route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
         apply_route(request, call, route)
+        permit = request.permit
+        if self._subjects_of is not None and call is not None and (call.user is not None or permit is not None):
+            request.subjects = self._subjects_of(call.user, "" if permit is None else permit.name)
         if route.record is not None:
             request.facts = self._recording.facts(request, route)
         return table.pipelines[route.name](request)

@@ -17,6 +17,8 @@ from gateway.cache.cluster_leases import ClusterLeases
 from gateway.cache.confirmations import Confirmations
 from gateway.cache.decoys import Decoys
 from gateway.cache.embedding_spaces import PendingEmbeddings, Space, Spaces
+from gateway.cache.erasure import RecentErasures
+from gateway.cache.erasure_key import erasure_secret
 from gateway.cache.eviction import Evictor
 from gateway.cache.feedback import Counterexamples, ServedHits
 from gateway.cache.flight import SharedCall
@@ -56,6 +58,7 @@ from gateway.steps.fleet import Fleet
 from gateway.steps.traffic_log.format import SegmentHeading
 from gateway.steps.traffic_log.recorder import Recorder
 from gateway.steps.traffic_log.segments import FOLDER
+from gateway.subjects import SubjectDigests, SubjectsOf, subject_key
 from gateway.tasks import Background, run_in
 from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
@@ -134,6 +137,7 @@ class PartsInputs:
     fleet: Fleet
     recorder: Recorder
     kept_labels: KeptLabels
+    erased: RecentErasures
 
 
 async def open_spaces(
@@ -210,7 +214,7 @@ async def _open(
     exit_stack.push_async_callback(learning.save)  # once nothing is learnt any more
     decoys = Decoys(embedder.fingerprint, inputs.fleet.publisher("decoy"))
     pairs = LearnedPairs(inputs.counterexamples, inputs.links, decoys, backing_store)
-    labels = Labels(controls, pairs, telemetry, (inputs.recorder.label, inputs.kept_labels.keep))
+    labels = Labels(controls, pairs, telemetry, (inputs.recorder.label, inputs.kept_labels.keep), inputs.erased)
     load = EncoderLoad(lambda: embedder.expected_wait_s, section.timeout, telemetry.left_out)
     budget = LearningBudget(config.learning.cpu_share, lambda: embedder.cpu, load, telemetry)
     comparisons = AnswerComparer(embedder, labels, telemetry, budget)
@@ -276,10 +280,18 @@ class Parts:
     kept_labels: KeptLabels
     unread: UnreadMemory
     mcp: McpKnowledge
+    erased: RecentErasures
+    erasure_secret: str | None  # None: there is none, so nothing names those who caused it
+    subjects: SubjectDigests | None  # as `erasure_secret`
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
     sessions: SessionTable = field(default_factory=SessionTable)
+
+    @property
+    def subjects_of(self) -> SubjectsOf | None:
+        """The digests of those who cause a request; None: there is no key."""
+        return None if self.subjects is None else self.subjects.of_request
 
     @property
     def store(self) -> TieredStore:
@@ -296,6 +308,7 @@ async def build_parts(
     embedder: LearningEmbedder,
 ) -> Parts:
     """Build all parts, with the embedder of the model in use. `stack` closes them. Raise `StartupError`."""
+    secret = erasure_secret(config, environ)
     memory, recorded_state = FeedbackState(ServedHits(), Counterexamples(), Links()), RecordedState()
     inputs = _build_inputs(stack, config, environ, clock, draw, stores, memory, recorded_state)
     pools, prices, telemetry, fleet = inputs.pools, inputs.prices, inputs.telemetry, inputs.fleet
@@ -343,6 +356,9 @@ async def build_parts(
         kept_labels=inputs.kept_labels,
         unread=UnreadMemory(config.server.max_unread),
         mcp=_open_mcp(fleet, clock),
+        erased=inputs.erased,
+        erasure_secret=secret,
+        subjects=None if secret is None else SubjectDigests(subject_key(secret)),
     )
 
 
@@ -381,6 +397,7 @@ def _build_inputs(
         fleet=Fleet(stores, clock),
         recorder=recorder_of(stack, config, recorded_state, clock, telemetry),
         kept_labels=kept_labels_of(stack, config, clock),
+        erased=RecentErasures(clock.wall),
     )
 
 

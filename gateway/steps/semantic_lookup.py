@@ -185,6 +185,7 @@ class SemanticLookup:
         threshold = control.threshold(self._acceptance, self._index.count(request.scope))
         judged = Judgement(link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, question, search.embedding.vector)
         request.since("search", search.started)
+        judged.subjects = request.subjects
         request.considered, request.judged = [judged], judged
         control.hit()
         self._telemetry.link_hits.add(request.route)
@@ -399,6 +400,7 @@ class SemanticLookup:
         chosen, control = scores.judged[scores.best_index], scores.control
         if not self._plain and chosen.final and chosen.opinion.veto is None and not chosen.verbatim:
             control.met(chosen.score, scores.entries)
+        chosen.subjects = request.subjects
         request.considered, request.judged = scores.judged, chosen
         if chosen.reason is not None:
             self._record_refusal(request, chosen.reason)

@@ -41,8 +41,8 @@ async def test_a_label_is_kept_with_its_texts_and_its_tenant(tmp_path: Path) -> 
     await kept.flush()
     at = clock.wall()
     assert read_labels(tmp_path, at) == [
-        (at, at + 30 * DAY, "default", "acme", "one?", "two?", True),
-        (at, at + 30 * DAY, "default", "acme", "one?", "three?", False),
+        (at, at + 30 * DAY, "default", "acme", "one?", "two?", True, ()),
+        (at, at + 30 * DAY, "default", "acme", "one?", "three?", False, ()),
     ]
     assert read_labels(tmp_path, at, "other") == []
     assert [path.stat().st_mode & 0o077 for path in (tmp_path / FOLDER, *(tmp_path / FOLDER).iterdir())] == [0, 0]
@@ -121,5 +121,5 @@ async def test_a_compared_miss_is_kept_by_the_gateway(upstream: Upstream, tmp_pa
         await served.chat(STORED)
         await served.chat(ASKED)
         await until(lambda: served.gateway.parts.space.comparisons.idle)
-    ((*_, stored, asked, right),) = read_labels(tmp_path, time.time())
+    ((*_, stored, asked, right, _),) = read_labels(tmp_path, time.time())
     assert (STORED in stored, ASKED in asked, right) == (True, True, True)

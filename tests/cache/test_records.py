@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.redis.store import VERSION, RecordInvalid, decode, encode
+from gateway.adapters.redis.record_encryption import RecordInvalid
+from gateway.adapters.redis.records import NAMELESS, VERSION, decode, encode
 from gateway.messages import Entry
 from tests.fixtures.entries import entry_of
 
@@ -25,7 +26,7 @@ ENTRIES = st.builds(
     question=st.none() | TEXT, streamed=st.just(True), payload=st.lists(st.binary(max_size=50)).map(tuple),
     content_type=TEXT, created=FLOAT, expires=FLOAT, backend=TEXT, input_tokens=COUNT, output_tokens=COUNT,
     cost_dollars=FLOAT, upstream_s=FLOAT, tags=st.lists(TEXT).map(tuple), imported=FLOAT,
-    askers=st.lists(TEXT).map(tuple),
+    askers=st.lists(TEXT).map(tuple), subjects=st.lists(TEXT).map(tuple),
 )  # fmt: skip
 
 
@@ -103,4 +104,12 @@ def test_a_pickle_is_not_executed() -> None:
 
 def test_an_asker_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(RecordInvalid, match="asker"):
+        decode(packed([*astuple(entry_of())[:-2], (1,), ()]))
+    with pytest.raises(RecordInvalid, match="subject"):
         decode(packed([*astuple(entry_of())[:-1], (1,)]))
+
+
+def test_a_record_of_the_version_before_names_no_subject() -> None:
+    entry = entry_of(askers=("a",))
+    data = msgpack.packb(astuple(entry)[:-1])
+    assert decode(struct.pack(">BI", NAMELESS, crc32(data)) + data) == entry

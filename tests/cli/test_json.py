@@ -24,6 +24,7 @@ STREAM = {"cache export"}  # an object a line
 # What is asked for is not there, or no folder, or `auth.mode` is not `keys`: they say so, as who finds no gateway does.
 FAILING = {
     "jobs show",
+    "cache rekey",
     "keys show",
     "keys change",
     "keys expire",
@@ -55,6 +56,8 @@ OFFLINE: dict[str, list[str]] = {
 ASKING: dict[str, list[str]] = {
     "cache stats": [],
     "cache purge": ["--all"],
+    "cache erase": ["--subject", "user:alice"],
+    "cache rekey": [],
     "cache export": [],
     "cache import": ["{files}/answers.jsonl"],
     "cache warm": ["{files}/prompts.jsonl", "--url", "{url}"],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.redis import durability, purge
+from gateway.adapters.redis import durability, entry_pages, purge
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey
 from gateway.adapters.redis.purge import MAX_AUDIT, RedisPurges
@@ -87,7 +87,7 @@ async def test_few_entries_are_read_until_others_have_a_turn(opened: Opened) -> 
 async def test_every_entry_is_read_with_its_vector_in_pages_of_bounded_size(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(purge, "PAGE_BYTES", 10_000)
+    monkeypatch.setattr(entry_pages, "PAGE_BYTES", 10_000)
     for i in range(60):
         size = 20_000 if i == 7 else 1_000
         await opened.store.put(entry_of(str(i), payload=(b"x" * size,)), vector_of(i) if i % 2 else None)

@@ -162,6 +162,23 @@ class RedisBatches:
         found = await self._execute(lambda client: client.hgetall(self._batch(batch, "out" if completed else "err")))
         return {int(line): output for line, output in found.items()}
 
+    async def erase(self, tenant: str, *, dry_run: bool) -> int:
+        """Remove all files and batches of a tenant, and return their number. Raise `StoreUnavailable`."""
+        files, batches = await self.files(tenant), await self.batches(tenant)
+        if dry_run:
+            return len(files) + len(batches)
+        for name in batches:
+
+            def remove(pipe: Any, name: str = name) -> None:
+                pipe.unlink(*(self._batch(name, part) for part in ("batch", "jobs", "out", "err", "driver")))
+                pipe.zrem(self._batches + "open", name)
+                pipe.zrem(self._batches + "of:" + tenant, name)
+
+            await self._write(remove)
+        for file in files:
+            await self.delete_file(file.id, tenant)
+        return len(files) + len(batches)
+
     async def close(self, batch: JobBatch, keep_s: float) -> None:
         completed, failed = await self.counted(batch.id)
 

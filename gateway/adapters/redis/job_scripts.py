@@ -48,7 +48,7 @@ local function over(id, status, keep, dead)
 end
 """
 # ARGV: id, record, tenant, priority, size, webhook, idempotency key, digest, ms to keep the key, max queued, max queued
-# per tenant, max bytes.
+# per tenant, max bytes, digests of its subjects.
 ACCEPT = (
     HEAD
     + """
@@ -64,6 +64,7 @@ if tonumber(redis.call('HGET', P .. 'tenants', tenant) or '0') >= tonumber(ARGV[
 if tonumber(redis.call('GET', P .. 'bytes') or '0') + tonumber(size) > tonumber(ARGV[12]) then return {'full', ''} end
 redis.call('HSET', job(id), 'record', record, 'tenant', tenant, 'priority', prio, 'size', size, 'webhook', webhook,
   'status', 'queued', 'created', ms(now), 'attempts', '0', 'token', '0')
+if ARGV[13] ~= '' then redis.call('HSET', job(id), 'subjects', ARGV[13]) end
 enter(id, tenant, size, ms(now))
 queue(id, prio, tenant)
 if key ~= '' then
@@ -171,6 +172,30 @@ if ARGV[4] == '0' then redis.call('HINCRBY', job(ARGV[1]), 'attempts', -1) end
 if tonumber(ARGV[3]) > 0 then redis.call('ZADD', P .. 'delayed', ms(now + ARGV[3]), ARGV[1])
 else queue(ARGV[1], f[2], f[4]) end
 return 1
+"""
+)
+# ARGV: ids. Removes the jobs in whatever state they are; the worker of a running one loses its claim.
+ERASE = (
+    HEAD
+    + """
+local erased = 0
+for _, id in ipairs(ARGV) do
+  local f = redis.call('HMGET', job(id), 'tenant', 'status', 'priority', 'entry')
+  if f[1] then
+    if f[2] == 'queued' then
+      redis.call('ZREM', P .. 'delayed', id)
+      local line = P .. 'line:' .. f[3] .. ':' .. f[1]
+      if redis.call('LREM', line, 1, id) == 1 and redis.call('EXISTS', line) == 0 then
+        redis.call('LREM', P .. 'ring:' .. f[3], 1, f[1])
+      end
+    elseif f[2] == 'running' then unclaim(f[3], f[4]) end
+    if f[2] == 'queued' or f[2] == 'running' then over(id, 'cancelled', 1000, false) end
+    for _, name in ipairs({'finished', 'dead', 'webhooks'}) do redis.call('ZREM', P .. name, id) end
+    redis.call('DEL', job(id))
+    erased = erased + 1
+  end
+end
+return erased
 """
 )
 # ARGV: id, tenant, ms to keep.

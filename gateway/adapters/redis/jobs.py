@@ -7,7 +7,8 @@ expiry. All times are on the server's clock.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gateway.adapters.redis import job_scripts as scripts
@@ -35,6 +36,7 @@ from gateway.job_store import (
 TIMEOUT_S = 5.0
 OVERHEAD = 1024  # approximate bytes that the server uses for a job besides its record
 CONSUMER_IDLE_S = 3600.0
+PAGE = 500  # jobs read or erased at once
 FIELDS = ("tenant", "status", "created", "started", "finished", "attempts", "error", "dead", "webhook", "result")
 LISTS = {"active": "active", "dead": "dead", "finished": "finished"}
 
@@ -51,7 +53,7 @@ class RedisJobs:
             name: client.register_script(getattr(scripts, name))
             for name in (
                 "ACCEPT", "CLAIM", "BEAT", "CONCLUDE", "PUT_BACK", "CANCEL", "DUE_WEBHOOKS", "WEBHOOK_TOLD", "RAISE",
-                "SWEEP", "COUNTS",
+                "SWEEP", "COUNTS", "ERASE",
             )
         }  # fmt: skip
 
@@ -63,7 +65,7 @@ class RedisJobs:
         # tenant in front.
         key_digest = hashlib.sha256(f"{job.tenant}\n{key}".encode()).hexdigest() if key else ""
         head = [job.id, record, job.tenant, int(job.priority), len(record) + OVERHEAD, job.webhook, key_digest, digest]
-        limits = [bounds.max_queued, bounds.max_queued_per_tenant, bounds.max_bytes]
+        limits = [bounds.max_queued, bounds.max_queued_per_tenant, bounds.max_bytes, " ".join(job.subjects)]
         admittance, identity = await self._run("ACCEPT", *head, _ms(bounds.keep_key_s), *limits)
         return Admittance(admittance.decode()), identity.decode()
 
@@ -142,6 +144,36 @@ class RedisJobs:
 
     async def sweep(self, worker: str) -> None:
         await self._run("SWEEP", worker, _ms(CONSUMER_IDLE_S))
+
+    async def find(self, matches: Callable[[Sequence[str], str], bool]) -> list[str]:
+        """Return the ids of all jobs for whose subjects and tenant `matches` is true. Raise `StoreUnavailable`."""
+        found: dict[str, None] = {}
+        for listed in LISTS.values():
+            cursor = 0
+            while True:
+                cursor, names = await self._store.execute(partial(self._page, self._prefix + listed, cursor), TIMEOUT_S)
+                for name, (tenant, subjects) in names:
+                    if tenant is not None and matches((subjects or b"").decode().split(), tenant.decode()):
+                        found[name] = None
+                if cursor == 0:
+                    break
+        return list(found)
+
+    async def _page(self, key: str, cursor: int, client: Any) -> tuple[int, list[tuple[str, list[bytes | None]]]]:
+        cursor, members = await client.zscan(key, cursor, count=PAGE)
+        names = [name.decode() for name, _ in members]
+        async with client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hmget(self._job(name), "tenant", "subjects")
+            rows = await pipe.execute() if names else []
+        return int(cursor), list(zip(names, rows, strict=True))
+
+    async def erase(self, jobs: Sequence[str]) -> int:
+        """Remove jobs with their requests and results, and return how many there were. Raise `StoreUnavailable`."""
+        erased = 0
+        for at in range(0, len(jobs), PAGE):
+            erased += int(await self._run("ERASE", *jobs[at : at + PAGE]))
+        return erased
 
     def _job(self, identity: str) -> str:
         return f"{self._prefix}job:{identity}"

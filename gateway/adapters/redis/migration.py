@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from gateway.adapters.redis.keyspace import PREFIX
-from gateway.adapters.redis.store import SCAN_BATCH, RecordInvalid, RedisStore, decode
+from gateway.adapters.redis.record_encryption import RecordInvalid
+from gateway.adapters.redis.store import SCAN_BATCH, RedisStore
 from gateway.messages import Vector
 from gateway.ports import ChangeKind, ForeignEntry
 
@@ -78,7 +79,7 @@ class RedisMigration:
         if data is None or not self._needs_embedding(made_by):
             return None
         try:
-            entry = decode(data)
+            entry = self._store.codec.decode(data, fingerprint)
         except RecordInvalid:  # no client is served it either
             entry = None
         if entry is not None and entry.fingerprint != fingerprint:

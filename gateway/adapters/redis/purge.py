@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from gateway.adapters.redis.cluster import client_for_key
 from gateway.adapters.redis.durability import is_durable, replicas_of, request_durability
+from gateway.adapters.redis.entry_pages import read_entries
 from gateway.adapters.redis.keyspace import PREFIX
-from gateway.adapters.redis.store import VECTOR_FIELDS, RecordInvalid, RedisStore, decode, stored_vector
+from gateway.adapters.redis.record_encryption import RecordInvalid
+from gateway.adapters.redis.store import VECTOR_FIELDS, RedisStore, stored_vector
 from gateway.errors import StoreUnavailable
 from gateway.messages import EmbeddedVector, Entry
 from gateway.ports import ChangeKind
@@ -26,28 +27,8 @@ POLL_TIMEOUT_S = 0.25
 # Maximum step of the version. Steps are random: after a failover that lost the last steps, a new version must not equal
 # one seen before.
 MAX_STEP = 2**20
-PAGE = 1_000  # entries read at once: one round trip for the names, and one for the records
 STEP = 50  # entries decoded at once: each takes 100 us of CPU, or 200 for an export, before the event loop continues
-PAGE_BYTES = 4 * 2**20  # record bytes read at once; a larger record is read alone
-# KEYS: entries. ARGV: the bytes that may be returned, and the fields. Returns the number of keys that were read, and
-# for each entry its place among the keys and its fields. The first record is returned whatever its size.
-READ = """
-local rows, total = {}, 0
-for i, key in ipairs(KEYS) do
-  local size = redis.pcall('HSTRLEN', key, 'record')  -- an error if the key is damaged: it has no record then
-  if type(size) == 'number' and size > 0 then
-    if #rows > 0 and total + size > tonumber(ARGV[1]) then return {i - 1, rows} end
-    total = total + size
-    rows[#rows + 1] = {i, redis.call('HMGET', key, unpack(ARGV, 2))}
-  end
-end
-return {#KEYS, rows}
-"""
-
 Record = tuple[Entry, EmbeddedVector | None]
-
-Row = tuple[str, Sequence[bytes | None]]
-"""The fingerprint of an entry, and its fields in the store."""
 
 
 class RedisPurges:
@@ -101,14 +82,11 @@ class RedisPurges:
         return max((float(last[0][1]) for last in await self._store.execute(read, TIMEOUT_S) if last), default=0.0)
 
     async def records(self, embedder: str) -> AsyncIterator[list[Record]]:
-        async for members in self._store.listed(PAGE, TIMEOUT_S):
-            remaining = self._store.names.group_by_list(name for name, _ in members)
-            while remaining:
-                for rows in await self._store.execute(partial(self._read, remaining), TIMEOUT_S):
-                    for at in range(0, len(rows), STEP):
-                        decoded = (_record(name, row, embedder) for name, row in rows[at : at + STEP])
-                        yield [record for record in decoded if record is not None]
-                        await asyncio.sleep(0)
+        async for rows in read_entries(self._store, ("record", *VECTOR_FIELDS), TIMEOUT_S):
+            for at in range(0, len(rows), STEP):
+                decoded = (self._record(name, row, embedder) for name, row in rows[at : at + STEP])
+                yield [record for record in decoded if record is not None]
+                await asyncio.sleep(0)
 
     async def delete(self, fingerprints: Sequence[str]) -> int:
         return await self._store.delete(fingerprints)
@@ -125,31 +103,13 @@ class RedisPurges:
     async def audits(self, limit: int) -> list[bytes]:
         return await self._store.execute(lambda client: client.lrange(AUDIT, 0, limit - 1), TIMEOUT_S)
 
-    async def _read(self, remaining: dict[str, list[str]], client: Any) -> list[list[Row]]:
-        """Read entries of each list in one round trip, and remove their names from `remaining`."""
-        budget = PAGE_BYTES // len(remaining)
-        async with client.pipeline(transaction=False) as pipe:
-            for names in remaining.values():
-                keys = map(self._store.names.entry, names)
-                pipe.eval(READ, len(names), *keys, budget, "record", *VECTOR_FIELDS)
-            replies = await pipe.execute()
-        read = []
-        for (listed, names), (count, rows) in zip([*remaining.items()], replies, strict=True):
-            read.append([(names[int(at) - 1], row) for at, row in rows])
-            if int(count) == len(names):
-                del remaining[listed]
-            else:
-                remaining[listed] = names[int(count) :]
-        return read
-
-
-def _record(name: str, row: Sequence[bytes | None], embedder: str) -> Record | None:
-    data, *rest = row
-    if data is None:
-        return None
-    try:
-        entry = decode(data)
-    except RecordInvalid:  # no client is served it either
-        return None
-    stored = stored_vector(name, rest, embedder.encode())
-    return entry, None if stored is None else EmbeddedVector(stored.vector, embedder)
+    def _record(self, name: str, row: Sequence[bytes | None], embedder: str) -> Record | None:
+        data, *rest = row
+        if data is None:
+            return None
+        try:
+            entry = self._store.codec.decode(data, name)
+        except RecordInvalid:  # no client is served it either
+            return None
+        stored = stored_vector(name, rest, embedder.encode())
+        return entry, None if stored is None else EmbeddedVector(stored.vector, embedder)

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import copy
 import logging
-import struct
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import fields
 from functools import partial
-from operator import attrgetter
-from typing import Any, TypeVar, get_origin, get_type_hints
-from zlib import crc32
+from typing import Any, TypeVar
 
-import msgpack
 import numpy as np
 import orjson
 
@@ -24,61 +19,14 @@ from gateway.adapters.redis.change_log import ChangeLogWriter
 from gateway.adapters.redis.cluster import key_space_of, used_memory
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.keyspace import ONE_SERVER, PREFIX
+from gateway.adapters.redis.record_encryption import RecordInvalid
+from gateway.adapters.redis.records import PLAIN, RecordCodec
 from gateway.adapters.redis.store_client import Script, StoreClient
 from gateway.circuit_breaker import BreakerState
 from gateway.errors import StoreUnavailable
 from gateway.messages import Entry, Vector
 from gateway.observability.json_logging import RateLimitedLog
 from gateway.ports import MAX_COUNTEREXAMPLES, MAX_LINKS, ChangeKind, Clock, StoredVector, StoreStats
-
-# The encoding of entries: a version, a CRC-32 of the rest, then msgpack, never pickle. Pure.
-VERSION = 3
-
-_HEAD = struct.Struct(">BI")
-
-# The type that msgpack must return for each field, in order; an int is accepted for a float.
-_TYPES = tuple(
-    int | float if hint is float else tuple if get_origin(hint) is tuple else hint
-    for hint in get_type_hints(Entry).values()
-)
-
-_NAMES = tuple(field.name for field in fields(Entry))
-
-# One for all calls: creating it takes a quarter of the time. A failed call leaves no state behind.
-_pack = msgpack.Packer(use_bin_type=True).pack
-
-_values_of = attrgetter(*_NAMES)  # `dataclasses.astuple` copies deeply: 35 us
-
-
-class RecordInvalid(ValueError):
-    """The bytes are not an entry of this version. The caller treats them as absent."""
-
-
-def encode(entry: Entry) -> bytes:
-    packed: bytes = _pack(_values_of(entry))
-    return _HEAD.pack(VERSION, crc32(packed)) + packed
-
-
-def decode(data: bytes) -> Entry:
-    """Decode an entry. Raise `RecordInvalid`."""
-    if len(data) < _HEAD.size or data[0] != VERSION:
-        raise RecordInvalid(f"not a record of version {VERSION}")
-    packed = memoryview(data)[_HEAD.size :]
-    if crc32(packed) != _HEAD.unpack_from(data)[1]:
-        raise RecordInvalid("a record whose checksum does not fit")
-    try:
-        values = msgpack.unpackb(packed, use_list=False, raw=False, strict_map_key=True)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RecordInvalid(f"not a record: {type(error).__name__}") from None
-    if not isinstance(values, tuple) or len(values) != len(_TYPES) or not all(map(isinstance, values, _TYPES)):
-        raise RecordInvalid("a record with a field of the wrong type")
-    entry = Entry(*values)
-    if not all(isinstance(name, str) for name in entry.askers):
-        raise RecordInvalid("a record with an asker of the wrong type")
-    if not all(isinstance(data, bytes) for data in entry.payload) or not (entry.streamed or len(entry.payload) == 1):
-        raise RecordInvalid("a record without an answer")
-    return entry
-
 
 TOKEN_DOLLARS = 1e-7  # the value of a token without a price: among unpriced answers the longer one wins
 
@@ -210,10 +158,18 @@ T = TypeVar("T")
 
 class RedisStore:
     """`RedisStore` implements `ResponseStore`. `embedder` is the fingerprint of the vectors that this gateway can
-    compare; other vectors stay untouched. `journal` reports writes to other gateways; None: there are none."""
+    compare; other vectors stay untouched. `journal` reports writes to other gateways; None: there are none. `codec`
+    encodes records, and encrypts them if it has keys."""
 
     def __init__(
-        self, client: Any, *, embedder: str, timeout_s: float, clock: Clock, journal: ChangeLogWriter | None = None
+        self,
+        client: Any,
+        *,
+        embedder: str,
+        timeout_s: float,
+        clock: Clock,
+        journal: ChangeLogWriter | None = None,
+        codec: RecordCodec = PLAIN,
     ) -> None:
         self._client = client
         self._store_client = StoreClient(client, timeout_s, clock)
@@ -221,6 +177,7 @@ class RedisStore:
         self._embedder = embedder.encode()
         self._clock = clock
         self.journal = journal
+        self.codec = codec
         self.send, self.poll, self.run, self.execute = (
             self._store_client.send,
             self._store_client.poll,
@@ -249,7 +206,7 @@ class RedisStore:
     def read_record(self, fingerprint: str, data: bytes) -> Entry | None:
         """Return the entry in a record; None: it is unreadable, or an entry of another fingerprint."""
         try:
-            entry = decode(data)
+            entry = self.codec.decode(data, fingerprint)
         except RecordInvalid as error:
             self.on_unreadable()
             self._warnings.warn(LOG, "unreadable record", {"fingerprint": fingerprint, "error": str(error)})
@@ -289,7 +246,7 @@ class RedisStore:
     def _encode_put(self, entry: Entry, vector: Vector | None) -> tuple[int, bytes, bytes, bytes, bytes]:
         """Return the expiry in ms and as listed, the record, the worth, and the vector (empty for none)."""
         try:
-            record = encode(entry)
+            record = self.codec.encode(entry)
         except (ValueError, OverflowError) as error:  # for example, a backend header that is not UTF-8
             raise StoreUnavailable(f"the entry cannot be written: {type(error).__name__}") from None
         vector_bytes = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
@@ -314,8 +271,12 @@ class RedisStore:
 
     async def amend(self, old: Entry, new: Entry) -> bool:
         name = old.fingerprint
+        record = await self.send("HGET", self.names.entry(name), "record")
+        if record is None or self.read_record(name, record) != old:
+            return False
         command = self.change_command(ChangeKind.RECORDS, name)
-        if not await self.run(AMEND, [self.names.entry(name)], [encode(old), encode(new), *command]):
+        # The bytes that were read: an encrypted record differs each time that it is written.
+        if not await self.run(AMEND, [self.names.entry(name)], [record, self.codec.encode(new), *command]):
             return False
         await self.publish_change(ChangeKind.RECORDS, name)
         return True
@@ -386,6 +347,19 @@ class RedisStore:
 
     async def links(self) -> list[str]:
         return await self._keys(LINKS)
+
+    async def remove_relations(self, counterexamples: Sequence[str], links: Sequence[str]) -> None:
+        """Remove counterexamples and links by their keys. Raise `StoreUnavailable`."""
+
+        async def remove(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                for name, keys in ((COUNTEREXAMPLES, counterexamples), (LINKS, links)):
+                    for at in range(0, len(keys), SCAN_BATCH):
+                        pipe.zrem(name, *keys[at : at + SCAN_BATCH])
+                await pipe.execute()
+
+        if counterexamples or links:
+            await self.execute(remove)
 
     async def _add_keys(self, name: str, keys: Sequence[str], limit: int, kind: ChangeKind) -> None:
         """Add keys to a set that is sorted by time, and tell the other gateways. Beyond `limit` the oldest go."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.cache.threshold.drift import DriftDetector
 from gateway.cache.threshold.ledger import (
@@ -44,7 +45,12 @@ from gateway.ports import Acceptance, PriorBands
 
 REACH, PRIOR, FLOOR = 0.5, 0.5, 0.5
 
+IDENTICAL = 0.9995  # cosine: the same question, after the rounding of a snapshot to float16
+
 CAPACITY = 2000  # labelled lookups per route: 3 MB, and 0.1 ms to search
+
+
+IntArray = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,25 @@ class Evidence:
         self._next = (self._next + 1) % self._capacity
         self._count = min(self._count + 1, self._capacity)
 
+    def forget(self, vectors: Vector) -> int:
+        """Drop the lookups whose question has one of these vectors, of shape (n, dimension). Return their number."""
+        if self._vectors is None or vectors.shape[1] != self._vectors.shape[1]:
+            return 0
+        order = self._order()
+        same = (self._vectors[order] @ vectors.T).max(axis=1) >= IDENTICAL
+        dropped = int(same.sum())
+        if dropped:
+            kept = order[~same]
+            self._vectors[: len(kept)], self._residuals[: len(kept)] = self._vectors[kept], self._residuals[kept]
+            self._count = len(kept)
+            self._next = self._count % self._capacity
+        return dropped
+
+    def _order(self) -> IntArray:
+        """Return the places of the lookups, oldest first."""
+        start = self._next if self._count == self._capacity else 0
+        return np.asarray((np.arange(self._count) + start) % self._capacity)
+
     def shift(self, vector: Vector) -> float:
         """Return how far labels near `vector` move a score: in [-REACH, REACH], 0 without labels."""
         if self._count == 0:
@@ -89,7 +114,7 @@ class Evidence:
         """Return vectors (float16) and residuals (float32), oldest first, and the dimension, for a snapshot."""
         if self._vectors is None:
             return b"", b"", 0
-        order = (np.arange(self._count) + (self._next if self._count == self._capacity else 0)) % self._capacity
+        order = self._order()
         vectors = self._vectors[order].astype("<f2")
         return vectors.tobytes(), self._residuals[order].astype("<f4").tobytes(), int(vectors.shape[1])
 
@@ -337,6 +362,15 @@ class RouteControl:
         self._evidence, self._drift, self.labels_since_drift = Evidence(), DriftDetector(), 0
         self._thresholds.clear()
         self._shares, self._labels_since_shares = self._ledger.wrong_shares().mean, 0
+
+    def forget(self, vectors: Vector) -> int:
+        """Drop the labelled lookups of questions with these vectors, and return their number. Counts without a question
+        stay."""
+        dropped = self._evidence.forget(vectors)
+        if dropped:
+            self.version += 1
+            self._thresholds.clear()
+        return dropped
 
     def audited(self, label: Label, chance: float) -> None:
         self._advanced_wrong_hits().audited(label, chance)

@@ -95,6 +95,7 @@ class RecordedRequest(NamedTuple):
     considered: tuple[RecordedCandidate, ...]
     seconds: float  # from arrival to the end of the answer
     stages: dict[str, float]
+    subjects: tuple[str, ...] = ()  # digests of those who asked (`gateway.subjects`); older rows have none
 
 
 class RecordedLabel(NamedTuple):
@@ -167,7 +168,7 @@ def decode_batch(payload: bytes) -> Iterator[Row]:
                         values[index] = form._make(values[index])
                 if values[_CONSIDERED]:
                     values[_CONSIDERED] = tuple(map(RecordedCandidate._make, values[_CONSIDERED]))
-                yield RecordedRequest._make(values)
+                yield RecordedRequest(*values)
     except (TypeError, IndexError) as error:
         raise SegmentInvalid(f"has a row of an unexpected form ({error})") from None
 
@@ -190,7 +191,11 @@ def frames(data: bytes) -> Iterator[bytes | None]:
 
 
 def _frame(value: Any) -> bytes:
-    payload: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors=_ODD)
+    return frame_of(msgpack.packb(value, use_bin_type=True, unicode_errors=_ODD))
+
+
+def frame_of(payload: bytes) -> bytes:
+    """Return the payload of a heading or a batch as a frame."""
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 

@@ -149,6 +149,7 @@ def recorded_of(
         considered=tuple(_considered(facts, request, digest)),
         seconds=seconds,
         stages=dict(request.timings),
+        subjects=request.subjects,
     )
 
 

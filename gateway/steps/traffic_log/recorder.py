@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from gateway.cache.erasure import ErasureTarget, Traces
 from gateway.config.policy.model import Policy, Route
 from gateway.config.schema import TrafficConfig
 from gateway.context import RequestContext
 from gateway.messages import Provenance, TrafficFacts
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, Judgement
-from gateway.steps.traffic_log.format import RecordedLabel, Row, SegmentHeading
+from gateway.steps.traffic_log.format import RecordedLabel, RecordedRequest, Row, SegmentHeading
 from gateway.steps.traffic_log.recorded_request import (
     Digest,
     digest_of,
@@ -21,11 +22,13 @@ from gateway.steps.traffic_log.recorded_request import (
     header_names,
     recorded_of,
     tenant_digests,
+    vector_of,
 )
 from gateway.steps.traffic_log.segments import Segments, key_in
 
 LOG = logging.getLogger("nearhit.traffic")
 OUTCOMES = ("recorded", "dropped")
+MAX_ERASED = 64  # erasures that rows in flight are checked against
 
 
 class Recorder:
@@ -57,6 +60,7 @@ class Recorder:
         self._heading_at_start: SegmentHeading | None = None
         self._write_lock = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None
+        self._erased: tuple[ErasureTarget, ...] = ()
 
     def apply(self, policy: Policy) -> None:
         """Apply a new policy, or a change of the embedding model."""
@@ -114,6 +118,34 @@ class Recorder:
         if route in self._routes and len(self._rows) < self._bounds.max_buffered:
             self._append(RecordedLabel(self._clock.wall(), route, judged.score, judged.opinion.probability, str(label)))
 
+    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+        """Remove the requests of the target, in the buffer and in all segments. Return their number. Rows that come
+        later and began before are dropped when they are written. Raise `OSError`."""
+        if not dry_run:
+            self._erased = (*self._erased, target)[-MAX_ERASED:]
+        async with self._write_lock:
+            if self._writing is not None:
+                await asyncio.shield(self._writing)
+            waiting = [row for row in self._rows if self._is_of(target, row)]
+            if not dry_run:
+                ids = set(map(id, waiting))
+                self._rows = [row for row in self._rows if id(row) not in ids]
+            written, damaged = await asyncio.to_thread(
+                self._segments.rewrite, lambda row: self._is_of(target, row), dry_run=dry_run
+            )
+        if damaged:
+            traces.notes.append(f"{damaged} segments of the traffic log have a part that cannot be read")
+        for row in (*waiting, *written):
+            if isinstance(row, RecordedRequest):
+                traces.add(row.prompt, None if row.vector is None else vector_of(row.vector))
+        return len(waiting) + len(written)
+
+    def _is_of(self, target: ErasureTarget, row: Row) -> bool:
+        if not isinstance(row, RecordedRequest) or row.at > target.at:
+            return False
+        same = target.tenant is None or (self._tenants is not None and row.given.tenant == self._tenants(target.tenant))
+        return same and target.names(row.subjects)
+
     def _append(self, row: Row) -> None:
         if not self._rows and self._segments.needs_segment():  # the state before the segment, not in the middle of it
             self._heading_at_start = self._heading(self._headers)
@@ -138,6 +170,8 @@ class Recorder:
         """Write everything that was recorded so far."""
         async with self._write_lock:
             rows, self._rows = self._rows, []
+            if self._erased:
+                rows = [row for row in rows if not any(self._is_of(target, row) for target in self._erased)]
             if rows:
                 heading = self._heading_at_start or self._heading(self._headers)
                 self._writing = asyncio.ensure_future(self._write(rows, heading))

@@ -9,7 +9,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gateway.config.schema import TrafficConfig
-from gateway.steps.traffic_log.format import SUFFIX, Row, SegmentHeading, encode_batch, encode_heading
+from gateway.files import replaced
+from gateway.steps.traffic_log.format import (
+    SUFFIX,
+    RecordedRequest,
+    Row,
+    SegmentHeading,
+    SegmentInvalid,
+    decode_batch,
+    encode_batch,
+    encode_heading,
+    frame_of,
+    frames,
+)
 
 FOLDER, KEY_FILE, KEY_BYTES = "traffic", "key", 32
 OWNER_ONLY, OWNERS_FOLDER = 0o600, 0o700
@@ -84,6 +96,28 @@ class Segments:
             or self._wall() - self._started_at >= self._bounds.segment_age
         )
 
+    def rewrite(self, drop: Callable[[Row], bool], *, dry_run: bool) -> tuple[list[RecordedRequest], int]:
+        """Remove the requests for which `drop` is true from all segments. Return them, and the number of segments with
+        a part that cannot be read. `dry_run`: remove nothing. Raise `OSError`.
+
+        The current segment ends. If a request of a segment is removed, so is any part that cannot be read.
+        """
+        if not self._folder.is_dir():
+            return [], 0
+        if not dry_run:
+            self.close()
+        dropped: list[RecordedRequest] = []
+        damaged = 0
+        for path in segments_in(self._folder):
+            kept, gone, whole = _without(path.read_bytes(), drop)
+            dropped += gone
+            damaged += not whole
+            if gone and not dry_run:
+                written = path.stat().st_mtime_ns  # readers take it for the end of the segment
+                replaced(path, kept, path.with_name(f".{path.name}.new"), OWNER_ONLY)
+                os.utime(path, ns=(written, written))
+        return dropped, damaged
+
     def _start_segment(self, heading: SegmentHeading) -> None:
         self.close()
         prepare(self._folder)
@@ -115,3 +149,26 @@ class Segments:
                 break
             path.unlink(missing_ok=True)
             total -= sizes[path].st_size
+
+
+def _without(data: bytes, drop: Callable[[Row], bool]) -> tuple[bytes, list[RecordedRequest], bool]:
+    """Return a segment without the requests for which `drop` is true, those requests, and whether all of it could be
+    read."""
+    kept: list[bytes] = []
+    gone: list[RecordedRequest] = []
+    for at, payload in enumerate(frames(data)):
+        if payload is None:
+            return b"".join(kept), gone, False
+        try:
+            rows = list(decode_batch(payload)) if at else []
+        except SegmentInvalid:
+            return b"".join(kept), gone, False
+        found = [row for row in rows if isinstance(row, RecordedRequest) and drop(row)]
+        gone += found
+        ids = set(map(id, found))
+        others = [row for row in rows if id(row) not in ids]
+        if not found:
+            kept.append(frame_of(payload))
+        elif others:
+            kept.append(encode_batch(others))
+    return b"".join(kept), gone, True

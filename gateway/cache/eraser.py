@@ -1,0 +1,266 @@
+"""Erase all that one subject asked or caused, in every place of this gateway and of the store.
+
+The entries go first, by a ban with a time (`gateway.cache.purge`), so that nothing in flight comes back. Other gateways
+follow that ban, and erase the files of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from gateway.cache.bans import Ban
+from gateway.cache.embedding_spaces import Spaces
+from gateway.cache.erasure import ErasureTarget, Place, RecentErasures, Traces
+from gateway.cache.feedback import Counterexamples, ServedHits, is_related
+from gateway.cache.links import Links
+from gateway.cache.purge import Purge, PurgeRequest
+from gateway.errors import GatewayError, StoreUnavailable
+from gateway.messages import Vector
+from gateway.ports import Clock, RelationStore
+from gateway.subjects import Subject, SubjectDigests
+
+LOG = logging.getLogger("nearhit.removal")
+NAMES_PER_MESSAGE = 500  # to the other gateways
+RETRY_S = 5.0
+
+
+@dataclass(slots=True)
+class Erased:
+    """The outcome of an erasure so far."""
+
+    subject: str  # the digest
+    counts: dict[str, int] = field(default_factory=dict)  # by place
+    durable: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+class ErasureIncomplete(GatewayError):
+    """The store or the disk failed during an erasure. `erased` has the counts so far."""
+
+    status = 503
+    kind = "store_unavailable"
+
+    def __init__(self, erased: Erased, error: str) -> None:
+        super().__init__(f"{error}; the entries are removed, other places may not be: repeat the command")
+        self.erased = erased
+
+
+class JobsOfSubjects(Protocol):
+    async def find(self, matches: Callable[[Sequence[str], str], bool]) -> list[str]: ...
+
+    async def erase(self, jobs: Sequence[str]) -> int: ...
+
+
+class FilesOfTenants(Protocol):
+    async def erase(self, tenant: str, *, dry_run: bool) -> int: ...
+
+
+class ErasableRelations(RelationStore, Protocol):
+    async def remove_relations(self, counterexamples: Sequence[str], links: Sequence[str]) -> None: ...
+
+
+class Jobs:
+    """The jobs with their requests and results. A worker that runs one loses its claim with the next heartbeat."""
+
+    def __init__(self, store: JobsOfSubjects) -> None:
+        self._store = store
+
+    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+        found = await self._store.find(target.matches)
+        return len(found) if dry_run else await self._store.erase(found)
+
+
+class Files:
+    """The files and batches of a tenant. A file has the lines of many users, so it goes with its tenant only."""
+
+    def __init__(self, store: FilesOfTenants) -> None:
+        self._store = store
+
+    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+        if target.subjects or target.tenant is None:
+            traces.notes.append("files and batches belong to a tenant: their lines were not searched")
+            return 0
+        return await self._store.erase(target.tenant, dry_run=dry_run)
+
+
+class Relations:
+    """Links and counterexamples, by the erased entries and the digests of the erased questions."""
+
+    def __init__(self, store: ErasableRelations, counterexamples: Counterexamples, links: Links) -> None:
+        self._store = store
+        self._counterexamples = counterexamples
+        self._links = links
+
+    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+        wrong, links = (
+            [key for key in keys if is_related(key, traces.fingerprints, traces.questions)]
+            for keys in (await self._store.counterexamples(), await self._store.links())
+        )
+        if not dry_run:
+            await self._store.remove_relations(wrong, links)
+            self.forget(traces.fingerprints, traces.questions)
+        return len(wrong) + len(links)
+
+    def forget(self, fingerprints: set[str], questions: set[str]) -> None:
+        """Forget them in memory."""
+        self._counterexamples.forget(fingerprints, questions)
+        self._links.forget(fingerprints, questions)
+
+
+class LearnedQuestions:
+    """Labelled lookups and decoys of all routes. Without names, they are found by the vectors of erased questions."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self.spaces = spaces
+
+    async def erase(self, target: ErasureTarget, traces: Traces, *, dry_run: bool) -> int:
+        if dry_run:
+            return 0
+        return await self.forget(traces.matrices())
+
+    async def forget(self, matrices: Iterable[Vector]) -> int:
+        """Drop what was learnt of questions with these vectors. Raise `StoreUnavailable`."""
+        dropped, changed = 0, set[str]()
+        for vectors in matrices:
+            for space in self.spaces.all:
+                dropped += space.decoys.forget_questions(vectors)
+                for route, control in space.controls.all():
+                    if forgotten := control.forget(vectors):
+                        dropped += forgotten
+                        changed.add(route)
+            await asyncio.sleep(0)
+        for route in sorted(changed):
+            await self.spaces.serving.learning.save_one(route)
+        return dropped
+
+
+class Eraser:
+    """`Eraser` erases subjects. `own` are the places of this process; `shared` are those of the store, in order.
+
+    `publish` tells the other gateways which entries, questions and vectors are gone.
+    """
+
+    def __init__(
+        self,
+        *,
+        digests: SubjectDigests,
+        removal: Purge,
+        own: Mapping[str, Place],
+        shared: Mapping[str, Place],
+        relations: Relations,
+        learned: LearnedQuestions,
+        served: ServedHits,
+        recent: RecentErasures,
+        clock: Clock,
+        publish: Callable[..., None],
+    ) -> None:
+        self._digests = digests
+        self._removal = removal
+        self._own = own
+        self._shared = shared
+        self._relations = relations
+        self._learned = learned
+        self._served = served
+        self._recent = recent
+        self._clock = clock
+        self._publish = publish
+        self._followed: list[Ban] = []
+        self._is_due = asyncio.Event()
+        removal.on_erasures = self._follow_later
+
+    def digest(self, subject: Subject) -> str:
+        return self._digests.of(subject.kind, subject.name)
+
+    async def erase(self, subject: Subject, tenant: str | None, *, dry_run: bool) -> Erased:
+        """Erase a subject, of one tenant if `tenant` is given.
+
+        `dry_run`: only count, without the learnt lookups and decoys. Raise what `Purge.purge` raises, and
+        `ErasureIncomplete`.
+        """
+        erased, traces = Erased(self.digest(subject)), Traces()
+        subjects = () if subject.kind == "tenant" else (erased.subject,)
+        request = PurgeRequest(
+            subjects=subjects, tenant=subject.name if subject.kind == "tenant" else tenant, erasure=True
+        )
+        outcome = await self._removal.purge(request, dry_run=dry_run, on_match=traces.add_entry)
+        erased.counts["entries"] = outcome.matched if dry_run else outcome.removed
+        erased.durable = outcome.durable
+        target = ErasureTarget(frozenset(subjects), request.tenant, self._clock.wall())
+        places = {**self._own, **self._shared, "relations": self._relations, "learned": self._learned}
+        if not dry_run:
+            self._begin(target)
+        try:
+            for name, place in places.items():
+                erased.counts[name] = await place.erase(target, traces, dry_run=dry_run)
+        except (StoreUnavailable, OSError) as error:
+            raise ErasureIncomplete(
+                erased, str(error) if isinstance(error, StoreUnavailable) else "the disk failed"
+            ) from None
+        finally:
+            erased.notes += traces.notes
+        if not dry_run:
+            self._tell(traces)
+        return erased
+
+    def _begin(self, target: ErasureTarget) -> None:
+        """Forget the subject in memory: nothing of it is learnt from now on."""
+        self._recent.add(target)
+        self._served.forget(self._recent.covers)
+        self._digests.forget()
+
+    def _tell(self, traces: Traces) -> None:
+        names, questions = sorted(traces.fingerprints), sorted(traces.questions)
+        for at in range(0, max(len(names), len(questions)), NAMES_PER_MESSAGE):
+            end = at + NAMES_PER_MESSAGE
+            self._publish(names[at:end], questions[at:end], b"", 0)
+        for vectors in traces.matrices():
+            self._publish([], [], vectors.astype("<f2").tobytes(), vectors.shape[1])
+
+    # Erasures by other gateways
+
+    def apply_event(self, names: Sequence[str], questions: Sequence[str], vectors: bytes, dimension: int) -> None:
+        """Forget what another gateway has erased. Raise `ValueError` or `TypeError` where it cannot be read."""
+        if names or questions:
+            self._relations.forget(set(names), set(questions))
+        if dimension:
+            matrix = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
+            for space in self._learned.spaces.all:
+                space.decoys.forget_questions(matrix)
+                for _, control in space.controls.all():
+                    control.forget(matrix)
+
+    def _follow_later(self, bans: Sequence[Ban]) -> None:
+        self._followed += bans
+        self._is_due.set()
+
+    async def follow(self) -> None:
+        """Erase the files and the memory of this process after erasures of other gateways, until cancelled."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            bans, self._followed = self._followed, []
+            failed = [ban for ban in bans if not await self._follow(ban)]
+            if failed:
+                self._follow_later(failed)
+                await asyncio.sleep(RETRY_S)
+
+    async def _follow(self, ban: Ban) -> bool:
+        """Return whether all of this process is erased."""
+        target, traces = ErasureTarget.of(ban.conditions, ban.at), Traces()
+        self._begin(target)
+        try:
+            counts = {name: await place.erase(target, traces, dry_run=False) for name, place in self._own.items()}
+            counts["relations"] = await self._relations.erase(target, traces, dry_run=False)
+            counts["learned"] = await self._learned.erase(target, traces, dry_run=False)
+        except (StoreUnavailable, OSError) as error:
+            LOG.warning("an erasure of another gateway failed here", extra={"fields": {"error": str(error)}})
+            return False
+        self._tell(traces)
+        LOG.info("an erasure of another gateway was followed", extra={"fields": {"id": ban.id, **counts}})
+        return True
