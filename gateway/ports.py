@@ -107,11 +107,21 @@ class Embedder(Protocol):
         """Return the result of `embed` if that takes microseconds, else None."""
 
 
+OwnedText = tuple[str, str]
+"""An owner (see `Embedder.embed`) and a text."""
+
+
 class LearningEmbedder(Embedder, Protocol):
-    """An embedder that serves requests first and learning when it is idle, and measures both."""
+    """An embedder that serves waiting clients first and all other work when it is idle, and measures both."""
 
     async def embed_idle(self, texts: Sequence[str]) -> list[Embedding]:
         """Return one embedding per text, in order, made while no request's text waits. Raise `EmbedderUnavailable`."""
+
+    async def embed_deferred(self, texts: Sequence[OwnedText]) -> list[Embedding]:
+        """Return the same as `embed` for each owner and text, made while no request's text waits: several in one pass.
+
+        Raise `EmbedderUnavailable`.
+        """
 
     @property
     def cpu(self) -> EncoderCpu:

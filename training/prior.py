@@ -43,7 +43,7 @@ SAMPLE = 3000  # questions of banking77's training part
 # The held-out wordings have a trap beside nearly every question, which traffic has not.
 WEIGHTS_OF = {"development": 1.0, "banking77": 1.0, "clinc150": 1.0, "wordings": 0.3}
 # People read the pairs of the development stream again that its labels call different. The share that asks the same
-# rises with the score: 0 of 38 below 0.575, 45 of 104 up to 0.725, 35 of 46 above it. `same_after_all` is a line
+# rises with the learned verifier's score: 0 of 38 below 0.575, 45 of 104 up to 0.725, 35 of 46 above it. `same_after_all` is a line
 # through these.
 NOISE_FROM, NOISE_RISE, MAX_NOISE = 0.55, 3.2, 0.8
 NAMES = ("learned", "checks")
@@ -135,14 +135,15 @@ def prior(curve: tuple[float, float], found: Mapping[str, tuple[Sequence[Met], J
     return [(round(share, 5), round(float(rate), 6)) for share, rate in zip(shares, rates, strict=True)]
 
 
-def fitted_curve(found: Mapping[str, Judged]) -> tuple[float, float]:
-    """How often the best neighbour is right, as a logistic curve over its score."""
+def fitted_curve(found: Mapping[str, Judged], *, learned: bool) -> tuple[float, float]:
+    """How often the best neighbour is right, as a logistic curve over its score. `learned`: the scores are on the scale
+    of `same_after_all`."""
     scores, right, weights = (list[FloatArray]() for _ in range(3))
     for name, stream in found.items():
         met = [each for each in stream if each is not None]
         score = np.array([opinion.score for opinion, _ in met])
         chance = np.array([float(is_right) for _, is_right in met])
-        if name == "development":
+        if name == "development" and learned:
             chance = np.maximum(chance, same_after_all(score))
         weight = WEIGHTS_OF[name] * 1000.0 / len(met)
         scores += [score, score]  # each pair counts as right by its chance, and as wrong by the rest
@@ -181,7 +182,7 @@ def main() -> None:
     }
     about["prior_requests"] = {name: len(stream) for name, stream in requests.items()}
     for name, verifier in verifiers():
-        about["curves"][name] = fitted_curve(best_of(verifier, requests))
+        about["curves"][name] = fitted_curve(best_of(verifier, requests), learned=name == "learned")
     for name, verifier in verifiers():  # the probabilities of their opinions come from the curves
         best = best_of(verifier, requests)
         about["priors"][name] = prior(

@@ -1,26 +1,28 @@
 """Embeds questions after their requests: those that the screen let go, and those whose answer was stored without a
 vector. The entry then gets its vector, so that other words find it.
 
-No client waits for this work. It takes one text at a time. A full queue drops its oldest ones, and a loaded encoder
-gets none.
+No client waits for this work. It takes several texts in one pass, while no text of a waiting client does. A full queue
+drops its oldest ones, and a loaded encoder gets none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from gateway.bounded_cache import BoundedCache
 from gateway.cache.load_level import EncoderLoad, Step
 from gateway.errors import EmbedderUnavailable, StoreUnavailable
 from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Embedder, NearbyStore, VectorIndex
+from gateway.ports import LearningEmbedder, NearbyStore, VectorIndex
 
 LOG = logging.getLogger("nearhit.semantic")
 MAX_WAITING = 1_000  # questions; of at most 1,000 characters each
+MAX_BATCH = 8  # questions in one pass; beyond that the time per text does not fall
 DRAIN_S = 1.0  # at the gateway's end
 
 Check = Callable[[Embedding], Awaitable[None]]
@@ -58,7 +60,7 @@ class LateVectors:
 
     def __init__(
         self,
-        embedder: Embedder,
+        embedder: LearningEmbedder,
         index: VectorIndex,
         store: NearbyStore,
         telemetry: Telemetry,
@@ -72,7 +74,7 @@ class LateVectors:
         self._load = load
         self._limit = limit
         self._waiting: dict[str, _Late] = {}  # by fingerprint, the oldest first
-        self._working: _Late | None = None  # the one that is being embedded
+        self._working: dict[str, _Late] = {}  # those that are being embedded
         # By fingerprint: of questions whose answer is not stored yet. It may never be.
         self._made: BoundedCache[str, Embedding] = BoundedCache(limit)
         self._work_available = asyncio.Event()
@@ -99,9 +101,8 @@ class LateVectors:
     def add(self, entry: Entry, owner: str) -> None:
         """Give an entry its vector that was stored without one. It has a question."""
         assert entry.question is not None
-        late, working = self._waiting.get(entry.fingerprint), self._working
-        if late is None and working is not None and working.fingerprint == entry.fingerprint and working.stored is None:
-            late = working
+        working = self._working.get(entry.fingerprint)
+        late = self._waiting.get(entry.fingerprint) or (working if working and working.stored is None else None)
         if late is not None:
             late.stored = entry.created
         else:
@@ -113,9 +114,11 @@ class LateVectors:
         while True:
             await self._work_available.wait()
             while self._waiting:
-                self._working = self._waiting.pop(next(iter(self._waiting)))
-                await self._finish(self._working)
-            self._working = None
+                batch = [self._waiting.pop(name) for name in list(islice(self._waiting, MAX_BATCH))]
+                self._working = {late.fingerprint: late for late in batch}
+                await self._embed(batch)
+                while self._working:  # in order, each until its entry has its vector
+                    await self._finish(self._working[next(iter(self._working))])
             self._work_available.clear()
             self._idle.set()
 
@@ -125,7 +128,7 @@ class LateVectors:
             async with asyncio.timeout(DRAIN_S):
                 await self._idle.wait()
         except TimeoutError:
-            for late in [*self._waiting.values(), *([] if self._working is None else [self._working])]:
+            for late in (*self._waiting.values(), *self._working.values()):
                 self._count(late, "dropped")
             self._waiting.clear()
 
@@ -139,18 +142,39 @@ class LateVectors:
         self._idle.clear()
         self._work_available.set()
 
-    async def _finish(self, late: _Late) -> None:
-        """Embed one question, and give its entry the vector if it is stored already. Drop it if the encoder is loaded.
+    async def _embed(self, batch: Sequence[_Late]) -> None:
+        """Embed questions in one pass, or drop them if the encoder is loaded.
 
-        It takes its turn among the requests, not in the lane of learning: it is their work, and no part of the budget
-        of learning. As only one waits at a time, a request waits for one text more at most.
+        It is work of requests, and no part of the budget of learning.
         """
-        if late.embedding is None and self._load.leaves_out(Step.VECTOR):
-            self._count(late, "dropped")
+        wanted = [late for late in batch if late.embedding is None]
+        if not wanted:
+            return
+        if self._load.leaves_out(Step.VECTOR):
+            self._give_up(wanted, "dropped")
             return
         try:
-            embedding = late.embedding or await self._embedder.embed(late.question, late.owner)
-            if embedding.partial:
+            made = await self._embedder.embed_deferred([(late.owner, late.question) for late in wanted])
+        except EmbedderUnavailable:
+            self._give_up(wanted, "failed")
+            return
+        except Exception:
+            LOG.exception("late vectors failed")
+            self._give_up(wanted, "failed")
+            return
+        for late, embedding in zip(wanted, made, strict=True):
+            late.embedding = embedding
+
+    def _give_up(self, batch: Sequence[_Late], result: str) -> None:
+        for late in batch:
+            del self._working[late.fingerprint]
+            self._count(late, result)
+
+    async def _finish(self, late: _Late) -> None:
+        """Give the entry of an embedded question its vector, if it is stored already."""
+        embedding = late.embedding
+        try:
+            if embedding is None or embedding.partial:
                 return
             if late.check is not None:
                 await late.check(embedding)
@@ -163,6 +187,8 @@ class LateVectors:
         except Exception:
             LOG.exception("a late vector failed")
             self._count(late, "failed")
+        finally:
+            del self._working[late.fingerprint]
 
     async def _attach(self, fingerprint: str, created: float, vector: Vector) -> str:
         """Store the vector of an entry, and add it to the index. Return the result as the metric names it. Raise

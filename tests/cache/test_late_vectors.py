@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from gateway.cache.memory_cache import TieredStore
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
+from gateway.ports import EncoderCpu, OwnedText
 from gateway.tasks import cancelled
 from tests.fixtures.entries import DIMENSION, entry_of, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore
@@ -26,13 +27,14 @@ from tests.fixtures.waiting import until
 
 
 class GatedEmbedder:
-    """Embeds a text once `gate` is set: the text is a number, the seed of its vector. `down`: it fails."""
+    """Embeds texts once `gate` is set: a text is a number, the seed of its vector. `down`: it fails."""
 
     fingerprint, dimension = "gated", DIMENSION
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.embedded: list[str] = []
+        self.passes: list[int] = []  # texts in each
         self.down = False
         self.partial = False
 
@@ -45,6 +47,21 @@ class GatedEmbedder:
 
     def embed_nowait(self, text: str, owner: str = "") -> Embedding | None:
         return None
+
+    async def embed_idle(self, texts: Sequence[str]) -> list[Embedding]:
+        raise AssertionError("late vectors are no learning")
+
+    async def embed_deferred(self, texts: Sequence[OwnedText]) -> list[Embedding]:
+        self.passes.append(len(texts))
+        return [await self.embed(text, owner) for owner, text in texts]
+
+    @property
+    def cpu(self) -> EncoderCpu:
+        return EncoderCpu()
+
+    @property
+    def expected_wait_s(self) -> float:
+        return 0.0
 
 
 class Late:
@@ -162,6 +179,17 @@ async def test_beyond_the_bound_the_oldest_is_dropped() -> None:
         assert late.results == {"dropped": 2}
         assert await late.finished() == {"dropped": 2, "stored": 3}
         assert late.embedder.embedded == ["0", "3", "4"]
+
+
+async def test_questions_that_wait_share_a_pass() -> None:
+    async with late_of(limit=99) as late:
+        await late.stored_without_vector(0)
+        await until(lambda: late.embedder.passes == [1])
+        for seed in range(1, 12):
+            await late.stored_without_vector(seed)
+        assert await late.finished() == {"stored": 12}
+        assert late.embedder.passes == [1, 8, 3]
+        assert late.embedder.embedded == [str(seed) for seed in range(12)]
 
 
 async def test_a_question_is_checked_before_its_entry_is_in_the_index(late: Late) -> None:

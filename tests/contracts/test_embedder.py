@@ -371,6 +371,26 @@ async def test_texts_of_learning_wait_for_those_of_requests_and_go_together(enco
     embedder.close()
 
 
+async def test_deferred_texts_wait_for_clients_and_share_the_cache_of_requests(encoder: ScriptedEncoder) -> None:
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    learnt = await learning(embedder, "l")
+    deferred = asyncio.create_task(embedder.embed_deferred([("acme", "x"), ("acme", "y"), ("acme", "x")]))
+    await asyncio.sleep(0)
+    rest = await queued(embedder, "a")
+    encoder.gate.set()
+    await asyncio.gather(first, learnt, *rest)
+    found = await deferred
+    for text, embedding in zip("xyx", found, strict=True):
+        np.testing.assert_array_equal(embedding.vector, expected(text).vector)
+    assert encoder.batches == [["first"], ["a"], ["l"], ["x", "y"]]
+    assert embedder.embed_nowait("x", "acme") is found[0]
+    assert embedder.embed_nowait("x", "other") is None, "no tenant sees what another one has sent"
+    assert await embedder.embed_deferred([("acme", "x")]) == [found[0]]
+    assert len(encoder.batches) == 4
+    embedder.close()
+
+
 async def test_a_pass_of_learning_is_short(encoder: ScriptedEncoder) -> None:
     """A request may have to wait for it."""
     embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)

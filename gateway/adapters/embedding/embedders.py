@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
-from gateway.ports import EncoderCpu, ImmediateEncoder, TextEncoder
+from gateway.ports import EncoderCpu, ImmediateEncoder, OwnedText, TextEncoder
 
 LOG = logging.getLogger(__name__)
 
@@ -49,6 +49,9 @@ class InlineEmbedder:
     async def embed_idle(self, texts: Sequence[str]) -> list[Embedding]:
         return [await self.embed(text) for text in texts]
 
+    async def embed_deferred(self, texts: Sequence[OwnedText]) -> list[Embedding]:
+        return [await self.embed(text, owner) for owner, text in texts]
+
     @property
     def cpu(self) -> EncoderCpu:
         """No passes of its own: they run in the caller's thread."""
@@ -69,10 +72,11 @@ class InlineEmbedder:
 # A single question starts at once. If few texts fit in a pass of the encoder, callers of one pass do not wait for the
 # rest of the batch (`batch_limit`).
 #
-# Texts of learning have a lane of their own. The worker takes them only where no request's text waits. So a
-# request waits for one short pass of learning at most.
+# Texts that no client waits for have a lane of their own: those of learning, and questions whose entries get their
+# vectors late. The worker takes them only where no request's text waits. So a request waits for one short pass of
+# theirs at most.
 
-Key = tuple[str, str]
+Key = OwnedText
 """Owner and text. Embeddings are cached and shared per owner only: otherwise the time of an embedding would tell each
 tenant which texts the others have sent lately."""
 
@@ -85,9 +89,11 @@ TIMEOUTS_TO_FAIL_FAST = 3
 CLOSE_TIMEOUT_S = 1.0  # seconds that block the event loop; requests are drained by then, so the worker is idle or hung
 
 
-IDLE_TIMEOUT_S = 30.0  # the longest wait of learning for an idle encoder
+IDLE_TIMEOUT_S = 30.0  # the longest wait for an idle encoder
 
-IDLE_PASS_CHARACTERS = 1000  # of learning in one pass, which a request may have to wait for: some 256 tokens, 10 ms
+IDLE_PASS_CHARACTERS = (
+    1000  # in one pass of the idle lane, which a request may wait for: some 256 tokens, 10 ms
+)
 
 PASS_WEIGHT = 1 / 8  # of the last pass, in the moving average of their durations
 
@@ -96,12 +102,13 @@ PASS_WEIGHT = 1 / 8  # of the last pass, in the moving average of their duration
 class _Question:
     key: Key
     answer: asyncio.Future[Embedding]
+    learning: bool = False
 
 
 class _Signal(Enum):
     """A word to the worker, in the queue of the requests."""
 
-    WAKE = 1  # texts of learning wait
+    WAKE = 1  # the idle lane has texts
     CLOSE = 2
 
 
@@ -134,7 +141,7 @@ class BatchingEmbedder:
         self._max_queue = max_queue
         self._timeout_s = timeout_s
         self._queue: SimpleQueue[_Question | _Signal] = SimpleQueue()
-        self._idle_lane: deque[_Question] = deque()  # texts of learning
+        self._idle_lane: deque[_Question] = deque()  # texts that no client waits for
         self._requests_cpu_s = self._learning_cpu_s = 0.0  # of the worker's passes; only the worker writes them
         self._pass_s = 0.0  # moving average of the passes for requests
         self._cache: BoundedCache[Key, Embedding] = BoundedCache(RECENT_TEXTS)
@@ -170,24 +177,36 @@ class BatchingEmbedder:
 
         Nothing is read from or put into the cache of requests: learning must not evict it, nor tell its contents.
         """
+        return await self._embed_when_idle([("", text) for text in texts], learning=True)
+
+    async def embed_deferred(self, texts: Sequence[OwnedText]) -> list[Embedding]:
+        """Raise as `embed_idle`. It is work of requests, which share its results."""
+        known = {key: found for key in texts if (found := self._cache.get(key)) is not None}
+        unknown = [key for key in dict.fromkeys(texts) if key not in known]
+        known |= zip(unknown, await self._embed_when_idle(unknown, learning=False), strict=True)
+        return [known[key] for key in texts]
+
+    async def _embed_when_idle(self, keys: Sequence[Key], *, learning: bool) -> list[Embedding]:
         if self._closed:
             raise EmbedderUnavailable("the embedder is closed")
-        if not texts:
+        if not keys:
             return []
         loop = asyncio.get_running_loop()
-        questions = [_Question(("", text), loop.create_future()) for text in dict.fromkeys(texts)]
+        questions = [_Question(key, loop.create_future(), learning) for key in dict.fromkeys(keys)]
         self._idle_lane.extend(questions)
         self._queue.put(_Signal.WAKE)
-        answers = {question.key[1]: question.answer for question in questions}
-        _, late = await asyncio.wait(answers.values(), timeout=IDLE_TIMEOUT_S)
-        for answer in late:
-            answer.cancel()  # the worker then skips it
+        answers = {question.key: question.answer for question in questions}
+        try:
+            _, late = await asyncio.wait(answers.values(), timeout=IDLE_TIMEOUT_S)
+        finally:
+            for answer in answers.values():
+                answer.cancel()  # of those not answered yet: the worker then skips them
         if late:
             raise EmbedderUnavailable(f"the encoder was not idle within {IDLE_TIMEOUT_S:g} s")
         errors = [error for answer in answers.values() if (error := answer.exception()) is not None]
         if errors:
             raise errors[0]
-        return [answers[text].result() for text in texts]
+        return [answers[key].result() for key in keys]
 
     @property
     def cpu(self) -> EncoderCpu:
@@ -240,8 +259,10 @@ class BatchingEmbedder:
             for part in self._batches(batch):
                 if not self._answer(part):
                     return
-            if not batch and open_ and not self._answer(self._next_idle_batch(), learning=True):
-                return
+            if not batch and open_:
+                idle = self._next_idle_batch()
+                if not self._answer(idle, learning=bool(idle) and idle[0].learning):
+                    return
             batch = part = []  # release the memory while the worker waits
 
     def _batches(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
@@ -269,7 +290,7 @@ class BatchingEmbedder:
 
     def _next_batch(self) -> tuple[list[_Question], bool]:
         """Wait for one question, then take all others in the queue. Return False with the last batch, after `CLOSE`
-        came. The batch is empty where only texts of learning wait."""
+        came. The batch is empty where only the idle lane has texts."""
         batch: list[_Question] = []
         try:
             item = self._queue.get_nowait() if self._idle_lane else self._queue.get()
@@ -284,9 +305,10 @@ class BatchingEmbedder:
         return batch, False
 
     def _next_idle_batch(self) -> list[_Question]:
-        """Return the texts of learning for one pass: one at least, and no more than `IDLE_PASS_CHARACTERS` in all."""
+        """Return texts of the idle lane for one pass, all of learning or none: one at least, and no more than
+        `IDLE_PASS_CHARACTERS` in all."""
         lane, batch, characters = self._idle_lane, list[_Question](), 0
-        while lane and len(batch) < self._batch_limit:
+        while lane and len(batch) < self._batch_limit and (not batch or lane[0].learning is batch[0].learning):
             characters += len(lane[0].key[1])
             if batch and characters > IDLE_PASS_CHARACTERS:
                 break
