@@ -43,8 +43,8 @@ SAMPLE = 3000  # questions of banking77's training part
 # The held-out wordings have a trap beside nearly every question, which traffic has not.
 WEIGHTS_OF = {"development": 1.0, "banking77": 1.0, "clinc150": 1.0, "wordings": 0.3}
 # People read the pairs of the development stream again that its labels call different. The share that asks the same
-# rises with the learned verifier's score: 0 of 38 below 0.575, 45 of 104 up to 0.725, 35 of 46 above it. `same_after_all` is a line
-# through these.
+# rises with the score of the learned verifier: 0 of 38 below 0.575, 45 of 104 up to 0.725, 35 of 46 above it.
+# `same_after_all` is a line through these.
 NOISE_FROM, NOISE_RISE, MAX_NOISE = 0.55, 3.2, 0.8
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
