@@ -71,6 +71,7 @@ class Refusal(StrEnum):
     FOREIGN = "foreign"  # the entry's scope differs from the one in the index
     SCREEN = "screen"  # no stored question is near the static vector, so there was no lookup
     UNCONFIRMED = "unconfirmed"  # not confirmed yet: only its writer may have the answer
+    TOOL_CALL = "tool-call"  # the answer calls a tool, and the policy or an identifier in the call forbids to serve it
 
 
 class Basis(StrEnum):
@@ -89,7 +90,9 @@ class Admission(StrEnum):
     VARY = "vary"  # the backend's Vary names a header that is not part of the key
     INCOMPLETE = "incomplete"  # finish_reason=length, or content_filter
     CUT = "cut"  # the stream ended before its end marker
-    TOOLS = "tools"
+    TOOLS = "tools"  # it calls a tool that the policy does not name
+    FOREIGN_ID = "foreign-id"  # it calls a tool with an identifier that the request does not have
+    SCHEMA = "schema"  # it does not fit the JSON Schema of its request
     TOO_LARGE = "too-large"
     TEMPERATURE = "temperature"  # this and the following: the policy's `admit`
     ROLE = "role"
@@ -114,6 +117,7 @@ class Choice(StrEnum):
     OVERLOADED = "overloaded"  # the first choice had no permit, or none in time
     ACCEPTED = "cascade-accepted"  # the lightest model was tried first, and the check accepted its answer
     ESCALATED = "cascade-escalated"  # the check rejected the answer, could not tell, or had none to check
+    MISFIT = "cascade-misfit"  # the lightest model's answer did not fit the JSON Schema of the request
     KEPT = "cascade-kept"  # the check rejected the answer, but no better model could answer, or none in time
 
 

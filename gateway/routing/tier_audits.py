@@ -107,6 +107,6 @@ class TierAudits:
         seen = request.call.dialect.inspect(request.call, answer.payload, answer.streamed)
         cost = self._prices[name].of(seen.input_tokens, seen.output_tokens)
         self._calls.record_cost(request.route, self._prices[name].of(light.input_tokens, light.output_tokens), cost)
-        if admit_response(AdmissionRules(tools=True), seen, cost) is not Admission.STORED:
+        if admit_response(AdmissionRules(tools=("*",)), seen, cost) is not Admission.STORED:
             return None
         return replace(light, payload=answer.payload, streamed=answer.streamed, backend=name, cost_dollars=cost)

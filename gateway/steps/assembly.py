@@ -114,6 +114,7 @@ class RouteSteps:
             parts.clock,
             parts.telemetry,
             lifetime,
+            self.route.admission,
             parts.background,
             prefetch,
             leased,
@@ -126,7 +127,7 @@ class RouteSteps:
     def semantic_cache(self, inner: Handler) -> Handler:
         rule, parts = self.route.semantic, self.parts
         assert rule is not None  # else the step is absent
-        lookup = semantic_lookup(rule, self.route.jitter, parts)
+        lookup = semantic_lookup(self.route, rule, parts)
         audits = AuditedHits(parts.space.audits, rule.audit) if rule.audit.share > 0 else None
         inflight = None
         if rule.coalesce:
@@ -183,6 +184,7 @@ class RouteSteps:
             prices=parts.prices,
             unstorable=parts.unstorable,
             frequency=parts.frequency,
+            schemas=parts.schemas,
         ).__call__
 
     def rate_limit(self, inner: Handler) -> Handler:
@@ -225,7 +227,7 @@ class RouteSteps:
         rule, fallback = route.target.cascade, Fallback(parts.pools, parts.clock, parts.telemetry)
         if rule is not None:
             checks = AnswerChecks(rule, fallback, Grader(parts.pools), parts.space.embedder)
-            trials = LightTrials(rule, fallback, checks)
+            trials = LightTrials(rule, fallback, checks, parts.schemas)
             cascade = CascadeDispatch(
                 rule.accept_above, trials, fallback, parts.telemetry, backend_choice.in_time, self._record_check
             )
@@ -283,7 +285,7 @@ def route_screen(route: Route, parts: Parts, lookup: SemanticLookup) -> RouteScr
     return RouteScreen(screen, space.late, lookup, parts.memory.links, space.index, parts.clock, parts.telemetry)
 
 
-def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLookup:
+def semantic_lookup(route: Route, rule: Semantic, parts: Parts) -> SemanticLookup:
     space = parts.space
     return SemanticLookup(
         space.index,
@@ -300,7 +302,8 @@ def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLook
         parts.clock,
         parts.telemetry,
         rule,
-        Lifetime(rule.ttl_s, jitter),  # a similar answer must be fresh: stale as well would be a second doubt
+        route.admission,
+        Lifetime(rule.ttl_s, route.jitter),  # a similar answer must be fresh: stale as well would be a second doubt
         parts.memory,
         floor=floor_of(rule.acceptance, space.verifier),
         embedder=space.embedder.fingerprint,

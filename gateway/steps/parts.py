@@ -33,6 +33,7 @@ from gateway.cache.links import Links
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
+from gateway.cache.schema_check import SchemaChecks
 from gateway.cache.screen import Screen
 from gateway.cache.stores import Stores, build_evictor
 from gateway.cache.threshold.route_control import Controls
@@ -273,6 +274,7 @@ class Parts:
     recorder: Recorder
     kept_labels: KeptLabels
     unread: UnreadMemory
+    schemas: SchemaChecks
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
@@ -308,6 +310,8 @@ async def build_parts(
     stack.push_async_callback(confirmations.close)
     shadows = Mirroring(pools, prices, telemetry, clock, draw)
     stack.push_async_callback(shadows.close)
+    schemas = SchemaChecks(telemetry)
+    stack.callback(schemas.close)
     evictions = build_evictor(config, stores, spaces, telemetry, clock)
     for space in spaces.all:
         space.late.stored = evictions.stored
@@ -338,6 +342,7 @@ async def build_parts(
         recorder=inputs.recorder,
         kept_labels=inputs.kept_labels,
         unread=UnreadMemory(config.server.max_unread),
+        schemas=schemas,
     )
 
 

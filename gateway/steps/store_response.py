@@ -12,8 +12,11 @@ from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.inflight_questions import build_entry
 from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
+from gateway.cache.schema_check import Fit, SchemaChecks
+from gateway.cache.tool_calls import refuse_tool_calls
 from gateway.config.policy.model import Route
 from gateway.context import Handler, Inspected, RequestContext
+from gateway.dialects.structured_answers import FORM_FIELDS
 from gateway.errors import StoreUnavailable
 from gateway.messages import (
     Admission,
@@ -180,8 +183,10 @@ class StoreResponse:
         prices: Mapping[str, Price],
         unstorable: HitForMiss,
         frequency: UseCounts,
+        schemas: SchemaChecks,
     ) -> None:
         self._inner = inner
+        self._schemas = schemas
         self._writer = writer
         self._clock = clock
         self._telemetry = telemetry
@@ -225,7 +230,9 @@ class StoreResponse:
             entry = self._make_entry(
                 request, call, directives, (body.data,), response.provenance, started, streamed=False
             )
-            if entry is None or not await self._writer.put(request, entry):
+            if entry is None or (not FORM_FIELDS.isdisjoint(call.body) and await self._is_misfit(request, call, entry)):
+                return response
+            if not await self._writer.put(request, entry):
                 return response
         elif isinstance(body, EventStream):
             recording = self._stream_recorder(request, call, directives, response.provenance, started)
@@ -285,8 +292,11 @@ class StoreResponse:
         async def on_complete() -> None:
             if size <= self._max_entry:
                 entry = self._make_entry(request, call, directives, tuple(payload), origin, started, streamed=True)
-                if entry is not None:
-                    await self._writer.put(request, entry)
+                if entry is None or (
+                    not FORM_FIELDS.isdisjoint(call.body) and await self._is_misfit(request, call, entry)
+                ):
+                    return
+                await self._writer.put(request, entry)
 
         return StreamObserver(on_items, on_complete)
 
@@ -308,6 +318,8 @@ class StoreResponse:
         seconds = self._clock.monotonic() - started
         request.inspected = Inspected(inspection, dollars, size, seconds)
         admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
+        if admission is Admission.STORED and inspection.admission is Admission.TOOLS:
+            admission = refuse_tool_calls(self._rules, call, payload, streamed) or admission
         if admission is not Admission.STORED:
             self._refuse(request, admission)
             return None
@@ -327,6 +339,13 @@ class StoreResponse:
             # The backend's tags come first, so that a client cannot push them out of the bound.
             tags=() if tags is None and not directives.tags else tags_of(*directives.tags, tags),
         )
+
+    async def _is_misfit(self, request: RequestContext, call: Call, entry: Entry) -> bool:
+        """Return whether an answer fails the schema of its request. Then it is not stored."""
+        fit = await self._schemas.fit(request.route, call, entry.payload, entry.streamed)
+        if fit is Fit.INVALID:
+            self._refuse(request, Admission.SCHEMA)
+        return fit is Fit.INVALID
 
     def _cost(self, origin: Provenance, inspection: Inspection) -> float:
         """Return the cost in dollars of all calls that were made for the answer."""

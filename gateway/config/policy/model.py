@@ -77,7 +77,7 @@ class AdmissionRules:
     """The complete and successful responses that are stored. None: no bound."""
 
     max_temperature: float | None = None  # of the request, in [0, 2]
-    tools: bool = False  # whether responses that call tools are stored
+    tools: tuple[str, ...] = ()  # globs: responses are stored if they call only tools with such names
     min_tokens: int | None = None  # of the response
     max_tokens: int | None = None
     max_size: int | None = None  # bytes

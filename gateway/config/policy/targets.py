@@ -38,7 +38,7 @@ class Shadow:
     per_hour: int | None = None  # calls per hour; None: no bound
 
 
-Check = Literal["logprobs", "consistency", "verifier"]
+Check = Literal["logprobs", "consistency", "verifier", "schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Cascade:
     """
 
     check: Check
-    accept_above: float  # confidence in [0, 1) above which the answer is served
+    accept_above: float = 0.0  # confidence in [0, 1) above which the answer is served
     samples: int = 3  # answers that `consistency` compares, including the one that may be served
     judge: str | None = None  # the backend that grades the answer for `verifier`
     otherwise: Literal["escalate", "consistency", "verifier"] = "escalate"  # if the answer has no log probabilities
@@ -135,13 +135,13 @@ class ShadowRule(Section):
 class CascadeRule(Section):
     """The check of the lightest model's answer."""
 
-    check: Annotated[Check, one_of("logprobs", "consistency", "verifier")] = Field(examples=["logprobs"])
-    """The check of the lightest tier's answer: `logprobs`, `consistency` or `verifier`. A confident answer is served,
-    any other is escalated."""
-    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), WithJsonSchema(SHARE)] = Field(
-        examples=["0.7"]
-    )
-    """The confidence in [0, 1) above which the answer is served. It depends on the check, so it has no default."""
+    check: Annotated[Check, one_of("logprobs", "consistency", "verifier", "schema")] = Field(examples=["logprobs"])
+    """The check of the lightest tier's answer: `logprobs`, `consistency`, `verifier`, or `schema` alone. A confident
+    answer is served, any other is escalated. So is, with every check, an answer that does not fit the JSON Schema of
+    its request."""
+    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), WithJsonSchema(SHARE)] | None = None
+    """The confidence in [0, 1) above which the answer is served. It depends on the check, so it has no default. `check:
+    schema` needs none."""
     samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 3
     """For `consistency`: answers to compare, 2 to 9. Each of them is billed."""
     judge: Text | None = None
@@ -153,6 +153,10 @@ class CascadeRule(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("accept_above") is None and given.get("check") != "schema":
+            yield Problem(None, "'accept_above' is required, e.g. accept_above: 0.7")
+        if given.get("accept_above") is not None and given.get("check") == "schema":
+            yield Problem("accept_above", "has no effect with check: schema, expected no such key")
         checks = {given.get("check")} | ({given.get("otherwise")} if given.get("check") == "logprobs" else set())
         if "otherwise" in given and given.get("check") != "logprobs":
             yield Problem("otherwise", "has no effect with this check, expected check: logprobs")
