@@ -373,6 +373,7 @@ class Call:
     stored: bool = False  # the backend stores the answer under an id: two calls store two answers
     batch: InputSplit | None = None  # how to split it, if it has several independent inputs
     written: bytes | None = None  # `body` as JSON, if available
+    tuning: str = ""  # the parameters that a tier has set on it; empty: they are the client's
 
     # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
     # argument is a whole body or one event's data. None: the protocol echoes nothing.

@@ -11,6 +11,7 @@ from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.screen import Screen
 from gateway.config.policy.model import Route, Semantic
+from gateway.config.policy.parameters import untuned
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
 from gateway.messages import Entry, Lifetime
@@ -20,6 +21,7 @@ from gateway.routing.backend_choice import BackendChoice
 from gateway.routing.cascade import CascadeDispatch, LightTrials
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
+from gateway.routing.tuned_pool import pools_of, prices_of
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.cluster_lease import ClusterLease, LeasedLookup
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
@@ -90,7 +92,8 @@ class RouteSteps:
     def negotiate(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
         inputs = SplitInputs(route.share, parts.evictions.used) if route.caches else None
-        models = ModelList([parts.pools[name] for tier in route.target.tiers for name in tier.members])
+        members = dict.fromkeys(untuned(name) for tier in route.target.tiers for name in tier.members)
+        models = ModelList([parts.pools[name] for name in members])
         return Negotiate(inner, route.replay, parts.clock, parts.split_cache, inputs, models).__call__
 
     def exact_cache(self, inner: Handler) -> Handler:
@@ -181,14 +184,16 @@ class RouteSteps:
             parts.telemetry,
             route,
             max_entry=parts.max_entry,
-            prices=parts.prices,
+            prices=prices_of(route.target, parts.prices),
             unstorable=parts.unstorable,
             frequency=parts.frequency,
             schemas=parts.schemas,
         ).__call__
 
     def rate_limit(self, inner: Handler) -> Handler:
-        return RateLimit(inner, self.route, self.parts.quotas, self.parts.prices, self.parts.telemetry).__call__
+        route, parts = self.route, self.parts
+        prices = prices_of(route.target, parts.prices)
+        return RateLimit(inner, route, parts.quotas, prices, parts.telemetry).__call__
 
     def dispatch(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
@@ -224,7 +229,8 @@ class RouteSteps:
 
     def _call(self, backend_choice: BackendChoice) -> Call:
         route, parts = self.route, self.parts
-        rule, fallback = route.target.cascade, Fallback(parts.pools, parts.clock, parts.telemetry)
+        fallback = Fallback(pools_of(route.target, parts.pools), parts.clock, parts.telemetry)
+        rule = route.target.cascade
         if rule is not None:
             checks = AnswerChecks(rule, fallback, Grader(parts.pools), parts.space.embedder)
             trials = LightTrials(rule, fallback, checks, parts.schemas)
@@ -262,7 +268,8 @@ def _may_teach(request: RequestContext) -> bool:
 
 
 def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
-    return BackendChoice(route, parts.pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
+    pools = pools_of(route.target, parts.pools)
+    return BackendChoice(route, pools, parts.promises, parts.escalations, parts.clock, parts.space.complexity)
 
 
 def screen_of(route: Route, parts: Parts) -> Screen | None:

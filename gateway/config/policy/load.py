@@ -93,7 +93,9 @@ def _compile_tiers(rule: TargetRule) -> Target:
     *lower, best = [parts for parts in given if parts is not None]  # the schema requires all of them, or a backend
     names = ["light", *(None for _ in lower[1:]), "large"]
     tiers = tuple(tier_from_parts(name, parts) for name, parts in zip(names, [*lower, best], strict=True))
-    return Target(tiers, (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above)
+    tuned = dict.fromkeys(part.tuned for parts in (*lower, best) for part in parts if part.tuned is not None)
+    steps = (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above
+    return Target(tiers, steps, tuned=tuple(tuned))
 
 
 def _compile_cascade(rule: CascadeRule) -> Cascade:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from gateway.config.errors import ConfigError
+from gateway.config.policy.parameters import TunedBackend
 from gateway.config.policy.targets import Cascade, Shadow, TierPart
 from gateway.config.policy.tests import Expectation
 from gateway.limits import Limits
@@ -145,6 +146,7 @@ class Target:
     fallback: tuple[str, ...] = ()  # backends to try, in order, if all tiers have failed
     shadow: Shadow | None = None
     cascade: Cascade | None = None
+    tuned: tuple[TunedBackend, ...] = ()  # the backends of tiers with parameters
 
     @property
     def backends(self) -> tuple[str, ...]:

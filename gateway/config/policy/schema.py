@@ -10,7 +10,15 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from gateway.config.errors import format_value
 from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
-from gateway.config.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
+from gateway.config.policy.targets import (
+    CascadeRule,
+    OptionalTierParts,
+    Parts,
+    ShadowRule,
+    Steps,
+    TierParts,
+    tier_problems,
+)
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
 from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, WrittenAs, or_schemas
 from gateway.config.units import (
@@ -235,12 +243,14 @@ class TargetRule(Section):
     backend: Parts = None
     """The only backend, or a split such as `{current: 95%, next: 5%}`. The alternatives are `light` and `large`, or
     `tiers`."""
-    light: Parts = None
-    """The lighter of two backends, or a split."""
-    large: Parts = None
-    """The larger of two backends, or a split."""
+    light: OptionalTierParts = None
+    """The lighter of two backends, or a split. With `{backend: main, parameters: {reasoning_effort: low}}` its requests
+    get parameters."""
+    large: OptionalTierParts = None
+    """The larger of two backends, or a split, as for `light`."""
     tiers: Annotated[tuple[TierParts, ...] | None, Field(strict=False)] = None
-    """Two to eight backends or splits, lightest first, such as `[small, medium, large]`."""
+    """Two to eight backends or splits, lightest first, such as `[small, medium, large]`. Each may have parameters, as
+    for `light`."""
     escalate_above: Steps = None
     """The complexity in [0, 1] above which the large model answers; 0.5 by default. Three and more tiers need one
     number per step."""
