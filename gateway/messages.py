@@ -73,6 +73,7 @@ class Refusal(StrEnum):
     FOREIGN = "foreign"  # the entry's scope differs from the one in the index
     SCREEN = "screen"  # no stored question is near the static vector, so there was no lookup
     UNCONFIRMED = "unconfirmed"  # not confirmed yet: only its writer may have the answer
+    TOOL_CALL = "tool-call"  # the answer calls a tool, and the policy or an identifier in the call forbids to serve it
 
 
 class Basis(StrEnum):
@@ -91,7 +92,9 @@ class Admission(StrEnum):
     VARY = "vary"  # the backend's Vary names a header that is not part of the key
     INCOMPLETE = "incomplete"  # finish_reason=length, or content_filter
     CUT = "cut"  # the stream ended before its end marker
-    TOOLS = "tools"
+    TOOLS = "tools"  # it calls a tool that the policy does not name
+    FOREIGN_ID = "foreign-id"  # it calls a tool with an identifier that the request does not have
+    SCHEMA = "schema"  # it does not fit the JSON Schema of its request
     TOO_LARGE = "too-large"
     TEMPERATURE = "temperature"  # this and the following: the policy's `admit`
     ROLE = "role"
@@ -120,6 +123,7 @@ class Choice(StrEnum):
     ESCALATED = "cascade-escalated"  # the check rejected the answer, could not tell, or had none to check
     SESSION = "session"  # earlier turns of the session keep it on this backend
     TOOL_RESULT = "tool-result"  # this backend made the tool call, or stores the response that the request continues
+    MISFIT = "cascade-misfit"  # the lightest model's answer did not fit the JSON Schema of the request
     KEPT = "cascade-kept"  # the check rejected the answer, but no better model could answer, or none in time
 
 
@@ -386,6 +390,7 @@ class Call:
     stored: bool = False  # the backend stores the answer under an id: two calls store two answers
     batch: InputSplit | None = None  # how to split it, if it has several independent inputs
     written: bytes | None = None  # `body` as JSON, if available
+    tuning: str = ""  # the parameters that a tier has set on it; empty: they are the client's
 
     # Rewrites an answer made for another request: it inserts the fields that echo this request and decide nothing. The
     # argument is a whole body or one event's data. None: the protocol echoes nothing.

@@ -273,6 +273,8 @@ def _tiers(target: Target) -> tuple[str, ...]:
 
 def _cascade(target: Target) -> str | None:
     rule = target.cascade
+    if rule is not None and rule.check == "schema":
+        return "served if it fits the schema of the request"
     return None if rule is None else f"served if {rule.check} says more than {rule.accept_above:g}"
 
 
@@ -392,5 +394,5 @@ async def _screening(route: Route, parts: Parts, request: RequestContext, call: 
     rule, question = route.semantic, call.focus
     if rule is None or question is None:
         return None
-    screen = route_screen(route, parts, semantic_lookup(rule, route.jitter, parts))
+    screen = route_screen(route, parts, semantic_lookup(route, rule, parts))
     return None if screen is None else await screen.screening(request, question)

@@ -24,6 +24,7 @@ from gateway.config.errors import ConfigError, ConfigInvalid
 from gateway.config.policy.files import validate_name
 from gateway.config.policy.history import AUTHOR, COMMENT, MAX_VERSIONS, Author
 from gateway.config.policy.model import Policy
+from gateway.config.policy.parameters import untuned
 from gateway.config.policy.schema import PolicyFile
 from gateway.errors import BadRequest, GatewayError, PayloadTooLarge
 from gateway.observability.metrics import LATENCY_BUCKETS
@@ -40,7 +41,7 @@ def unmet_budgets(policy: Policy, telemetry: Telemetry) -> Iterator[ConfigError]
         budget_s = route.latency_budget_s
         if budget_s is None:
             continue
-        members = dict.fromkeys(name for tier in route.target.tiers for name in tier.members)
+        members = dict.fromkeys(untuned(name) for tier in route.target.tiers for name in tier.members)
         if all(_always_exceeds(telemetry, name, budget_s) for name in members):
             message = (
                 f"route {route.name!r}: no answer of {', '.join(members)} has come within {budget_s:g} s since the "

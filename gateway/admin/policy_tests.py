@@ -18,6 +18,7 @@ from gateway.admin.explanation import parse_request
 from gateway.cache.mcp_results import McpKnowledge
 from gateway.config.errors import ConfigError
 from gateway.config.policy.model import Policy, Route
+from gateway.config.policy.parameters import untuned
 from gateway.config.policy.tests import Expectation
 from gateway.context import RequestContext
 from gateway.credentials import ANONYMOUS
@@ -82,7 +83,7 @@ class PolicyTestRunner:
     def __init__(self, policy: Policy, adapters: Mapping[str, str]) -> None:
         self._policy = policy
         members = {name for route in policy.routes for name in route.target.members}
-        self._pools = {name: IdleBackend(adapters.get(name, "openai")) for name in members}
+        self._pools = {name: IdleBackend(adapters.get(untuned(name), "openai")) for name in members}
 
     @cached_property
     def _text_model(self) -> ComplexityModel:
@@ -97,7 +98,7 @@ class PolicyTestRunner:
             return
         by = f", complexity {score:.2f}" if score is not None else ""
         for key, wanted in expectation.expect.items():
-            if found[key] != wanted:
+            if wanted not in (found[key], untuned(found[key]) if key == "backend" else None):
                 what = found[key] or "none: there is one backend"
                 context = f"route {found['route']!r}{by}" if key != "route" else "by the rules' match"
                 yield expectation.fault(key, f"expected {wanted}, got {what} ({context})")

@@ -46,6 +46,8 @@ def admit_response(
 ) -> Admission:
     """Decide on a finished answer. `dollars`: the cost of the call. `size`, `max_size`: bytes.
 
+    `cache.tool_calls` judges the names and arguments of the tools that it calls.
+
     Token bounds do not apply to an answer that does not report its tokens.
     """
     if inspection.admission is not Admission.STORED and not (inspection.admission is Admission.TOOLS and rules.tools):

@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from gateway.config.policy.parameters import untuned
 from gateway.messages import EmbeddedVector, Entry, Vector
 
 MAX_BANS = 64  # every read of an entry older than the newest ban checks all of them
@@ -73,7 +74,7 @@ class BanConditions:
             and (self.tenant is None or is_same_tenant(self.tenant, entry.tenant))
             and self.route in (None, entry.route)
             and self.model in (None, entry.model)
-            and self.backend in (None, entry.backend)
+            and (self.backend is None or self.backend in (entry.backend, untuned(entry.backend)))
             and (self.before is None or entry.created <= self.before)
             and self.fingerprint in (None, entry.fingerprint)
             and (self.near is None or self.near.matches(entry, own_vector))

@@ -23,6 +23,7 @@ from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
 from gateway.config.policy.model import Route
+from gateway.config.policy.parameters import untuned
 from gateway.context import RequestContext
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Call, Embedding
@@ -34,6 +35,7 @@ from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
 from gateway.routing.sessions import SessionTable, sessions_of
 from gateway.routing.tier_learning import TierLearning
+from gateway.routing.tuned_pool import pools_of
 from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
 from gateway.upstream.factory import build_pools
@@ -78,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         explanation = asyncio.run(explain_by_gateway(admin_address(arguments), arguments.request))
     shown = explanation.steps_as_text() if arguments.steps else explanation.as_text()
     print_result(arguments, explanation.as_json(), shown)
-    if arguments.expect in (None, explanation.backend, explanation.tier):
+    if arguments.expect in (None, explanation.backend, untuned(explanation.backend), explanation.tier):
         return GOOD
     print_warning(f"nearhit: expected {arguments.expect}, but the choice is {explanation.backend}")
     return FAULT
@@ -162,8 +164,11 @@ async def _decide(
     pools = build_pools(config, environ, clock, telemetry)
     try:
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
+        by_name = pools_of(route.target, pools)
         sessions = sessions_of(route, SessionTable(), clock, telemetry)
-        return BackendChoice(route, pools, promises, escalations, clock, complexity, sessions=sessions).decide(request)
+        return BackendChoice(route, by_name, promises, escalations, clock, complexity, sessions=sessions).decide(
+            request
+        )
     finally:
         for pool in pools.values():
             await pool.close()

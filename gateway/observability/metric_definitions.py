@@ -74,6 +74,11 @@ class RoutingMetrics:
             "Requests whose complexity asked for a better model, by the outcome of the lightest model's answer",
             ("route", "outcome"),
         )
+        self.schema_checks = Counter(
+            "nearhit_schema_checks_total",
+            "Answers to requests that name a JSON Schema, by whether they fit it",
+            ("route", "outcome"),
+        )
         self.shadow = Counter(
             "nearhit_shadow_total",
             "Misses also sent to the shadow backend, by the comparison of the answers",

@@ -121,6 +121,7 @@ class Sample:
 class CheckedAnswer:
     confidence: float | None  # in [0, 1]; None: the check cannot tell
     beside: tuple[Usage, ...] = ()
+    misfit: bool = False  # the answer does not fit the schema of its request
 
 
 class AnswerChecks:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from gateway.cache.schema_check import Fit, SchemaChecks
 from gateway.config.policy.targets import Cascade as Rule
 from gateway.context import RequestContext
 from gateway.dialects.logprobs import TokenLogprobs, logprobs_reader
@@ -55,7 +56,8 @@ class _Trial:
 
 
 class LightTrials:
-    def __init__(self, rule: Rule, fallback: Fallback, checks: AnswerChecks) -> None:
+    def __init__(self, rule: Rule, fallback: Fallback, checks: AnswerChecks, schemas: SchemaChecks) -> None:
+        self._schemas = schemas
         self._rule = rule
         self._fallback = fallback
         self._checks = checks
@@ -108,12 +110,17 @@ class LightTrials:
             return None, False
 
     async def _check(self, trial: _Trial, answer: BufferedResponse, seen: Inspection) -> CheckedAnswer:
-        """Check an answer. An incomplete one has confidence 0, whatever the check would say."""
+        """Check an answer. One that is incomplete, or does not fit its schema, has confidence 0, whatever the check
+        would say."""
         check, call = self._rule.check, trial.call
-        if seen.admission is not Admission.STORED:
+        complete = seen.admission is Admission.STORED or (check == "schema" and seen.admission is Admission.TOOLS)
+        fit = await self._schemas.fit(trial.request.route, call, answer.payload, answer.streamed) if complete else None
+        if not complete or fit is Fit.INVALID:
             # includes the usage of the samples
             checked = await self._checks.consistency(trial.request, call, answer, trial.samples)
-            return replace(checked, confidence=0.0)
+            return replace(checked, confidence=0.0, misfit=fit is Fit.INVALID)
+        if check == "schema":
+            return CheckedAnswer(1.0 if fit is Fit.VALID else None)
         if check == "logprobs":
             odds = trial.odds
             confidence = None if odds is None else token_confidence(odds.read(call, answer.payload, answer.streamed))
@@ -183,7 +190,8 @@ class CascadeDispatch:
             return self._use_light_answer(request, light, answer, tried)
         self._count(request, _outcome(tried))
         spent = (*(() if tried.usage is None else (tried.usage,)), *tried.checked.beside)
-        return replace(better, instead=better.instead or Choice.ESCALATED, beside=spent)
+        why = Choice.MISFIT if tried.checked.misfit else Choice.ESCALATED
+        return replace(better, instead=better.instead or why, beside=spent)
 
     def _use_light_answer(
         self, request: RequestContext, light: str, answer: BufferedResponse, tried: TriedAnswer
@@ -198,4 +206,6 @@ class CascadeDispatch:
 def _outcome(tried: TriedAnswer) -> str:
     if tried.answer is None:
         return "failed"
+    if tried.checked.misfit:
+        return "misfit"
     return "unchecked" if tried.checked.confidence is None else "escalated"

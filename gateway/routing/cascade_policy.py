@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.config.policy.targets import Check
+from gateway.dialects.structured_answers import demanded_form
 from gateway.messages import Call
 
 # Minimum temperature of extra samples. Self-consistency was measured with it (Wang et al., "Self-Consistency Improves
@@ -43,6 +44,8 @@ _UNCERTAINTY = re.compile(
 def is_applicable(check: Check, call: Call, *, judged: bool) -> bool:
     """Return whether the check can judge the answer to such a call. `judged`: a model grades the answer."""
     body = call.body
+    if check == "schema":
+        return bool(demanded_form(call))
     if call.operation not in OPERATIONS or (body.get("n") or 1) > 1:
         return False
     if body.get("tools") or body.get("functions") or "audio" in (body.get("modalities") or ()):

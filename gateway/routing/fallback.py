@@ -11,8 +11,8 @@ from gateway.errors import BackendError, BackendOverloaded, UnsupportedByBackend
 from gateway.messages import Choice, Response, Usage
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
+from gateway.routing.tuned_pool import CallableBackend
 from gateway.streams import close_body
-from gateway.upstream.backend import UpstreamPool
 
 LOG = logging.getLogger("nearhit.dispatch")
 RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
@@ -29,7 +29,7 @@ class BackendAnswer:
 class Fallback:
     """`Fallback` calls backends in order. All routes share it."""
 
-    def __init__(self, pools: Mapping[str, UpstreamPool], clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, pools: Mapping[str, CallableBackend], clock: Clock, telemetry: Telemetry) -> None:
         self._pools = pools
         self._clock = clock
         self._telemetry = telemetry

@@ -15,12 +15,14 @@ from gateway.cache.answer_judge import AnswerJudge
 from gateway.cache.audits import AuditCalls
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.config.policy.model import AdmissionRules, Target
+from gateway.config.policy.parameters import untuned
 from gateway.context import RequestContext
 from gateway.errors import GatewayError, UpstreamStreamError
 from gateway.messages import NO_CACHE, Admission, Entry, Price
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock
 from gateway.routing.tier_learning import TierLearning
+from gateway.routing.tuned_pool import pools_of
 from gateway.streams import buffer_response
 from gateway.upstream.backend import UpstreamPool
 
@@ -60,7 +62,7 @@ class TierAudits:
             return
         if self._rng() >= rule.share:
             return
-        expected = self._prices[target.tiers[-1].backend].of(light.input_tokens, light.output_tokens)
+        expected = self._prices[untuned(target.tiers[-1].backend)].of(light.input_tokens, light.output_tokens)
         skipped = self._calls.start(
             request.fingerprint,
             request.route,
@@ -79,7 +81,7 @@ class TierAudits:
         prompt = request.scored_prompt
         assert prompt is not None  # set, as `consider` checks it
         async with self._calls.limiter:
-            large = await self._answer(request, light, target.tiers[-1].backend)
+            large = await self._answer(request, light, target)
             if large is None:  # the reservation stays spent: the failed call may have cost as much
                 self._telemetry.light_audits.add(request.route, "failed")
                 return
@@ -92,12 +94,13 @@ class TierAudits:
         # last, so that a reader of the counter finds all of the above done
         self._telemetry.light_audits.add(request.route, outcome)
 
-    async def _answer(self, request: RequestContext, light: Entry, name: str) -> Entry | None:
+    async def _answer(self, request: RequestContext, light: Entry, target: Target) -> Entry | None:
         """Return the large model's answer; None where the call failed or the answer is incomplete."""
+        name = target.tiers[-1].backend
         audit_request = request.internal_child("audit")
         audit_request.directives = NO_CACHE
         try:
-            answer = await buffer_response(await self._pools[name].call(audit_request), MAX_BYTES)
+            answer = await buffer_response(await pools_of(target, self._pools)[name].call(audit_request), MAX_BYTES)
         except (GatewayError, UpstreamStreamError) as error:
             LOG.warning("an audit failed", extra={"fields": {**request.log_fields, "error": str(error)}})
             return None
@@ -105,8 +108,9 @@ class TierAudits:
             return None
         assert request.call is not None
         seen = request.call.dialect.inspect(request.call, answer.payload, answer.streamed)
-        cost = self._prices[name].of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
-        self._calls.record_cost(request.route, self._prices[name].of(light.input_tokens, light.output_tokens), cost)
-        if admit_response(AdmissionRules(tools=True), seen, cost) is not Admission.STORED:
+        price = self._prices[untuned(name)]
+        cost = price.of(seen.input_tokens, seen.output_tokens, seen.cached_tokens)
+        self._calls.record_cost(request.route, price.of(light.input_tokens, light.output_tokens), cost)
+        if admit_response(AdmissionRules(tools=("*",)), seen, cost) is not Admission.STORED:
             return None
         return replace(light, payload=answer.payload, streamed=answer.streamed, backend=name, cost_dollars=cost)

@@ -11,6 +11,7 @@ from gateway.cache.freshness import exact_lifetime, longest_lifetime_s
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.screen import Screen
 from gateway.config.policy.model import Route, Semantic
+from gateway.config.policy.parameters import untuned
 from gateway.context import Handler, RequestContext
 from gateway.dialects.known import error_dialect, find_dialect
 from gateway.messages import Entry, Lifetime
@@ -21,6 +22,7 @@ from gateway.routing.cascade import CascadeDispatch, LightTrials
 from gateway.routing.fallback import BackendAnswer, Fallback
 from gateway.routing.selection import Decision
 from gateway.routing.sessions import sessions_of
+from gateway.routing.tuned_pool import pools_of, prices_of
 from gateway.steps.base_url_hint import BaseUrlHint
 from gateway.steps.cluster_lease import ClusterLease, LeasedLookup
 from gateway.steps.control_endpoints import ControlEndpoints, Endpoint
@@ -96,7 +98,8 @@ class RouteSteps:
     def negotiate(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
         inputs = SplitInputs(route.share, parts.evictions.used) if route.caches else None
-        models = ModelList([parts.pools[name] for tier in route.target.tiers for name in tier.members])
+        members = dict.fromkeys(untuned(name) for tier in route.target.tiers for name in tier.members)
+        models = ModelList([parts.pools[name] for name in members])
         return Negotiate(inner, route.replay, parts.clock, parts.split_cache, inputs, models).__call__
 
     def shared_results(self, inner: Handler) -> Handler:
@@ -129,6 +132,7 @@ class RouteSteps:
             parts.clock,
             parts.telemetry,
             lifetime,
+            self.route.admission,
             parts.background,
             prefetch,
             leased,
@@ -141,7 +145,7 @@ class RouteSteps:
     def semantic_cache(self, inner: Handler) -> Handler:
         rule, parts = self.route.semantic, self.parts
         assert rule is not None  # else the step is absent
-        lookup = semantic_lookup(rule, self.route.jitter, parts)
+        lookup = semantic_lookup(self.route, rule, parts)
         audits = AuditedHits(parts.space.audits, rule.audit) if rule.audit.share > 0 else None
         inflight = None
         if rule.coalesce:
@@ -195,14 +199,17 @@ class RouteSteps:
             parts.telemetry,
             route,
             max_entry=parts.max_entry,
-            prices=parts.prices,
+            prices=prices_of(route.target, parts.prices),
             unstorable=parts.unstorable,
             frequency=parts.frequency,
             placement=None if route.mcp is None else ResultPlacement(route.name, route.mcp, parts.mcp),
+            schemas=parts.schemas,
         ).__call__
 
     def rate_limit(self, inner: Handler) -> Handler:
-        return RateLimit(inner, self.route, self.parts.quotas, self.parts.prices, self.parts.telemetry).__call__
+        route, parts = self.route, self.parts
+        prices = prices_of(route.target, parts.prices)
+        return RateLimit(inner, route, parts.quotas, prices, parts.telemetry).__call__
 
     def dispatch(self, inner: Handler) -> Handler:
         route, parts = self.route, self.parts
@@ -245,10 +252,11 @@ class RouteSteps:
 
     def _call(self, backend_choice: BackendChoice) -> Call:
         route, parts = self.route, self.parts
-        rule, fallback = route.target.cascade, Fallback(parts.pools, parts.clock, parts.telemetry)
+        fallback = Fallback(pools_of(route.target, parts.pools), parts.clock, parts.telemetry)
+        rule = route.target.cascade
         if rule is not None:
             checks = AnswerChecks(rule, fallback, Grader(parts.pools), parts.space.embedder)
-            trials = LightTrials(rule, fallback, checks)
+            trials = LightTrials(rule, fallback, checks, parts.schemas)
             cascade = CascadeDispatch(
                 rule.accept_above, trials, fallback, parts.telemetry, backend_choice.in_time, self._record_check
             )
@@ -285,7 +293,7 @@ def _may_teach(request: RequestContext) -> bool:
 def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
     return BackendChoice(
         route,
-        parts.pools,
+        pools_of(route.target, parts.pools),
         parts.promises,
         parts.escalations,
         parts.clock,
@@ -314,7 +322,7 @@ def route_screen(route: Route, parts: Parts, lookup: SemanticLookup) -> RouteScr
     return RouteScreen(screen, space.late, lookup, parts.memory.links, space.index, parts.clock, parts.telemetry)
 
 
-def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLookup:
+def semantic_lookup(route: Route, rule: Semantic, parts: Parts) -> SemanticLookup:
     space = parts.space
     return SemanticLookup(
         space.index,
@@ -331,7 +339,8 @@ def semantic_lookup(rule: Semantic, jitter: float, parts: Parts) -> SemanticLook
         parts.clock,
         parts.telemetry,
         rule,
-        Lifetime(rule.ttl_s, jitter),  # a similar answer must be fresh: stale as well would be a second doubt
+        route.admission,
+        Lifetime(rule.ttl_s, route.jitter),  # a similar answer must be fresh: stale as well would be a second doubt
         parts.memory,
         floor=floor_of(rule.acceptance, space.verifier),
         embedder=space.embedder.fingerprint,

@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable
 
 from gateway.cache.freshness import STALE_IF_ERROR_STATUSES, Freshness, freshness_of
 from gateway.cache.hits import response_from_entry
+from gateway.cache.tool_calls import may_serve
+from gateway.config.policy.model import AdmissionRules
 from gateway.context import Handler, RequestContext, resolve_response
+from gateway.dialects.structured_answers import TOOL_FIELDS
 from gateway.errors import BackendError, GatewayError, LimitReached, StoreUnavailable, UpstreamStreamError
-from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Response, Verdict
+from gateway.messages import NO_CACHE, Bypass, Entry, Lifetime, Refusal, Response, Verdict
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, EagerEmbedder, NearbyStore
 from gateway.steps.cluster_lease import LeasedLookup
@@ -56,6 +59,7 @@ class ExactCache:
         clock: Clock,
         telemetry: Telemetry,
         lifetime: Lifetime,
+        admission: AdmissionRules,
         background: Background,
         prefetch: EmbeddingPrefetch | None = None,
         leased: LeasedLookup | None = None,
@@ -66,6 +70,7 @@ class ExactCache:
         self._clock = clock
         self._telemetry = telemetry
         self._lifetime = lifetime
+        self._admission = admission
         self._background = background
         self._prefetch = prefetch
         self._leased = leased
@@ -100,6 +105,11 @@ class ExactCache:
     def _answered(self, request: RequestContext, entry: Entry) -> Response | Awaitable[Response]:
         # The key depends on the scope and the asker already; check that the entry agrees.
         if entry.scope != request.scope or (request.asker is not None and not request.asker.may_have(entry)):
+            return self._inner(request)
+        call = request.call
+        if call is not None and not TOOL_FIELDS.isdisjoint(call.body) and not may_serve(self._admission, call, entry):
+            request.note = Refusal.TOOL_CALL
+            self._telemetry.refusals.add(request.route, Refusal.TOOL_CALL)
             return self._inner(request)
         freshness = freshness_of(entry, self._lifetime, request.directives, self._clock.wall())
         if freshness.fresh:

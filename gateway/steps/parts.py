@@ -36,6 +36,7 @@ from gateway.cache.load_level import EncoderLoad
 from gateway.cache.mcp_results import McpKnowledge
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
+from gateway.cache.schema_check import SchemaChecks
 from gateway.cache.screen import Screen
 from gateway.cache.stores import Stores, build_evictor
 from gateway.cache.threshold.route_control import Controls
@@ -283,6 +284,7 @@ class Parts:
     erased: RecentErasures
     erasure_secret: str | None  # None: there is none, so nothing names those who caused it
     subjects: SubjectDigests | None  # as `erasure_secret`
+    schemas: SchemaChecks
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
@@ -325,6 +327,8 @@ async def build_parts(
     stack.push_async_callback(confirmations.close)
     shadows = Mirroring(pools, prices, telemetry, clock, draw)
     stack.push_async_callback(shadows.close)
+    schemas = SchemaChecks(telemetry)
+    stack.callback(schemas.close)
     evictions = build_evictor(config, stores, spaces, telemetry, clock)
     for space in spaces.all:
         space.late.stored = evictions.stored
@@ -359,6 +363,7 @@ async def build_parts(
         erased=inputs.erased,
         erasure_secret=secret,
         subjects=None if secret is None else SubjectDigests(subject_key(secret)),
+        schemas=schemas,
     )
 
 

@@ -17,8 +17,10 @@ from gateway.cache.inflight_questions import InflightQuestion
 from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores, NeighbourEntry
 from gateway.cache.links import Link
 from gateway.cache.threshold.route_control import Controls
-from gateway.config.policy.model import Semantic
+from gateway.cache.tool_calls import may_serve
+from gateway.config.policy.model import AdmissionRules, Semantic
 from gateway.context import RequestContext
+from gateway.dialects.structured_answers import TOOL_FIELDS
 from gateway.errors import StoreUnavailable
 from gateway.long_questions import fold_spaces
 from gateway.messages import (
@@ -69,6 +71,7 @@ class SemanticLookup:
         clock: Clock,
         telemetry: Telemetry,
         rule: Semantic,
+        admission: AdmissionRules,
         lifetime: Lifetime,
         memory: FeedbackState,
         *,
@@ -82,6 +85,7 @@ class SemanticLookup:
         self._clock = clock
         self._telemetry = telemetry
         self._acceptance = rule.acceptance
+        self._admission = admission
         self._plain = rule.acceptance.min_similarity is not None
         self._lifetime = lifetime
         self._memory = memory
@@ -180,6 +184,8 @@ class SemanticLookup:
             return None
         if request.asker is not None and not request.asker.may_have(entry):
             self._withhold(request, [entry])
+            return None
+        if self._is_refused_tool_call(request, entry):
             return None
         control, question = self._controls.of(request.route), fold_spaces(search.question)  # as the link has it
         threshold = control.threshold(self._acceptance, self._index.count(request.scope))
@@ -407,11 +413,22 @@ class SemanticLookup:
             return None
         if self._store.banned(chosen.entry):  # removed during the lookup
             return None
+        call = request.call  # tested here, since most requests have no tools
+        has_tools = call is not None and not TOOL_FIELDS.isdisjoint(call.body)
+        if has_tools and self._is_refused_tool_call(request, chosen.entry):
+            return None
         control.hit()
         self._memory.served.add(request.tenant, request.id, ServedHit(request.route, chosen, self._embedder))
         return response_from_entry(
             request, chosen.entry, fresh_neighbours[scores.best_index][2], Verdict.SEMANTIC, chosen.similarity
         )
+
+    def _is_refused_tool_call(self, request: RequestContext, entry: Entry) -> bool:
+        """Return whether the answer calls a tool in a way that this request or the policy does not allow."""
+        if request.call is None or may_serve(self._admission, request.call, entry):
+            return False
+        self._record_refusal(request, Refusal.TOOL_CALL)
+        return True
 
     def _record_refusal(self, request: RequestContext, reason: Refusal) -> None:
         request.note = reason

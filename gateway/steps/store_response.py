@@ -13,10 +13,13 @@ from gateway.cache.freshness import longest_lifetime_s
 from gateway.cache.inflight_questions import build_entry
 from gateway.cache.late_vectors import LateVectors, add_to_index
 from gateway.cache.response_directives import ResponseDirectives, directives_of, forbidden_by
+from gateway.cache.schema_check import Fit, SchemaChecks
+from gateway.cache.tool_calls import refuse_tool_calls
 from gateway.config.policy.model import Route
 from gateway.context import Handler, Inspected, RequestContext
 from gateway.credentials import IDENTIFYING
 from gateway.dialects.sse import SSEParser
+from gateway.dialects.structured_answers import FORM_FIELDS
 from gateway.errors import StoreUnavailable, UpstreamStreamError
 from gateway.messages import (
     Admission,
@@ -186,9 +189,11 @@ class StoreResponse:
         prices: Mapping[str, Price],
         unstorable: HitForMiss,
         frequency: UseCounts,
+        schemas: SchemaChecks,
         placement: ResultPlacement | None = None,
     ) -> None:
         self._inner = inner
+        self._schemas = schemas
         self._writer = writer
         self._clock = clock
         self._telemetry = telemetry
@@ -236,7 +241,9 @@ class StoreResponse:
             entry = self._make_entry(
                 request, call, directives, (body.data,), response.provenance, started, streamed=False
             )
-            if entry is None or not await self._writer.put(request, entry):
+            if entry is None or (not FORM_FIELDS.isdisjoint(call.body) and await self._is_misfit(request, call, entry)):
+                return response
+            if not await self._writer.put(request, entry):
                 return response
         elif isinstance(body, EventStream):
             recording = self._stream_recorder(request, call, directives, response.provenance, started)
@@ -300,8 +307,11 @@ class StoreResponse:
         async def on_complete() -> None:
             if size <= self._max_entry:
                 entry = self._make_entry(request, call, directives, tuple(payload), origin, started, streamed=True)
-                if entry is not None:
-                    await self._writer.put(request, entry)
+                if entry is None or (
+                    not FORM_FIELDS.isdisjoint(call.body) and await self._is_misfit(request, call, entry)
+                ):
+                    return
+                await self._writer.put(request, entry)
 
         return on_items, on_complete
 
@@ -347,6 +357,8 @@ class StoreResponse:
         seconds = self._clock.monotonic() - started
         request.inspected = Inspected(inspection, dollars, size, seconds)
         admission = admit_response(self._rules, inspection, dollars, size, self._max_entry)
+        if admission is Admission.STORED and inspection.admission is Admission.TOOLS:
+            admission = refuse_tool_calls(self._rules, call, payload, streamed) or admission
         now, keys, lifetime_s = self._clock.wall(), None, self._lifetime_s
         if admission is Admission.STORED and self._placement is not None and request.shared_keys is not None:
             private = directives.private or not directives.vary.isdisjoint(IDENTIFYING)
@@ -373,6 +385,13 @@ class StoreResponse:
             tags=() if tags is None and not directives.tags else tags_of(*directives.tags, tags),
         )
         return entry if keys is None else replace(entry, scope=keys.scope, fingerprint=keys.fingerprint)
+
+    async def _is_misfit(self, request: RequestContext, call: Call, entry: Entry) -> bool:
+        """Return whether an answer fails the schema of its request. Then it is not stored."""
+        fit = await self._schemas.fit(request.route, call, entry.payload, entry.streamed)
+        if fit is Fit.INVALID:
+            self._refuse(request, Admission.SCHEMA)
+        return fit is Fit.INVALID
 
     def _cost(self, origin: Provenance, inspection: Inspection) -> float:
         """Return the cost in dollars of all calls that were made for the answer."""

@@ -45,7 +45,14 @@ def call_features(call: Call | None, route: str) -> CallFeatures | None:
     """Return what is known of a call before it is sent; None if its latency says nothing about other calls."""
     if call is None or call.operation == "embeddings":
         return None
+    if call.tuning:
+        route = route_of_features(route, call.tuning)
     return CallFeatures(call.stream, len(call.prompt) / CHARACTERS_PER_TOKEN, call.max_tokens, route)
+
+
+def route_of_features(route: str, tuning: str) -> str:
+    """Return the kind of calls whose latency is learnt apart: those of a route, with the parameters of a tier."""
+    return f"{route} {tuning}"
 
 
 class UpstreamState(IntEnum):

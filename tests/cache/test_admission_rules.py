@@ -66,8 +66,8 @@ def test_some_requests_are_not_worth_an_entry(rules: AdmissionRules, call: Any, 
     [
         (AdmissionRules(), Admission.STORED, 5, 0.0, Admission.STORED),
         (AdmissionRules(), Admission.TOOLS, 5, 0.0, Admission.TOOLS),
-        (AdmissionRules(tools=True), Admission.TOOLS, 5, 0.0, Admission.STORED),
-        (AdmissionRules(tools=True), Admission.INCOMPLETE, 5, 0.0, Admission.INCOMPLETE),
+        (AdmissionRules(tools=("*",)), Admission.TOOLS, 5, 0.0, Admission.STORED),
+        (AdmissionRules(tools=("*",)), Admission.INCOMPLETE, 5, 0.0, Admission.INCOMPLETE),
         (AdmissionRules(min_tokens=5), Admission.STORED, 4, 0.0, Admission.TOO_SHORT),
         (AdmissionRules(min_tokens=5), Admission.STORED, 5, 0.0, Admission.STORED),
         (AdmissionRules(min_tokens=5), Admission.STORED, 0, 0.0, Admission.STORED),  # it does not tell
@@ -169,5 +169,5 @@ def test_every_rule_is_read() -> None:
     written = "max_temperature: 1.0, tools: on, min_tokens: 2, max_tokens: 9, max_size: 64KiB, min_cost: 0.01"
     cache = f"    cache: {{exact: {{ttl: 1h}}, admit: {{{written}, roles: [system, user], after: 2}}}}\n"
     policy = policy_from_text(text(rule("default", more=cache)), "p.yaml", config())
-    assert policy.routes[0].admission == AdmissionRules(1.0, True, 2, 9, 65536, 0.01, ("system", "user"), 2)
+    assert policy.routes[0].admission == AdmissionRules(1.0, ("*",), 2, 9, 65536, 0.01, ("system", "user"), 2)
     assert policy.warnings == ()

@@ -91,9 +91,7 @@ CLOSE_TIMEOUT_S = 1.0  # seconds that block the event loop; requests are drained
 
 IDLE_TIMEOUT_S = 30.0  # the longest wait for an idle encoder
 
-IDLE_PASS_CHARACTERS = (
-    1000  # in one pass of the idle lane, which a request may wait for: some 256 tokens, 10 ms
-)
+IDLE_PASS_CHARACTERS = 1000  # in one pass of the idle lane, which a request may wait for: some 256 tokens, 10 ms
 
 PASS_WEIGHT = 1 / 8  # of the last pass, in the moving average of their durations
 

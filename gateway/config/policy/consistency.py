@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from gateway.config.errors import ConfigError, KeyPath, format_value, unknown_name
-from gateway.config.policy.targets import backend_names
+from gateway.config.policy.targets import backend_names, tier_backends
 from gateway.config.yaml_loader import YamlSource
 
 _STAR, _ONE = "*", "?"
@@ -226,7 +226,7 @@ def _logprobs_warnings(rule: Rule, adapters: Mapping[str, str]) -> Iterator[Conf
     if cascade.get("check") != "logprobs" or cascade.get("otherwise", "escalate") != "escalate":
         return
     lightest = route.get("light") or (route.get("tiers") or [None])[0]
-    names = [lightest] if isinstance(lightest, str) else list(lightest or ())
+    names = tier_backends(lightest)
     if names and all(adapters.get(name) in _ADAPTERS_WITHOUT_LOGPROBS for name in names):
         said = ", ".join(f"{name!r} ({adapters[name]})" for name in names)
         message = (

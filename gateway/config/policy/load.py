@@ -42,7 +42,7 @@ from gateway.config.policy.schema import (
     SessionRule,
     TargetRule,
 )
-from gateway.config.policy.targets import Cascade, Shadow
+from gateway.config.policy.targets import Cascade, CascadeRule, Shadow
 from gateway.config.policy.tests import Expectation, compiled_expectations
 from gateway.config.validation import error_messages
 from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
@@ -100,7 +100,7 @@ def _compile_target(rule: TargetRule) -> Target:
         learn=rule.learn,
         fallback=rule.fallback,
         shadow=None if rule.shadow is None else Shadow(**dict(rule.shadow)),
-        cascade=None if rule.cascade is None else Cascade(**dict(rule.cascade)),
+        cascade=None if rule.cascade is None else _compile_cascade(rule.cascade),
     )
 
 
@@ -111,7 +111,13 @@ def _compile_tiers(rule: TargetRule) -> Target:
     *lower, best = [parts for parts in given if parts is not None]  # the schema requires all of them, or a backend
     names = ["light", *(None for _ in lower[1:]), "large"]
     tiers = tuple(tier_from_parts(name, parts) for name, parts in zip(names, [*lower, best], strict=True))
-    return Target(tiers, (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above)
+    tuned = dict.fromkeys(part.tuned for parts in (*lower, best) for part in parts if part.tuned is not None)
+    steps = (DEFAULT_THRESHOLD,) if rule.escalate_above is None else rule.escalate_above
+    return Target(tiers, steps, tuned=tuple(tuned))
+
+
+def _compile_cascade(rule: CascadeRule) -> Cascade:
+    return Cascade(**{key: value for key, value in dict(rule).items() if value is not None})
 
 
 def _compile_match(rule: MatchRule) -> RouteMatch:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from gateway.config.errors import ConfigError
+from gateway.config.policy.parameters import TunedBackend
 from gateway.config.policy.targets import Cascade, Shadow, TierPart
 from gateway.config.policy.tests import Expectation
 from gateway.limits import Limits
@@ -77,7 +78,7 @@ class AdmissionRules:
     """The complete and successful responses that are stored. None: no bound."""
 
     max_temperature: float | None = None  # of the request, in [0, 2]
-    tools: bool = False  # whether responses that call tools are stored
+    tools: tuple[str, ...] = ()  # globs: responses are stored if they call only tools with such names
     min_tokens: int | None = None  # of the response
     max_tokens: int | None = None
     max_size: int | None = None  # bytes
@@ -174,6 +175,7 @@ class Target:
     fallback: tuple[str, ...] = ()  # backends to try, in order, if all tiers have failed
     shadow: Shadow | None = None
     cascade: Cascade | None = None
+    tuned: tuple[TunedBackend, ...] = ()  # the backends of tiers with parameters
 
     @property
     def backends(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -11,7 +11,15 @@ from gateway.config.errors import format_value
 from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
 from gateway.config.policy.model import SessionName
-from gateway.config.policy.targets import CascadeRule, Parts, ShadowRule, Steps, TierParts, tier_problems
+from gateway.config.policy.targets import (
+    CascadeRule,
+    OptionalTierParts,
+    Parts,
+    ShadowRule,
+    Steps,
+    TierParts,
+    tier_problems,
+)
 from gateway.config.policy.tests import MAX_EXPECTATIONS, ExpectationRule
 from gateway.config.schema_types import OFF, ON_OR_OFF, SWITCH, WrittenAs, or_schemas
 from gateway.config.units import (
@@ -25,6 +33,7 @@ from gateway.config.units import (
     Switch,
     format_share,
     parse_share,
+    parse_switch,
 )
 from gateway.config.validation import NOT_EMPTY, Problem, Section, one_of
 
@@ -112,13 +121,35 @@ def _section_or_off(example: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _tool_names(value: object) -> object:
+    """Return the globs of a switch or a list: `on` stands for every name, `off` for none."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    try:
+        return ("*",) if parse_switch(value) else ()
+    except ValueError:
+        expected = "expected on, off or a list of tools such as [get_weather]"
+        raise ValueError(f"{expected}, got {format_value(value)}") from None
+
+
+def _written_tool_names(names: Sequence[str]) -> object:
+    return list(names) if names not in ((), ("*",)) else "on" if names else "off"
+
+
 class AdmitRule(Section):
     """Admission: the responses that are stored."""
 
     max_temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """The highest temperature of a request whose response is stored, in [0, 2]. A request without one counts as 1."""
-    tools: Switch = False
-    """`on`: responses that call tools are stored too."""
+    tools: Annotated[
+        tuple[Text, ...],
+        Field(strict=False),
+        BeforeValidator(_tool_names),
+        or_schemas(SWITCH),
+        WrittenAs(_written_tool_names),
+    ] = ()
+    """Responses that call tools are stored too: of the tools in a list of globs such as `[get_weather, "search_*"]`, or
+    of any with `on`. A call with an identifier that its request does not have is never stored or served."""
     min_tokens: Annotated[int, Field(ge=1)] | None = None
     """The fewest tokens of a response to store. A response without a token count is stored."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -279,12 +310,14 @@ class TargetRule(Section):
     backend: Parts = None
     """The only backend, or a split such as `{current: 95%, next: 5%}`. The alternatives are `light` and `large`, or
     `tiers`."""
-    light: Parts = None
-    """The lighter of two backends, or a split."""
-    large: Parts = None
-    """The larger of two backends, or a split."""
+    light: OptionalTierParts = None
+    """The lighter of two backends, or a split. With `{backend: main, parameters: {reasoning_effort: low}}` its requests
+    get parameters."""
+    large: OptionalTierParts = None
+    """The larger of two backends, or a split, as for `light`."""
     tiers: Annotated[tuple[TierParts, ...] | None, Field(strict=False)] = None
-    """Two to eight backends or splits, lightest first, such as `[small, medium, large]`."""
+    """Two to eight backends or splits, lightest first, such as `[small, medium, large]`. Each may have parameters, as
+    for `light`."""
     escalate_above: Steps = None
     """The complexity in [0, 1] above which the large model answers; 0.5 by default. Three and more tiers need one
     number per step."""

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from gateway.config.errors import format_value
+from gateway.config.errors import format_value, unknown_name
 from gateway.config.fields import Text
+from gateway.config.policy.parameters import PARAMETERS_SCHEMA, TunedBackend, parse_parameters
 from gateway.config.schema_types import Schema, any_of
 from gateway.config.units import POSITIVE_SHARE, SHARE, PositiveShare, parse_positive_share, parse_share
 from gateway.config.validation import Problem, Section, one_of
@@ -25,8 +26,9 @@ MAX_TIERS, MAX_SAMPLES = 8, 9
 class TierPart:
     """One backend of a tier's split."""
 
-    backend: str
+    backend: str  # with parameters: the name of the `TunedBackend`
     share: float  # share of the calls, in (0, 1]; the parts of a tier sum to 1
+    tuned: TunedBackend | None = None  # None: the client's own parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Shadow:
     per_hour: int | None = None  # calls per hour; None: no bound
 
 
-Check = Literal["logprobs", "consistency", "verifier"]
+Check = Literal["logprobs", "consistency", "verifier", "schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Cascade:
     """
 
     check: Check
-    accept_above: float  # confidence in [0, 1) above which the answer is served
+    accept_above: float = 0.0  # confidence in [0, 1) above which the answer is served
     samples: int = 3  # answers that `consistency` compares, including the one that may be served
     judge: str | None = None  # the backend that grades the answer for `verifier`
     otherwise: Literal["escalate", "consistency", "verifier"] = "escalate"  # if the answer has no log probabilities
@@ -59,7 +61,12 @@ class Cascade:
 
 
 def parse_parts(value: object) -> tuple[TierPart, ...]:
-    """Parse `main`, or `{current: 95%, next: 5%}`. Raise `ValueError`."""
+    """Parse `main`, `{current: 95%, next: 5%}`, or one of them as `{backend: ..., parameters: ...}`.
+
+    Raise `ValueError`.
+    """
+    if isinstance(value, dict) and isinstance(value.get("parameters"), dict):
+        return _parse_tuned_parts(value)
     if isinstance(value, str) and value:
         return (TierPart(value, 1.0),)
     if not isinstance(value, dict) or not value:
@@ -79,6 +86,17 @@ def parse_parts(value: object) -> tuple[TierPart, ...]:
     if abs(whole - 1.0) > 1e-6:
         raise ValueError(f"expected shares that add up to 100%, got {100 * whole:g}%")
     return tuple(parts)
+
+
+def _parse_tuned_parts(value: dict[Any, Any]) -> tuple[TierPart, ...]:
+    for key in value:
+        if key not in ("backend", "parameters"):
+            raise ValueError(unknown_name(f"key {format_value(key)}", key, ("backend", "parameters")))
+    if "backend" not in value:
+        raise ValueError("expected a backend next to parameters, e.g. backend: main")
+    parameters = parse_parameters(value["parameters"])
+    tuned = [(part, TunedBackend(part.backend, parameters)) for part in parse_parts(value["backend"])]
+    return tuple(TierPart(each.name, part.share, each) for part, each in tuned)
 
 
 def parse_steps(value: object) -> tuple[float, ...] | None:
@@ -112,11 +130,24 @@ _PARTS = any_of(
         "description": "each backend with its share",
     },
 )
+_TIER = any_of(
+    *_PARTS["anyOf"],
+    {
+        "type": "object",
+        "properties": {"backend": _PARTS, "parameters": PARAMETERS_SCHEMA},
+        "required": ["backend", "parameters"],
+        "additionalProperties": False,
+        "description": "a backend or a split, with the parameters of its requests",
+    },
+)
 _STEP: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _STEPS = any_of(_STEP, {"type": "array", "items": _STEP, "minItems": 1}, {"type": "null"})
-TierParts = Annotated[tuple[TierPart, ...], PlainValidator(parse_parts), WithJsonSchema(_PARTS)]
+TierParts = Annotated[tuple[TierPart, ...], PlainValidator(parse_parts), WithJsonSchema(_TIER)]
 Parts = Annotated[
     tuple[TierPart, ...] | None, PlainValidator(_parse_optional_parts), WithJsonSchema(any_of(_PARTS, {"type": "null"}))
+]
+OptionalTierParts = Annotated[
+    tuple[TierPart, ...] | None, PlainValidator(_parse_optional_parts), WithJsonSchema(any_of(_TIER, {"type": "null"}))
 ]
 Steps = Annotated[tuple[float, ...] | None, PlainValidator(parse_steps), WithJsonSchema(_STEPS)]
 
@@ -135,13 +166,13 @@ class ShadowRule(Section):
 class CascadeRule(Section):
     """The check of the lightest model's answer."""
 
-    check: Annotated[Check, one_of("logprobs", "consistency", "verifier")] = Field(examples=["logprobs"])
-    """The check of the lightest tier's answer: `logprobs`, `consistency` or `verifier`. A confident answer is served,
-    any other is escalated."""
-    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), WithJsonSchema(SHARE)] = Field(
-        examples=["0.7"]
-    )
-    """The confidence in [0, 1) above which the answer is served. It depends on the check, so it has no default."""
+    check: Annotated[Check, one_of("logprobs", "consistency", "verifier", "schema")] = Field(examples=["logprobs"])
+    """The check of the lightest tier's answer: `logprobs`, `consistency`, `verifier`, or `schema` alone. A confident
+    answer is served, any other is escalated. So is, with every check, an answer that does not fit the JSON Schema of
+    its request."""
+    accept_above: Annotated[float, BeforeValidator(parse_share), Field(ge=0, lt=1), WithJsonSchema(SHARE)] | None = None
+    """The confidence in [0, 1) above which the answer is served. It depends on the check, so it has no default. `check:
+    schema` needs none."""
     samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)] = 3
     """For `consistency`: answers to compare, 2 to 9. Each of them is billed."""
     judge: Text | None = None
@@ -153,6 +184,10 @@ class CascadeRule(Section):
 
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("accept_above") is None and given.get("check") != "schema":
+            yield Problem(None, "'accept_above' is required, e.g. accept_above: 0.7")
+        if given.get("accept_above") is not None and given.get("check") == "schema":
+            yield Problem("accept_above", "has no effect with check: schema, expected no such key")
         checks = {given.get("check")} | ({given.get("otherwise")} if given.get("check") == "logprobs" else set())
         if "otherwise" in given and given.get("check") != "logprobs":
             yield Problem("otherwise", "has no effect with this check, expected check: logprobs")
@@ -171,6 +206,8 @@ def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iter
     has = {key for key, value in given.items() if value is not None}
     pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "learn", "cascade"}
     if "backend" in has:
+        if isinstance(given["backend"], dict) and isinstance(given["backend"].get("parameters"), dict):
+            yield Problem("backend", "parameters need tiers to choose from, expected light and large, or tiers")
         for key in sorted(pair | of_tiers | has & {"tiers"}):
             yield Problem(key, "cannot stand next to backend, expected either backend, or light and large")
         return
@@ -228,8 +265,15 @@ def backend_names(route: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, .
             yield from _backend_names_at(section.get(field), (key, field))
 
 
+def tier_backends(value: object) -> list[str]:
+    """Return the backends of one tier as written."""
+    return [name for _, name in _backend_names_at(value, ())]
+
+
 def _backend_names_at(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     if isinstance(value, str):
         yield path, value
+    elif isinstance(value, dict) and isinstance(value.get("parameters"), dict):
+        yield from _backend_names_at(value.get("backend"), (*path, "backend"))
     elif isinstance(value, dict):
         yield from (((*path, name), name) for name in value if isinstance(name, str))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from gateway.cache.admission import UseCounts, admit_response, refuse_request
 from gateway.config.policy.model import Policy, Route, Target
+from gateway.config.policy.parameters import untuned
 from gateway.latency_forecast import Prediction, Remaining
 from gateway.messages import Admission, Choice, Inspection, Price, TierDecision
 from gateway.routing.budget import budget_of
@@ -66,7 +67,7 @@ class BackendModel:
     ) -> None:
         """Prepare the model. `adapters` maps a backend to its adapter; a missing backend counts as `openai`."""
         members = {name for route in policy.routes for name in route.target.members}
-        self._traits = {name: AdapterTraits(adapters.get(name, "openai")) for name in members}
+        self._traits = {name: AdapterTraits(adapters.get(untuned(name), "openai")) for name in members}
         self._day = day
         self._latencies = latencies
         self._prices = prices
@@ -195,7 +196,7 @@ class BackendModel:
     def _dollars(self, row: RecordedRequest, backend: str, answered: RecordedRequest | None) -> float | None:
         if row.answer is not None and row.backend == backend:
             return row.answer.dollars
-        price = self._prices.get(backend)
+        price = self._prices.get(untuned(backend))
         if price is None:
             return 0.0
         answer = self._answer(row)

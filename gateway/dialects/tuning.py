@@ -1,0 +1,130 @@
+"""Set the parameters of a tier on a call. Pure.
+
+A value of the client stays if it is lower: a tier bounds the effort of a request. If the client says nothing, the
+tier's value holds. A protocol without budgets for thinking gets the effort that comes nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gateway.config.policy.parameters import EFFORTS, MIN_BUDGET, Parameters
+from gateway.dialects.translation.chat_to_messages import DEFAULT_MAX_TOKENS
+from gateway.dialects.translation.chat_to_messages import EFFORTS as ANTHROPIC_EFFORTS
+from gateway.messages import Call
+
+# Efforts with the budgets up to which they stand for them. LiteLLM translates with the same numbers.
+BUDGETS = (("none", 0), ("low", 1024), ("medium", 2048))
+OPERATIONS = frozenset({"chat.completions", "completions", "responses", "messages"})
+
+
+def tuned_call(call: Call, parameters: Parameters, speaks: str) -> Call:
+    """Return the call with the parameters. `speaks`: the dialect of the backend. Other operations stay as they are.
+
+    The keys of the caches stay those of the client's call.
+    """
+    if call.operation not in OPERATIONS:
+        return call
+    body, max_tokens = dict(call.body), lower(call.max_tokens, parameters.max_tokens)
+    if parameters.max_tokens is not None:
+        body[_max_tokens_field(call)] = max_tokens
+    if call.operation != "completions":
+        effort, budget = parameters.reasoning_effort, parameters.thinking_budget
+        if budget is not None and speaks == "anthropic":
+            _set_budget(body, budget, max_tokens or DEFAULT_MAX_TOKENS)
+        elif budget is not None:
+            effort = _lower_effort(effort, effort_of(budget))
+        if effort is not None:
+            _SET_EFFORT[call.operation](body, effort)
+    return replace(call, body=body, max_tokens=max_tokens, written=None, tuning=str(parameters))
+
+
+def lower(client: int | None, tier: int | None) -> int | None:
+    """Return the lower of two numbers of tokens. None: no number."""
+    return min((tokens for tokens in (client, tier) if tokens), default=None)
+
+
+def effort_of(budget: int) -> str:
+    """Return the effort that stands for a budget in tokens."""
+    return next((effort for effort, most in BUDGETS if budget <= most), "high")
+
+
+def _lower_effort(client: Any, tier: str) -> Any:
+    """Return the lower effort. A word of the client that is not known stays, and the backend judges it."""
+    if client is None:
+        return tier
+    return client if client not in EFFORTS else min(client, tier, key=EFFORTS.index)
+
+
+def _max_tokens_field(call: Call) -> str:
+    if call.operation == "responses":
+        return "max_output_tokens"
+    if call.operation == "chat.completions" and call.body.get("max_tokens") is None:
+        return "max_completion_tokens"
+    return "max_completion_tokens" if call.body.get("max_completion_tokens") else "max_tokens"
+
+
+def _set_chat_effort(body: dict[str, Any], effort: str) -> None:
+    body["reasoning_effort"] = _lower_effort(body.get("reasoning_effort"), effort)
+
+
+def _set_response_effort(body: dict[str, Any], effort: str) -> None:
+    reasoning = body.get("reasoning")
+    given = reasoning if isinstance(reasoning, dict) else {}
+    body["reasoning"] = {**given, "effort": _lower_effort(given.get("effort"), effort)}
+
+
+def _set_message_effort(body: dict[str, Any], effort: str) -> None:
+    if effort == "none":
+        body["thinking"] = {"type": "disabled"}
+        return
+    thinking = body.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        return  # the client asks for less
+    config = body.get("output_config")
+    given = config if isinstance(config, dict) else {}
+    chosen = _lower_effort(given.get("effort"), effort)
+    body["output_config"] = {**given, "effort": ANTHROPIC_EFFORTS.get(chosen, chosen)}
+
+
+_SET_EFFORT = {
+    "chat.completions": _set_chat_effort,
+    "responses": _set_response_effort,
+    "messages": _set_message_effort,
+}
+
+
+def _set_budget(body: dict[str, Any], budget: int, max_tokens: int) -> None:
+    """Set Anthropic's budget for thinking. It must be lower than the answer's limit.
+
+    Thinking is not switched on where the API refuses it, and a client that has switched it off keeps it off.
+    """
+    thinking = body.get("thinking")
+    given = thinking if isinstance(thinking, dict) else {}
+    if budget == 0 or given.get("type") == "disabled":
+        body["thinking"] = {"type": "disabled"}
+        return
+    tokens = given.get("budget_tokens")
+    budget = min(budget, max_tokens - 1, tokens if isinstance(tokens, int) else budget)
+    if budget >= MIN_BUDGET and (given or _may_think(body)):
+        body["thinking"] = {"type": "enabled", "budget_tokens": budget}
+
+
+def _may_think(body: Mapping[str, Any]) -> bool:
+    """Return whether Anthropic's API lets this request think.
+
+    It refuses sampling settings, a forced tool, a prefilled answer, and a result of a tool that was called without
+    thinking.
+
+    Source: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
+    """
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if body.get("temperature") not in (None, 1) or body.get("top_k") is not None or kind not in (None, "auto", "none"):
+        return False
+    last = body["messages"][-1]
+    content = last.get("content")
+    parts = content if isinstance(content, list) else []
+    return last.get("role") == "user" and not any(part.get("type") == "tool_result" for part in parts)
