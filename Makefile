@@ -248,9 +248,9 @@ dist: $(STAMP)  ## build the wheel into dist/
 lock: $(STAMP)  ## resolve the dependencies, and write the lock files
 	@$(BIN)/pip install -q pip-tools
 	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
-	  --strip-extras --allow-unsafe --extra test --extra lint -o requirements-dev.lock pyproject.toml
+	  --no-strip-extras --allow-unsafe --extra test --extra lint -o requirements-dev.lock pyproject.toml
 	@$(BIN)/pip-compile -q --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header \
-	  --strip-extras --allow-unsafe -c requirements-dev.lock -o requirements.lock pyproject.toml
+	  --no-strip-extras --allow-unsafe -c requirements-dev.lock -o requirements.lock pyproject.toml
 
 schema: $(STAMP)  ## write docs/schema and the tables of docs/configuration.md and admin-api.md, after a change of either
 	@for kind in policy config; do $(BIN)/nearhit schema $$kind > docs/schema/$$kind.json || exit 1; done

@@ -27,7 +27,7 @@ from gateway.private_files import UMASK
 
 PACKAGE = Path(gateway.__file__ or "").parent
 LOCKS = Path("/proc/locks")
-LOCK_LINE = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
+LOCK_LINE = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", re.MULTILINE)
 REQUIREMENT_NAME = re.compile(r"[A-Za-z0-9._-]+")
 MIB, GIB = 2**20, 2**30
 MIN_FREE_BYTES = 64 * MIB  # of disk: the append-only file and the log need some
