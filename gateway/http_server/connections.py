@@ -253,6 +253,8 @@ REST_TIMEOUT_S = 0.05  # for the rest of a request: clients such as httpx send t
 
 CLOSE_GRACE_S = 0.05  # before an idle connection closes: a request that is on its way would be lost
 
+FIRST_GRACE_S = 1.0  # the same for a new connection: its client opened it for a request
+
 MAX_PIPELINED = 64 * 1024  # bytes of later requests that are read while one is answered
 
 HEAD_END = b"\r\n\r\n"
@@ -274,6 +276,7 @@ class PlainConnection(asyncio.Protocol):
         "_deadline",
         "_expected",
         "_is_last",
+        "_is_new",
         "_loop",
         "_output",
         "_partial",
@@ -296,6 +299,7 @@ class PlainConnection(asyncio.Protocol):
         self._wait_timer: asyncio.TimerHandle | None = None  # for the rest of it
         self._pipelined = b""  # data that arrived while a request is answered
         self._reading, self._is_last = True, False  # is_last: the current request is the last one
+        self._is_new = True  # until its first request is whole
         self._closed: asyncio.Future[None] | None = None
 
     # Callbacks of the transport
@@ -344,7 +348,7 @@ class PlainConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Accept no further request; finish the one that is being read or answered."""
         self._is_last, self._closed = True, self._loop.create_future()
-        self._loop.call_later(CLOSE_GRACE_S, self._close_idle)
+        self._loop.call_later(FIRST_GRACE_S if self._is_new else CLOSE_GRACE_S, self._close_idle)
 
     def _close_idle(self) -> None:
         if self._task is None and not self._partial:
@@ -390,7 +394,7 @@ class PlainConnection(asyncio.Protocol):
             if self._partial:
                 self._clear_partial()
             body, at = data[end:request_end], request_end
-            self._is_last = self._is_last or head.closes
+            self._is_last, self._is_new = self._is_last or head.closes, False
             if not self._try_answer(head, body):
                 self._pipelined, self._deadline = data[at:], math.inf
                 return

@@ -391,6 +391,23 @@ async def test_a_request_that_crosses_the_stop_on_an_idle_connection_is_answered
         assert (await wire.rest(), await idle.rest()) == (b"", b"")
 
 
+async def test_a_new_connection_outlives_idle_ones_when_the_gateway_stops(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client, such as a load balancer under load, opened it for a request that comes a moment later."""
+    monkeypatch.setattr(plain_connection, "FIRST_GRACE_S", 60.0)
+    connections = served.gateway.data_port._connections
+    async with connected(served.url) as idle, connected(served.url) as new:
+        await hot(served, idle)
+        await until(lambda: len(connections._plain) == 2)
+        connections.pre_shutdown()
+        assert await idle.rest() == b""
+        await new.send(HI)
+        answer = await new.message()
+        assert (answer.status, answer.all("Connection")) == (200, ["close"])
+        assert await new.rest() == b""
+
+
 async def test_a_step_that_fails_is_a_500_and_the_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_path(served), "_inner", failing)
     async with connected(served.url) as wire:
