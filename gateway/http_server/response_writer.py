@@ -93,6 +93,9 @@ class OutputBuffer:
             self._drained.set_result(None)
 
 
+# Bytes from which a whole body is written beside its head. Joined with it, the body would be in memory twice while the
+# client reads; a copy of less costs microseconds.
+LARGE = 256 * 1024
 LENGTH_AND_DATE = b"Content-Length: %d\r\nDate: %b\r\n\r\n%b"
 
 
@@ -109,9 +112,11 @@ def body_nowait(body: Body) -> bytes | None:
 def encode_answer(
     own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
 ) -> bytes | None:
-    """Return head and body, and close the body; None if not all of the body is there. Raise `ValueError` if a header
-    contains a line break."""
+    """Return head and body, and close the body; None if not all of the body is there, or if it is `LARGE`. Raise
+    `ValueError` if a header contains a line break."""
     body, status = response.body, response.status
+    if isinstance(body, FullBody) and len(body.data) >= LARGE:
+        return None
     data = body_nowait(body)
     if data is None:
         return None
@@ -143,16 +148,20 @@ def _without_body(
 async def stream(
     out: OutputBuffer, own: ResponseHeaders, request: RequestContext, response: Response, *, keep_alive: bool
 ) -> None:
-    """Write an answer whose body arrives in pieces, and return once the client has taken it. Raise
+    """Write an answer whose body arrives in pieces or is large, and return once the client has taken it. Raise
     `UpstreamStreamError`, `ConnectionError`, or `ValueError` if a header contains a line break."""
     body, method, status = response.body, request.method, response.status
     assert not isinstance(body, Tunnel), "a plain request asks for no upgrade"
     try:
-        headers, chunked = stream_headers(method, status, response.headers)
+        if isinstance(body, FullBody):
+            headers, length = sized_headers(method, status, response.headers, len(body.data))
+            framing, chunked = encode_length(length), False
+        else:
+            headers, chunked = stream_headers(method, status, response.headers)
+            framing = b"Transfer-Encoding: chunked\r\n" if chunked else b""
         start = STATUS_LINES[status] + encode_headers(headers)
-        coding = b"Transfer-Encoding: chunked\r\n" if chunked else b""
         date, connection_field = rfc822_formatted_time().encode(), b"" if keep_alive else CLOSES
-        out.write(b"%b%b%bDate: %b%b\r\n\r\n" % (start, own.lines(request, response), coding, date, connection_field))
+        out.write(b"%b%b%bDate: %b%b\r\n\r\n" % (start, own.lines(request, response), framing, date, connection_field))
         if is_bodiless(method, status):
             await drain(body)
             return
@@ -181,7 +190,9 @@ async def relay_body(body: Body, out: OutputBuffer, *, chunked: bool) -> None:
         out.write(b"".join(items))
         return out.writable or out.has_room
 
-    if isinstance(body, EventStream):
+    if isinstance(body, FullBody):
+        out.write(body.data)
+    elif isinstance(body, EventStream):
         await pump(as_observed(body.events), events, out.wait_for_room)
     elif isinstance(body, ByteStream):
         await pump(as_observed(body.chunks), pieces, out.wait_for_room)

@@ -50,6 +50,8 @@ class ResponseReader:
             parser = SSEParser()
             end = partial(self._end_events, parser, dialect)
             return Response(answer.status, headers, EventStream(self._stream(first, parser.feed, end)))
+        if _length_of(answer.header_map) > MAX_WHOLE_BYTES:
+            return Response(answer.status, headers, self._bytes(first))
         data, complete = (first, True) if answer.at_eof else await self._collect(first)
         if not complete:
             return Response(answer.status, headers, self._bytes(data))
@@ -210,6 +212,12 @@ class _Telling(_Body[T]):
 
     def tell(self, wake: Callable[[], None] | None) -> None:
         self._answer.tell(wake, *self._exchange.limits)
+
+
+def _length_of(header_map: Mapping[str, str]) -> int:
+    """Return the announced length of a body in bytes; 0: not announced."""
+    length = header_map.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else 0
 
 
 def is_event_stream(header_map: Mapping[str, str]) -> bool:
