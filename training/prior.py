@@ -40,8 +40,8 @@ from training.verifier import SEED, is_held_out
 
 NEIGHBOURS = 4  # as gateway.cache.judgement.MAX_CANDIDATES
 SAMPLE = 3000  # questions of banking77's training part
-# The held-out wordings have a trap beside nearly every question, which traffic has not. So they weigh less for the learned
-# verifier, which tells traps apart. Similarity cannot, so there they keep their weight, and cold routes stay strict.
+# The held-out wordings have a trap beside nearly every question, which traffic has not. So they weigh less for the
+# learned verifier, which tells traps apart. Similarity cannot: they keep their weight, and cold routes stay strict.
 WEIGHTS_OF = {
     "learned": {"development": 1.0, "banking77": 1.0, "clinc150": 1.0, "wordings": 0.3},
     "checks": {"development": 1.0, "banking77": 1.0, "clinc150": 1.0, "wordings": 1.0},
