@@ -105,7 +105,7 @@ async def explain_pair(
     `knowledge` has the links and decoys of the gateway, in any scope. A short template is not recognised, because that
     needs other stored questions. Raise `EmbedderUnavailable`.
     """
-    pair, rests_differ = _focus_of(pair)
+    given, (pair, rests_differ) = pair, _focus_of(pair)
     # One after the other, as in a lookup: texts in one batch of the quantised model change each other's third digit.
     asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
     entry, similarity = _stored_entry(pair), _similarity(asked, stored)
@@ -127,7 +127,7 @@ async def explain_pair(
         first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
         return build_explanation(first, first, look)
     look = replace(look, features=verifier.features(pair.asked, StoredCandidate(pair.stored, similarity)))
-    scores = scorer.of(pair.asked, "", asked, near, control, 0)
+    scores = scorer.of(pair.asked, "", asked, near, control, 0, is_part=pair.asked != given.asked)
     first = scores.chosen
     if knowledge is not None and rule.acceptance.min_similarity is None and not first.verbatim:
         linked = await knowledge.linked_entry(pair.asked, pair.stored)

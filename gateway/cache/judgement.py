@@ -177,9 +177,12 @@ class CandidateScorer:
         control: RouteControl,
         entries: int,
         opinions: Sequence[Opinion] | None = None,
+        *,
+        is_part: bool = False,
     ) -> CandidateScores:
-        """Score at least one neighbour. `opinions`: on the neighbours; None: ask the verifier."""
-        threshold = control.threshold(self._acceptance, entries)
+        """Score at least one neighbour. `opinions`: on the neighbours; None: ask the verifier. `is_part`: see
+        `RouteControl.threshold`."""
+        threshold = control.threshold(self._acceptance, entries, is_part=is_part)
         shift = 0.0 if self._is_similarity_only else control.shift(embedding.vector)
         scores = CandidateScores(question, owner, embedding, neighbours, control, entries, threshold, shift)
         if opinions is None:

@@ -120,7 +120,7 @@ class SemanticLookup:
             return hit
         entries = self._index.count(request.scope)
         scores = await self._score_fully(
-            request.route, request.owner, search.question, search.embedding, withheld, entries
+            request.route, request.owner, search.question, search.embedding, withheld, entries, is_part=request.is_part
         )
         unconfirmed = [judged.entry for judged in scores.judged if judged.reason is None and judged.final]
         if unconfirmed:
@@ -251,7 +251,9 @@ class SemanticLookup:
         nearby = [(inflight[at].entry, float(similarities[at])) for at in nearest]
         with request.timer("verify"):
             entries = self._index.count(request.scope) + len(inflight)
-            scores = await self._score_fully(request.route, request.owner, question, embedding, nearby, entries)
+            scores = await self._score_fully(
+                request.route, request.owner, question, embedding, nearby, entries, is_part=request.is_part
+            )
         return None if scores.chosen.reason is not None else inflight[nearest[scores.best_index]]
 
     async def would_hit(
@@ -281,8 +283,11 @@ class SemanticLookup:
         embedding: Embedding,
         nearby: Sequence[NeighbourEntry],
         entries: int,
+        *,
+        is_part: bool = False,
     ) -> CandidateScores:
-        scores = self._scorer.of(question, owner, embedding, nearby, self._controls.of(route), entries)
+        control = self._controls.of(route)
+        scores = self._scorer.of(question, owner, embedding, nearby, control, entries, is_part=is_part)
         if self._scorer.needs_second_opinion(scores):
             await self._scorer.apply_second_opinion(scores)
         return scores
@@ -376,7 +381,9 @@ class SemanticLookup:
             return None
         nearby = [(entry, similarity) for entry, similarity, _ in fresh_neighbours]
         control, entries = self._controls.of(request.route), 0 if self._plain else self._index.count(request.scope)
-        scores = self._scorer.of(search.question, request.owner, search.embedding, nearby, control, entries)
+        scores = self._scorer.of(
+            search.question, request.owner, search.embedding, nearby, control, entries, is_part=request.is_part
+        )
         if search.k == 1 and scores.chosen.opinion.veto is not None:
             return self._widen(search)
         if not self._plain and self._scorer.needs_second_opinion(scores):

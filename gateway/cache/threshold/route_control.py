@@ -140,6 +140,8 @@ GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this r
 
 NEAR = 0.1  # distance from the threshold at which a label is worth 1/e of one at it
 
+MOST_WRONG_OF_PARTS = 0.01  # share of wrong hits that a question which is part of a long prompt is judged by at most
+
 REFRESH_EVERY = 10  # lookups and labels between two computations of the threshold, which takes 0.5 ms
 
 
@@ -236,8 +238,12 @@ class RouteControl:
         """Return the verifier's score, moved by the labels near this question."""
         return score + self.shift(vector)
 
-    def threshold(self, acceptance: Acceptance, entries: int = 0) -> float:
-        """Return the score that the best neighbour among `entries` must reach. A `min_similarity` is returned as is."""
+    def threshold(self, acceptance: Acceptance, entries: int = 0, *, is_part: bool = False) -> float:
+        """Return the score that the best neighbour among `entries` must reach. A `min_similarity` is returned as is.
+
+        `is_part`: the question is the part of a long prompt that asks. However loose the promise, it has to reach the
+        threshold of `MOST_WRONG_OF_PARTS`. Such prompts are equal but for it, so its score says less than elsewhere.
+        """
         if acceptance.min_similarity is not None:
             self.current_threshold = acceptance.min_similarity
             return acceptance.min_similarity
@@ -253,6 +259,14 @@ class RouteControl:
             self._shares, self._weights = self._threshold_state.shares.mean, None
             self._labels_since_shares = 0
         self.current_threshold = known
+        return max(known, self._strict_threshold(step)) if is_part and budget > MOST_WRONG_OF_PARTS else known
+
+    def _strict_threshold(self, step: int) -> float:
+        """Return the threshold of `MOST_WRONG_OF_PARTS` at a growth step."""
+        known = self._thresholds.get((MOST_WRONG_OF_PARTS, step))
+        if known is None:
+            state = self._ledger.state_for(MOST_WRONG_OF_PARTS, GROWTH_STEP**step)
+            known = self._thresholds[MOST_WRONG_OF_PARTS, step] = state.threshold
         return known
 
     def probability(self, score: float) -> float:
