@@ -16,7 +16,7 @@ from gateway.cache.hits import response_from_entry
 from gateway.cache.inflight_questions import InflightQuestion
 from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores, NeighbourEntry
 from gateway.cache.links import Link
-from gateway.cache.threshold.route_control import Controls
+from gateway.cache.threshold.route_control import MOST_WRONG_OF_PARTS, Controls
 from gateway.cache.tool_calls import may_serve
 from gateway.config.policy.model import AdmissionRules, Semantic
 from gateway.context import RequestContext
@@ -87,6 +87,7 @@ class SemanticLookup:
         self._acceptance = rule.acceptance
         self._admission = admission
         self._plain = rule.acceptance.min_similarity is not None
+        self._is_loose = (rule.acceptance.max_wrong_hits or 0.0) > MOST_WRONG_OF_PARTS
         self._lifetime = lifetime
         self._memory = memory
         self._floor = floor
@@ -120,7 +121,13 @@ class SemanticLookup:
             return hit
         entries = self._index.count(request.scope)
         scores = await self._score_fully(
-            request.route, request.owner, search.question, search.embedding, withheld, entries, is_part=request.is_part
+            request.route,
+            request.owner,
+            search.question,
+            search.embedding,
+            withheld,
+            entries,
+            is_part=self._is_loose and request.is_part,
         )
         unconfirmed = [judged.entry for judged in scores.judged if judged.reason is None and judged.final]
         if unconfirmed:
@@ -252,7 +259,13 @@ class SemanticLookup:
         with request.timer("verify"):
             entries = self._index.count(request.scope) + len(inflight)
             scores = await self._score_fully(
-                request.route, request.owner, question, embedding, nearby, entries, is_part=request.is_part
+                request.route,
+                request.owner,
+                question,
+                embedding,
+                nearby,
+                entries,
+                is_part=self._is_loose and request.is_part,
             )
         return None if scores.chosen.reason is not None else inflight[nearest[scores.best_index]]
 
@@ -382,7 +395,13 @@ class SemanticLookup:
         nearby = [(entry, similarity) for entry, similarity, _ in fresh_neighbours]
         control, entries = self._controls.of(request.route), 0 if self._plain else self._index.count(request.scope)
         scores = self._scorer.of(
-            search.question, request.owner, search.embedding, nearby, control, entries, is_part=request.is_part
+            search.question,
+            request.owner,
+            search.embedding,
+            nearby,
+            control,
+            entries,
+            is_part=self._is_loose and request.is_part,
         )
         if search.k == 1 and scores.chosen.opinion.veto is not None:
             return self._widen(search)
