@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from gateway.steps.traffic_log.reader import read_traffic
-from tests.fixtures.gateways import Answer
+from tests.fixtures.gateways import Answer, Served
 from tests.fixtures.several import behind, counted, policy_of
 from tests.fixtures.upstream import completion
 from tests.fixtures.waiting import until
@@ -93,6 +93,48 @@ async def test_a_job_with_data_is_not_cached(tmp_path: Path) -> None:
         await until(lambda: counted(served, "personal_data") == {"bypass": 1} and upstreams["main"].calls)
         assert "detail=personal-data" in (await served.chat(ANN)).cache_status
         assert [name async for name, _ in served.gateway.parts.store.fingerprints()] == []
+
+
+@pytest.mark.parametrize(("action", "imported"), [("bypass", 0), ("redact-key", 0), ("store", 1)])
+async def test_an_import_refuses_what_its_route_keeps_out(tmp_path: Path, action: str, imported: int) -> None:
+    async with behind(tmp_path / "from", policy("store"), "main") as (served, _):
+        await served.chat(ANN)
+        async with served.session.get(served.admin_url + "/admin/cache/export") as response:
+            lines = await response.read()
+        assert b"ann@example.org" in lines
+    async with behind(tmp_path / "to", policy(action), "main") as (served, _):
+        async with served.session.post(served.admin_url + "/admin/cache/import", data=lines) as response:
+            report = await response.json()
+        assert report["imported"] == imported
+        assert ("has personal data" in str(report)) is (imported == 0)
+        assert "ann@" not in str(report)
+
+
+async def explained(served: Served, path: str, body: object) -> dict[str, object]:
+    async with served.session.post(f"{served.admin_url}/admin/{path}", json=body) as response:
+        return await response.json()
+
+
+@pytest.mark.parametrize("action", ["bypass", "redact-key", "store"])
+async def test_an_explanation_names_the_kinds_and_not_the_data(tmp_path: Path, action: str) -> None:
+    async with behind(tmp_path, policy(action), "main") as (served, _):
+        found = await explained(served, "explain", {"model": "m", "messages": [{"role": "user", "content": ANN}]})
+        assert (found["personal_data"], found["privacy"]) == (["email"], action)
+        for cache in ("exact", "semantic"):
+            assert (found[cache] == "not asked: personal-data") is (action == "bypass")
+        assert "ann@" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("action", "asked", "refused"),
+    [("bypass", ANN, True), ("redact-key", ANN, False), ("redact-key", BOB, True), ("store", ANN, False)],
+)
+async def test_a_pair_is_explained_as_the_lookup_treats_it(
+    tmp_path: Path, action: str, asked: str, refused: bool
+) -> None:
+    async with behind(tmp_path, policy(action), "main") as (served, _):
+        found = await explained(served, "cache/explain", {"stored": ANN.replace("please", "now"), "asked": asked})
+        assert (found["reason"] == "personal-data") is refused
 
 
 async def test_each_request_is_counted_however_it_is_answered(tmp_path: Path) -> None:
