@@ -50,6 +50,7 @@ class Bypass(StrEnum):
     JOB = "job"  # the request is about an answer that comes later
     MESSAGE = "message"  # an MCP message that may change something, open a stream, or answer a question of the server
     TOOL = "tool"  # an MCP tool that the policy does not list, or that nothing says only reads
+    PERSONAL_DATA = "personal-data"  # the request has personal data that the policy keeps out of the caches
 
 
 class Refusal(StrEnum):

@@ -71,6 +71,8 @@ class Explanation:
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
     session: str | None = None  # what the session does to the choice; None: the route has no sessions
     screen: str | None = None  # the screen's decision, in a sentence; None: none, or only a running gateway knows
+    personal_data: tuple[str, ...] = ()  # the kinds that the route looks for and that the request has
+    privacy: str | None = None  # what the caches make of them: the action of the policy; None: it looks for none
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,6 +91,7 @@ class Explanation:
             "exact cache": self.exact,
             "semantic cache": self.semantic,
             **({} if self.screen is None else {"screen": self.screen}),
+            **({"personal data": f"{', '.join(self.personal_data)}: {self.privacy}"} if self.personal_data else {}),
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
             **self._trial_lines(),
@@ -234,6 +237,8 @@ def build_explanation(
         steps=steps,
         session=None if decision.held is None else _session(decision.held),
         screen=None if screening is None else str(screening),
+        personal_data=request.personal_data,
+        privacy=None if route.privacy is None else route.privacy.action,
     )
 
 
@@ -254,6 +259,8 @@ def _exact(route: Route, call: Call) -> str:
 def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
     if route.semantic is None:
         return "off"
+    if call.uncached is not None:
+        return f"not asked: {call.uncached}"
     if call.no_question is not None or (embedding is not None and embedding.partial):
         return f"not asked: {call.no_question or (embedding and embedding.partial_reason)}"
     acceptance = route.semantic.acceptance
@@ -378,7 +385,7 @@ class ExplainRequests:
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
-        call = apply_mcp(request, call, route, parts.mcp, parts.clock.wall())
+        call = apply_mcp(request, request.call or call, route, parts.mcp, parts.clock.wall())
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
             request.embedding, request.whole = await embed_question(call, parts.space.embedder)
         deciding = backend_choice_of(route, parts)

@@ -112,7 +112,7 @@ class PolicyTestRunner:
         request, call = parse_request(wrapped, FrozenClock(), "the request")
         route = self._policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
-        call = apply_mcp(request, call, route, McpKnowledge(), request.clock.wall())
+        call = apply_mcp(request, request.call or call, route, McpKnowledge(), request.clock.wall())
         scorer: ComplexityScorer = (
             self._text_model if expectation.complexity is None else FixedScore(expectation.complexity)
         )

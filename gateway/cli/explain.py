@@ -108,13 +108,14 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
     config = load_config(config_path, environ)
     policy = load_policy(config.policies, config)
     value, clock = read_request(path), SystemClock()
-    _, call = parse_request(value, clock, str(path))
-    embeddings, complexity = await _embed_question(config, call)
-    # Parse again, so that the time to load the model does not count against the request's budget.
     request, call = parse_request(value, clock, str(path))
     route = policy.match(request.path, call.model, request.tenant, request.headers)
     apply_route(request, call, route)
-    call = apply_mcp(request, call, route, McpKnowledge(), clock.wall())
+    embeddings, complexity = await _embed_question(config, request.call or call)
+    # Parse again, so that the time to load the model does not count against the request's budget.
+    request, call = parse_request(value, clock, str(path))
+    apply_route(request, call, route)
+    call = apply_mcp(request, request.call or call, route, McpKnowledge(), clock.wall())
     request.embedding, request.whole = embeddings
     decision = await _decide(config, environ, route, request, complexity)
     return build_explanation(request, call, route, decision, None, steps_of(route, Deployment.of(config)))

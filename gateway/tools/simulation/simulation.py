@@ -170,6 +170,10 @@ NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
         lambda r: r.semantic is not None and r.semantic.coalesce,
     ),
     ("sessions are not replayed: each request is routed alone", lambda r: r.session is not None),
+    (
+        "personal data is not looked for again: requests keep what privacy made of them when they were recorded",
+        lambda r: r.privacy is not None,
+    ),
 )
 
 ALWAYS = (
