@@ -76,7 +76,7 @@ def report(environment: Any, **_: Any) -> None:
     asked = sum(entry.num_requests for entry in entries)
     hits = sum(entry.num_requests for entry in entries if entry.name.endswith(("exact", "semantic", "stale")))
     first = first_events.total
-    print(  # noqa: T201
+    print(
         f"hit rate {hits / max(asked, 1):.1%} of {asked} requests; first event: "
         f"p50 {first.get_response_time_percentile(0.5) or 0:.0f} ms, "
         f"p99 {first.get_response_time_percentile(0.99) or 0:.0f} ms"

@@ -4,9 +4,9 @@ The Locust file imports this module. For k6, guidellm and aiperf it writes the s
 
     python3 deploy/loadtest/mix.py --requests 2000 > requests.jsonl
 
-Each line is a JSON object with the prompt. The questions are the project's own (`training/wordings/everyday.jsonl`): 240 of
-them, each in several wordings. `--questions` names another file of the same form, one `{"same": [TEXT, ...]}` a line.
-Part of these wordings trained the verifier, so measure hit rates with questions of your own.
+Each line is a JSON object with the prompt. The questions are the project's own, 240 of them in several wordings each
+(`training/wordings/everyday.jsonl`). `--questions` names another file of the same form, one `{"same": [TEXT, ...]}` a
+line. The verifier was trained on these wordings, so measure hit rates with questions of your own.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def main() -> None:
     """Write the requests to standard output."""
     parser = argparse.ArgumentParser(description="Write the requests of a load test, one JSON object a line.")
     parser.add_argument("--requests", type=int, default=2000, help="default: %(default)s")
-    parser.add_argument("--key", default="prompt", help="the key of the text; aiperf reads `text`; default: %(default)s")
+    parser.add_argument(
+        "--key", default="prompt", help="the key of the text; aiperf reads `text`; default: %(default)s"
+    )
     parser.add_argument("--questions", type=Path, default=QUESTIONS, help="default: the project's own")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     given = parser.parse_args()
