@@ -150,7 +150,7 @@ bench-sessions: $(STAMP)  ## measure sessions: switches of the model, cost and q
 
 # Each tool gets a separate environment. A tool that cannot be installed is reported and left out.
 LOADTEST_TOOLS ?= locust k6 aiperf guidellm
-loadtest: setup  ## run Locust, k6, aiperf and guidellm before a gateway, a minute each (LOADTEST_TOOLS="locust k6": 0.2 GB instead of 8)
+loadtest: setup  ## run Locust, k6, aiperf and guidellm before a gateway, a minute each (3 GB and perhaps CUDA; LOADTEST_TOOLS="locust k6": 0.2 GB)
 	@for name in $(LOADTEST_TOOLS); do \
 	  test -x .venv-loadtest/$$name/bin/pip || $(BIN)/python -m venv .venv-loadtest/$$name; \
 	  .venv-loadtest/$$name/bin/pip install -q --disable-pip-version-check -r deploy/loadtest/$$name.txt \

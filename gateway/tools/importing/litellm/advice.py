@@ -31,6 +31,9 @@ _REQUEST_KEYS = (
 ADVICE: Mapping[str, str] = {
     "environment_variables*": "nearhit sets no variables: set them where the gateway starts",
     "include*": "included files are not read: merge them into one file and import again",
+    "model_list.*.litellm_params.complexity_router_config*": (
+        "the complexity is learned, without keywords, weights or plugins; choose escalate_above with nearhit simulate"
+    ),
     "model_list.*.model_info.*": _INFO,
     "model_list.*.model_info": _INFO,
     "model_list.*.litellm_params.api_version": "the adapter needs no version of the API",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from gateway.tools.importing.semantic_router.models import Models, read_models
 
 VERSION = "v0.3"
 LEVELS = ("easy", "medium", "hard")
-STEPS: Mapping[int, float | list[float]] = {2: 0.5, 3: [0.33, 0.67]}  # `escalate_above` by the number of tiers
 
 
 def map_semantic_router(document: Document) -> Draft:
@@ -139,9 +138,7 @@ class _Mapping:
                     f"{tiers[0].backend} gets requests as the clients send them: parameters need light and large"
                 )
             return {"backend": tiers[0].backend}
-        written = [tier.written for tier in tiers]
-        targets = {"light": written[0], "large": written[1]} if len(written) == 2 else {"tiers": written}
-        return {**targets, "escalate_above": STEPS[len(written)]}
+        return self._draft.route_by_complexity([tier.written for tier in tiers])
 
     def _report_rules(self, decision: Setting, levels: Sequence[str]) -> None:
         rules = decision.key("rules")
