@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.gateways import free_port, server
+from deploy.loadtest.mix import QUESTIONS
 
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "deploy" / "loadtest"
@@ -173,11 +174,12 @@ def program(name: str, tools: Path) -> Path | None:
     return None if found is None else Path(found)
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, questions: Path) -> None:
     """Write the requests and the tokenizer."""
     for key in ("prompt", "text"):
         with (folder / f"{key}.jsonl").open("w") as file:
-            command = [sys.executable, str(HERE / "mix.py"), "--requests", str(PREPARED), "--key", key]
+            given = ["--requests", str(PREPARED), "--key", key, "--questions", str(questions)]
+            command = [sys.executable, str(HERE / "mix.py"), *given]
             subprocess.run(command, stdout=file, check=True)
     (folder / "tokenizer").mkdir()
     shutil.copy(TOKENIZER, folder / "tokenizer")
@@ -207,18 +209,19 @@ def verdicts(admin: int) -> Mapping[str, float]:
     return counted
 
 
-def measure(name: str, path: Path, seconds: int) -> Measured:
+def measure(name: str, path: Path, seconds: int, questions: Path) -> Measured:
     """Run one tool against a new gateway. Exit with its output if it fails."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        prepare(folder)
+        prepare(folder, questions)
+        environ = {"MODEL": MODEL, "QUESTIONS": str(questions), "HOME": made}
         with gateway(folder) as (url, admin):
             load = Load(url, seconds, folder)
             _, *arguments = KNOWN[name].command(load)
             done = subprocess.run(
                 [str(path), *arguments],
                 cwd=folder,
-                env=os.environ | {"MODEL": MODEL, "HOME": made, "PATH": f"{path.parent}:{os.environ['PATH']}"},
+                env=os.environ | environ | {"PATH": f"{path.parent}:{os.environ['PATH']}"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -249,6 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=KNOWN, default=list(KNOWN), help="default: all")
     parser.add_argument("--seconds", type=int, default=60, help="default: %(default)s")
+    parser.add_argument("--questions", type=Path, default=QUESTIONS, help="as for mix.py; default: the project's own")
     parser.add_argument("--tools", type=Path, default=TOOLS, help="folder with an environment for each tool")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")
     given = parser.parse_args()
@@ -258,7 +262,7 @@ def main() -> None:
         if path is None:
             print(f"{name} is not installed, so it is left out: `make loadtest` installs it", file=sys.stderr)
         else:
-            rows.append(measure(name, path, given.seconds))
+            rows.append(measure(name, path, given.seconds, given.questions.absolute()))
     print("\n".join(table(rows)))
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -51,12 +51,16 @@ def test_mix_writes_a_line_of_json_for_each_request() -> None:
 def test_a_tool_gets_whole_answers_and_hits(tool: str, tmp_path: Path) -> None:
     if program(tool, TOOLS) is None:
         pytest.skip(f"{tool} is not installed: `make loadtest LOADTEST_TOOLS={tool}` does it")
-    said = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "bench.loadtest", "--only", tool, "--seconds", str(SECONDS), "--json", said]
+    said, questions = tmp_path / "figures.json", tmp_path / "questions.jsonl"
+    # With one question, two requests suffice for a hit, however few a busy machine sends.
+    questions.write_text(json.dumps({"same": ["How do I boil an egg?", "How is an egg boiled?"]}) + "\n")
+    given = ["--only", tool, "--seconds", str(SECONDS), "--questions", questions, "--json", said]
+    command = [sys.executable, "-m", "bench.loadtest", *given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     (row,) = json.loads(said.read_text())
     assert row["figures"]["failures"] == 0
     assert row["figures"]["requests"] > 0 and row["figures"]["per_second"] > 0
     assert 0 < row["figures"]["p50_ms"] <= row["figures"]["p99_ms"]
-    assert row["shares"]["miss"] > 0 and row["shares"]["exact"] + row["shares"]["coalesced"] > 0
+    assert row["shares"]["miss"] > 0
+    assert sum(share for verdict, share in row["shares"].items() if verdict != "miss") > 0

@@ -13,7 +13,7 @@ TIERS = ("SIMPLE", "MEDIUM", "COMPLEX", "REASONING")  # lightest first
 
 def is_complexity_router(entry: Setting) -> bool:
     """Return whether an entry of `model_list` chooses among others by the complexity of a request."""
-    return entry.key("litellm_params").key("model").value == COMPLEXITY_ROUTER
+    return bool(entry.key("litellm_params").key("model").value == COMPLEXITY_ROUTER)
 
 
 def tier_models(entry: Setting, known: Collection[str]) -> list[str]:
