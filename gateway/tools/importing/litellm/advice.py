@@ -19,6 +19,10 @@ _MCP = (
 _EFFORT = "parameters of a tier set it: light: {backend: NAME, parameters: {reasoning_effort: low}}"
 _AFFINITY = "session: {hold: upstream} of a route, or sticky: prefix of a backend for its prompt cache"
 _INFO = "it describes the model; nearhit needs no description"
+_GUARDRAILS = (
+    "nearhit checks no texts: put guardrails in front of it or behind it; privacy: {pii: [...]} of a route keeps "
+    "personal data out of the caches"
+)
 _DATABASE = "nearhit has no database of keys and spend; keys are in the store"
 
 # Parameters of requests, which LiteLLM adds to those of the client.
@@ -96,8 +100,8 @@ ADVICE: Mapping[str, str] = {
         "escalates them to the large model"
     ),
     "litellm_settings.modify_params": "nearhit changes no parameters",
-    "litellm_settings.*guardrail*": "nearhit has no guardrails: put them in front of it or behind it",
-    "guardrails*": "nearhit has no guardrails: put them in front of it or behind it",
+    "litellm_settings.*guardrail*": _GUARDRAILS,
+    "guardrails*": _GUARDRAILS,
     "litellm_settings.force_ipv4": "the system decides",
     "litellm_settings.ssl_verify": "nearhit always verifies certificates",
     "litellm_settings.cache_params.namespace": "tenants separate entries: give each application a tenant",

@@ -33,6 +33,7 @@ ADVICE: Mapping[str, str] = {
     "providers.models.*.pricing*": "price is in US dollars, with input, cached input and output",
     "*modelCards*": "it describes models; nearhit needs no description",
     "evaluation*": "nearhit learns from outcomes: nearhit eval and nearhit simulate compare policies",
+    "*signals.pii*": "privacy: {pii: [...]} of a route keeps such requests out of the caches, and does not route them",
     "*signals*": TOPIC,
     "*projections*": TOPIC,
     "*model_bindings*": _NOTHING,
