@@ -40,6 +40,7 @@ OFFLINE: dict[str, list[str]] = {
     "check": ["{files}/new.yaml"],
     "import litellm": ["{files}/old.yaml", "--out", "{files}/imported"],
     "explain": ["{files}/request.json"],
+    "eval": ["--prompts", "{files}/prompts.jsonl", "--expect", "{files}/expected.txt"],
     "simulate": ["--policy", "{files}/new.yaml"],
     "capacity": ["--rps", "50000", "--hit-rate", "0.4", "--entries", "1e8"],
     "doctor": [],
@@ -92,6 +93,7 @@ def files(tmp_path: Path) -> Path:
         "answers.jsonl": "",
         "old.yaml": "model_list: [{model_name: m, litellm_params: {model: openai/m}}]",
         "prompts.jsonl": '"alpha"\n',
+        "expected.txt": "main\n",
     }.items():
         (tmp_path / "given" / name).write_text(content)
     return tmp_path / "given"
