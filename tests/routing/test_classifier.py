@@ -51,9 +51,9 @@ def rule(classifier: Upstream, timeout: str = PATIENT, target: str = "light: lig
 
 @asynccontextmanager
 async def classified(
-    tmp_path: Path, classifier: Upstream, timeout: str = PATIENT, *, route: str = "", more: str = "", **options: Any
+    tmp_path: Path, classifier: Upstream, within: str = PATIENT, *, route: str = "", more: str = "", **options: Any
 ) -> AsyncIterator[Behind]:
-    policy = policy_of(route or rule(classifier, timeout), more=more)
+    policy = policy_of(route or rule(classifier, within), more=more)
     async with behind(tmp_path, policy, "light", "large", **options) as found:
         yield found
 
@@ -204,7 +204,7 @@ async def test_a_classifier_that_fails_is_paused_and_tried_again(classifier: Ups
 
 async def test_its_questions_at_once_are_bounded(classifier: Upstream, tmp_path: Path) -> None:
     classifier.gate.clear()
-    async with classified(tmp_path, classifier, "5s") as (served, upstreams):
+    async with classified(tmp_path, classifier) as (served, _):
         tasks = [asyncio.create_task(served.chat(f"{EASY} {at}")) for at in range(MAX_INFLIGHT + 1)]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1
@@ -286,7 +286,9 @@ async def test_a_new_policy_uses_its_classifier_and_keeps_the_state_of_a_shared_
     classifier.answer = answers({}, 503)
     async with serving(Upstream("other")) as other, classified(tmp_path, classifier) as (served, _):
         other.answer = answers({"score": 0.9})
-        config = config_of(tmp_path, dict.fromkeys(("light", "large"), {"adapter": "openai", "url": classifier.url}))
+        config = config_of(
+            tmp_path, {name: {"adapter": "openai", "url": classifier.url} for name in ("light", "large")}
+        )
         for at in range(FAILURES):
             await served.chat(f"{EASY} {at}")
         again = policy_of(rule(classifier), more="    expose_headers: on\n")

@@ -91,7 +91,9 @@ def text_model(inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[st
     usable = {each["name"]: each["datatype"] for each in outputs if each["datatype"] in {*SCORES, "BYTES"}}
     name = next((name for name in (*OUTPUTS, *(usable if len(usable) == 1 else ())) if name in usable), None)
     if name is None:
-        raise ClassifierFailed("the model has no clear output, expected one float or BYTES, or one named score, tier or text_output")
+        raise ClassifierFailed(
+            "the model has no clear output, expected one float or BYTES, or one named score, tier or text_output"
+        )
     return TextModel(str(texts[0]["name"]), shape, name, usable[name] in SCORES)
 
 

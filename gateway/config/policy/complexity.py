@@ -35,14 +35,15 @@ def classifier_url(value: object) -> str:
     """Return the address of a classifier, without a slash at its end. Raise `ValueError`."""
     if isinstance(value, str) and urlsplit(value[:8]).scheme.lower() in SCHEMES["triton"]:
         return grpc_url(value)
-    if isinstance(value, str) and "@" in value:
+    if isinstance(value, str) and "@" in value.partition("://")[2].partition("/")[0]:
         raise ValueError(f"the URL contains credentials, which would reach logs, expected a URL such as {HTTP_EXAMPLE}")
     return http_url(value, HTTP_EXAMPLE)
 
 
 _URL = WithJsonSchema(
     ScalarForm(
-        r"([Hh][Tt][Tt][Pp][Ss]?|[Gg][Rr][Pp][Cc][Ss]?)://.+", f"a URL such as {HTTP_EXAMPLE} or {GRPC_EXAMPLE}"
+        r"([Hh][Tt][Tt][Pp][Ss]?|[Gg][Rr][Pp][Cc][Ss]?)://[^@/]+(/.*)?",
+        f"a URL such as {HTTP_EXAMPLE} or {GRPC_EXAMPLE}",
     ).schema
 )
 
