@@ -63,7 +63,7 @@ class Classifier:
         self._inflight += 1
         try:
             async with asyncio.timeout(min(timeout_s, left_s)):
-                score = score_of(await self._texts.ask(question), target)
+                answer = await self._texts.ask(question)
         except TimeoutError:
             if left_s < timeout_s:  # this says nothing about the classifier
                 return ClassifierOutcome.NO_TIME, None, "the latency budget ended first"
@@ -75,7 +75,10 @@ class Classifier:
         finally:
             self._inflight -= 1
         self._succeeded(now)
-        return ClassifierOutcome.ANSWERED, score, ""
+        try:
+            return ClassifierOutcome.ANSWERED, score_of(answer, target), ""
+        except ClassifierAnswerInvalid as error:  # such as the label of a model that is not sure: no reason for a pause
+            return ClassifierOutcome.INVALID, None, str(error)
 
     async def close(self) -> None:
         await self._texts.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gateway.config.policy.model import Target, Tier
 from gateway.errors import ClassifierAnswerInvalid
 from gateway.ports import ClassifierAnswer
 from gateway.routing.classifier import FAILURES, MAX_INFLIGHT, MAX_TEXT, score_of
+from tests.docs.recipes import DOCS
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.gateways import Served, config_of
 from tests.fixtures.several import Behind, behind, counted, policy_of
@@ -202,6 +204,16 @@ async def test_a_classifier_that_fails_is_paused_and_tried_again(classifier: Ups
         assert counted(served, COUNTS) == {"failed": FAILURES, "paused": 3, "answered": 2}
 
 
+async def test_a_tier_that_the_route_does_not_have_is_no_reason_for_a_pause(
+    classifier: Upstream, tmp_path: Path
+) -> None:
+    classifier.answer = answers({"tier": "unsure"})
+    async with classified(tmp_path, classifier) as (served, _):
+        for at in range(FAILURES + 1):
+            await served.chat(f"{EASY} {at}")
+        assert counted(served, COUNTS) == {"invalid": FAILURES + 1}
+
+
 async def test_its_questions_at_once_are_bounded(classifier: Upstream, tmp_path: Path) -> None:
     classifier.gate.clear()
     async with classified(tmp_path, classifier) as (served, _):
@@ -297,6 +309,25 @@ async def test_a_new_policy_uses_its_classifier_and_keeps_the_state_of_a_shared_
         assert counted(served, COUNTS) == {"failed": FAILURES, "paused": 1}
         served.gateway.apply(policy_from_text(policy_of(rule(other)), "policy.yaml", config))
         assert await asked(served, f"{EASY} other") == ("large", "0.90")
+
+
+async def test_the_classifier_of_the_cookbook_chooses_the_tier(tmp_path: Path) -> None:
+    recipe = (DOCS / "cookbook.md").read_text().partition("## A classifier of one's own")[2]
+    code = recipe.partition("```python\n")[2].partition("```")[0]
+    definition, start, _ = code.rpartition("http.server.ThreadingHTTPServer")
+    assert start
+    names: dict[str, Any] = {}
+    exec(definition, names)
+    with ThreadingHTTPServer(("127.0.0.1", 0), names["Classify"]) as server:
+        running = asyncio.get_running_loop().run_in_executor(None, server.serve_forever)
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        try:
+            async with classified(tmp_path, Upstream("classifier", url=url)) as (served, _):
+                assert await asked(served, "Is this contract valid?") == ("large", "0.90")
+                assert await asked(served, HARD) == ("light", "0.20")
+        finally:
+            server.shutdown()
+            await running
 
 
 async def test_explain_names_who_scored(classifier: Upstream, tmp_path: Path) -> None:
