@@ -686,12 +686,45 @@ class Lifetime:
 PromptRow = np.ndarray[tuple[int], np.dtype[np.float16]]
 
 
+class Scorer(StrEnum):
+    """The origin of a complexity."""
+
+    TEXT = "text"  # the shipped score, of the text alone
+    EMBEDDING = "embedding"  # the shipped score, of the text and its embedding
+    CLASSIFIER = "classifier"  # the route's own classifier
+    SESSION = "session"  # the last question of the session
+    STATED = "stated"  # the expectation of a policy test
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
     """A prompt as the complexity model reads it. A route may learn to score the same row better."""
 
     score: float  # the shipped complexity, in [0, 1]
     row: PromptRow  # (k,): scaled features of the text, then the embedding; empty: only the score is known
+    by: Scorer = Scorer.TEXT
+
+
+class ClassifierOutcome(StrEnum):
+    """The outcome of a request's question to its route's classifier."""
+
+    ANSWERED = "answered"
+    LATE = "late"  # no answer within `complexity.timeout`
+    FAILED = "failed"  # no connection, a status other than 200, or an error of the model
+    INVALID = "invalid"  # neither a score in [0, 1] nor a tier of the route
+    PAUSED = "paused"  # not asked, because it failed several times in a row
+    BUSY = "busy"  # not asked, because it has as many questions as it may have at once
+    NO_TIME = "no-time"  # the latency budget of the request ended first
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The answer of a classifier about a text, or the reason for none."""
+
+    text: str
+    outcome: ClassifierOutcome
+    score: float | None  # complexity in [0, 1]; None: it gave none
+    said: str  # who scored, or why the classifier did not, in words without any text of the request
 
 
 @dataclass(frozen=True, slots=True)

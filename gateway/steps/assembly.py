@@ -301,6 +301,7 @@ def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
         parts.clock,
         parts.space.complexity,
         sessions=sessions_of(route, parts.sessions, parts.clock, parts.telemetry),
+        classifier=parts.classifiers.of(route),
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gateway.config import Config
 from gateway.config.errors import ConfigError, ConfigInvalid, sort_errors
+from gateway.config.policy.complexity import compile_complexity
 from gateway.config.policy.consistency import rule_errors, rule_warnings, unused_backends
 from gateway.config.policy.limits import compile_limits
 from gateway.config.policy.model import (
@@ -98,6 +99,7 @@ def _compile_target(rule: TargetRule) -> Target:
         _compile_tiers(rule),
         large_share=rule.large_share,
         quality=rule.quality,
+        classifier=compile_complexity(rule.complexity),
         audit=_compile_audit(rule.audit),
         learn=rule.learn,
         fallback=rule.fallback,
