@@ -280,11 +280,13 @@ class Bench:
             alone = Window(len(texts), self._encoder.cost_us(texts))
             self.measured.note(Cell(kind, length, False, ONE, server=EMBEDDING), alone)
         for crowd in CONNECTIONS:
-            prompts, as_asked = pool.asked(kind, crowd, self.sizes), {"system": system, "stream": kind == STREAM}
+            prompts = pool.asked(kind, crowd, self.sizes)
+            plain = asked_as(prompts, scene, system=system, stream=kind == STREAM)
             if kind in (FAR, STREAM):
-                await self._beside(kind, length, system, crowd, asked_as(prompts, scene, **as_asked))
+                await self._beside(kind, length, system, crowd, plain)
             for to in self._gateways[:: -1 if number % 2 else 1]:  # none is always the first
-                requests = asked_as(prompts, scene, **as_asked, more=to.extras.headers)
+                more = to.extras.headers
+                requests = asked_as(prompts, scene, system=system, stream=kind == STREAM, more=more)
                 figures, _ = await window(to, requests, kind, crowd)
                 self.measured.note(Cell(kind, length, system, crowd, to.label), figures)
 

@@ -45,6 +45,7 @@ class Extras:
     """Sections of the configuration beyond the shipped one, and what the clients then need."""
 
     sections: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
     headers: str = ""
     """Lines that each request has in addition."""
     tls: ssl.SSLContext | None = None
@@ -67,10 +68,10 @@ def all_on(collector: int) -> Iterator[Extras]:
             "telemetry": {"traces": {"endpoint": f"http://127.0.0.1:{collector}", "sample": "1%"}},
             "server": {"cors": {"origins": [ORIGIN]}, "tls": {"certificate": str(certificate), "key": str(key)}},
         }
-        yield Extras(sections, f"Origin: {ORIGIN}\r\n", trust)
+        yield Extras(sections, headers=f"Origin: {ORIGIN}\r\n", tls=trust)
 
 
-def _served(folder: Path, url: str, extras: Extras) -> list[str]:
+def serve_options(folder: Path, url: str, extras: Extras) -> list[str]:
     """Return the options of `serve` for the shipped policy. More sections need a file, which then has that policy."""
     if not extras.sections:
         return ["--upstream", url]
@@ -115,11 +116,11 @@ def gateway(label: str, tree: Path, upstream: int, extras: Extras = NO_EXTRAS) -
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         arguments = [str(SAMPLED), f"--samples={folder}/samples.json", "serve"]
-        arguments += _served(Path(folder), f"http://127.0.0.1:{upstream}/v1", extras)
+        arguments += serve_options(Path(folder), f"http://127.0.0.1:{upstream}/v1", extras)
         arguments += ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}"]
         # On a busy machine, a lookup must not end early.
         environ = {"NEARHIT_DATA_DIR": folder, "NEARHIT_EMBEDDER__TIMEOUT": "60s", "NEARHIT_STORE__TIMEOUT": "5s"}
-        environ |= {"PYTHONDONTWRITEBYTECODE": ""}
+        environ |= {"PYTHONDONTWRITEBYTECODE": "", **extras.environ}
         began = time.perf_counter()
         with server(arguments, port, tree, environ) as process:
             yield Gateway(label, process, port, admin, Path(folder), time.perf_counter() - began, extras)

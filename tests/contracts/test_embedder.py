@@ -408,7 +408,7 @@ async def test_a_pass_of_learning_is_short(encoder: ScriptedEncoder) -> None:
     ("wall_s", "cpu_s", "rest"),
     [(0.010, 0.010, 0.0), (0.020, 0.010, 0.010), (0.080, 0.010, 0.010), (0.080, 0.0, 0.0), (0.009, 0.010, 0.0)],
 )
-def test_a_pass_rests_for_the_core_that_it_shared_and_not_for_a_server(wall_s: float, cpu_s: float, rest: float) -> None:
+def test_a_pass_rests_for_the_core_that_it_shared_not_for_a_server(wall_s: float, cpu_s: float, rest: float) -> None:
     assert rest_after(wall_s, cpu_s) == pytest.approx(REST_FACTOR * rest)
 
 
