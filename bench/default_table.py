@@ -69,9 +69,10 @@ class Measured:
         return statistics.median(map(of, rounds)) if rounds else None
 
     def ratio(self, cell: Cell, base: Cell) -> float | None:
-        """Return the median ratio of CPU, round by round."""
+        """Return the median ratio of CPU, round by round. A round says nothing in which the base took no more than an
+        idle gateway."""
         pairs = zip(self.windows.get(cell, []), self.windows.get(base, []), strict=False)
-        ratios = [window.cpu_us / floor.cpu_us for window, floor in pairs]
+        ratios = [window.cpu_us / floor.cpu_us for window, floor in pairs if floor.cpu_us > 0]
         return statistics.median(ratios) if ratios else None
 
     def added_ms(self, cell: Cell) -> float | None:

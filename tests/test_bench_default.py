@@ -129,7 +129,7 @@ def test_a_gateway_with_all_on_has_the_shipped_policy(tmp_path: Path) -> None:
 
 def test_all_on_is_compared_round_by_round() -> None:
     measured = Measured(["this", ALL_ON])
-    for cpu_us in (1000, 4000, 2000):
+    for cpu_us in (1000, 0, 4000, 2000):
         measured.note(Cell(FAR, 30, False, ONE, "this"), Window(12, cpu_us))
         measured.note(Cell(FAR, 30, False, ONE, ALL_ON), Window(12, 1.1 * cpu_us))
     assert measured.over_lines(ALL_ON)[2:] == ["| miss far from everything | 30 | no | 1.10 |  |"]
