@@ -63,9 +63,22 @@ def main(name: str, sizes: list[int]) -> None:
 async def compared(entries: int, name: str, device: Device | None) -> list[Figures]:
     questions = Questions(7)
     stored = questions.some(entries)
+    centroids, lists = listed(stored, on_gpu=name.startswith("cuda"))
+    return await compared_lists(stored, centroids, lists, questions, name, device)
+
+
+async def compared_lists(
+    stored: Matrix,
+    centroids: Matrix,
+    lists: NDArray[np.int32],
+    questions: Questions,
+    name: str,
+    device: Device | None,
+) -> list[Figures]:
+    """Of an index on the CPU, and of one with the device. `lists`: of each vector."""
+    entries = len(stored)
     hits, fresh = questions.in_other_words(stored[questions.pick(ASKED, entries)]), questions.some(ASKED)
     new = questions.some(ADDED)
-    centroids, lists = listed(stored, on_gpu=name.startswith("cuda"))
     nearest = [faiss.knn(asked, stored, 1, metric=faiss.METRIC_INNER_PRODUCT)[1][:, 0] for asked in (hits, fresh)]
     rows = []
     for where, there in (("CPU", None), (name, device)):
