@@ -14,7 +14,7 @@ import numpy as np
 from bench.gpu.decisions import Decisions
 from bench.gpu.embedder import TIMEOUT_S, batches_of
 from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.served import served
+from bench.gpu.served import python_config, served
 from bench.gpu.sessions import Session, rates, timed
 from bench.gpu.weights import Graphs, graphs, model_dir
 from gateway.adapters.onnx.cross_encoder import UNREAD_LOGIT, OnnxCrossEncoder
@@ -95,7 +95,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
 def on_triton(bench: Bench, made: Graphs) -> None:
     """The adapter of the gateway, whose constructor compares the logits of eleven known pairs."""
     module = importlib.import_module("gateway.adapters.triton.cross_encoder")
-    with served(bench.given, {CROSS_ENCODER: made.float32}) as server:
+    with served(bench.given, {CROSS_ENCODER: (made.float32, python_config(CROSS_ENCODER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE
         encoder = module.TritonCrossEncoder(
             server.url, CROSS_ENCODER, tokenizer, timeout_s=TIMEOUT_S, clock=SystemClock(), weights=WEIGHTS

