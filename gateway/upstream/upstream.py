@@ -224,7 +224,8 @@ class Attempt:
         self._request = request
         self._is_observed = call is not None and call.operation != "embeddings"  # its latency is observed
         self._pace = None if call is None else endpoint.pace_of_kind((call.operation, call.stream))
-        self._load = endpoint.calls_ahead
+        # A call of the property would cost each request one.
+        self._load = endpoint.load + endpoint.server_load.queued_elsewhere  # calls ahead of it
         self._latency_recorded = False  # its latency was recorded, or cannot be
         self.started_at = endpoint.clock.monotonic()
         self.first: float | None = None  # time of the first byte
