@@ -15,7 +15,10 @@ from pathlib import Path
 from bench.gpu.record import Given, Record, Skipped, stage_arguments
 from bench.gpu.weights import published
 
-INDEX = ("tests/contracts/test_vector_index.py", "tests/adapters/test_gpu_partition.py")
+INDEX = (
+    "tests/contracts/test_vector_index.py",
+    "tests/adapters/test_gpu_partition.py::test_a_gpu_finds_what_the_cpu_finds",
+)
 DEVICE_VARIABLE = "NEARHIT_TEST_DEVICE"
 
 
@@ -41,7 +44,9 @@ def text_encoder(given: Given, record: Record) -> None:
 
 def vector_index(given: Given, record: Record) -> None:
     variables = {DEVICE_VARIABLE: given.device} if given.device == "cuda" else {}
-    options = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *INDEX]
+    # Without conftest.py, whose fixtures need every library of the test suite.
+    plain = ["--noconftest", "-o", "addopts=", "-p", "no:cacheprovider"]
+    options = ["-m", "pytest", "-q", "-rs", *plain, *INDEX]
     options += ["-k", "neighbours_come and (DeviceIndex or CudaIndex)"] if given.quick else []
     said = _ran(options, record.left_s, variables)
     lines = said.strip().splitlines()

@@ -80,7 +80,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
     for precision in ("float32", "float16"):
         name = f"onnxruntime {where} {precision}"
         with bench.record.part(name):
-            session = Session(getattr(made, precision), bench.given.device)
+            session = Session(made.of(precision), bench.given.device)
 
             def score(pairs: Sequence[Pair], session: Session = session) -> list[float]:
                 read = [join_pair(reader.ids(a), reader.ids(b)) for a, b in pairs]

@@ -68,6 +68,7 @@ def main() -> None:
     where = "CUDA" if given.device == "cuda" else "CPU"
     with record.part("int8 on the CPU, as shipped"):
         bench.measure("int8 on the CPU, as shipped", of_gateway(OnnxEncoder(model_dir())))
+    with record.part("int8 on the CPU, through the gateway"):
         through_gateway("onnx", "int8 on the CPU", bench.decisions.texts, requests, record)
     with tempfile.TemporaryDirectory() as scratch:
         with record.part(f"sentence-transformers {where}"):
@@ -105,7 +106,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
     for precision in ("float32", "float16", "int8"):
         name = f"onnxruntime {where} {precision}"
         with bench.record.part(name):
-            session = Session(getattr(made, precision), bench.given.device)
+            session = Session(made.of(precision), bench.given.device)
 
             def encode(texts: Sequence[str], session: Session = session) -> Vectors:
                 return normalised(session([reader.read(text).ids for text in texts]))

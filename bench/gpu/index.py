@@ -67,6 +67,8 @@ def compare(given: Given, record: Record, size: int) -> bool:
             memory = after - before if after is not None and before is not None else "unknown"
             record.row(part, entries=size, built_s=built_s, lists_trained_s=trained_s, GPU_MB=memory, **figures)
             del index
+    if size < IndexPlan().device_from:
+        raise Skipped(f"the gateway searches fewer than {IndexPlan().device_from:,} entries on the CPU in any case")
     device: Device = CudaDevice("cuda") if given.device == "cuda" else CpuDevice()
     rows = asyncio.run(index_device.compared_lists(stored, centroids, lists, questions, given.device, device))
     for row in rows:

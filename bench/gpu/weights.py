@@ -52,23 +52,31 @@ class Graphs:
 
     int8: Path
     float32: Path
-    float16: Path
+
+    def of(self, precision: str) -> Path:
+        """Return the graph in int8, float32 or float16. Raises `Skipped`."""
+        return self.float16() if precision == "float16" else Path(getattr(self, precision))
+
+    def float16(self) -> Path:
+        """Write the float16 graph next to the float32 one. Raises `Skipped`."""
+        target = self.float32.with_name(self.float32.name.replace("float32", "float16"))
+        halve: list[str | Path] = [with_onnx(), "-P", Path(__file__).with_name("half.py"), self.float32, target]
+        done = subprocess.run(halve, capture_output=True, text=True, timeout=CONVERT_S, check=False)
+        if done.returncode:
+            raise Skipped(f"no float16 graph could be made: {done.stderr.strip()[-200:]}")
+        return target
 
 
 def graphs(name: str, scratch: Path) -> Graphs:
-    """Write the graphs of `EMBEDDER` or `CROSS_ENCODER` into `scratch`. Raises `Skipped`."""
-    words, python = model_dir() / MODEL_FILE, with_onnx()
+    """Write the float32 graph of `EMBEDDER` or `CROSS_ENCODER` into `scratch`. Raises `Skipped`."""
+    words = model_dir() / MODEL_FILE
     source = words if name == EMBEDDER else WEIGHTS / GRAPH_FILE
-    wide, narrow = scratch / f"{name}-float32.onnx", scratch / f"{name}-float16.onnx"
+    wide = scratch / f"{name}-float32.onnx"
     try:
-        unquantise(python, source, wide, words if name == CROSS_ENCODER else None)
+        unquantise(with_onnx(), source, wide, words if name == CROSS_ENCODER else None)
     except FetchFailed as error:
         raise Skipped(str(error)) from None
-    halve: list[str | Path] = [python, "-I", Path(__file__).with_name("half.py"), wide, narrow]
-    done = subprocess.run(halve, capture_output=True, text=True, timeout=CONVERT_S, check=False)
-    if done.returncode:
-        raise Skipped(f"no float16 graph could be made: {done.stderr.strip()[-200:]}")
-    return Graphs(source, wide, narrow)
+    return Graphs(source, wide)
 
 
 def with_onnx() -> Path:
