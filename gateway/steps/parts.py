@@ -66,6 +66,7 @@ from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools, reloads
 from gateway.upstream.model_health import start_model_care
+from gateway.upstream.server_metrics import start_metrics_readers
 
 
 class RecordedState:
@@ -387,6 +388,7 @@ def _build_inputs(
     pools = build_pools(config, environ, clock, telemetry)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
+    start_metrics_readers(stack, pools.values())
     start_model_care(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
     prices = {
         name: Price(price.input_per_million, price.output_per_million, price.cached_input_per_million)
