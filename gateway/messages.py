@@ -57,6 +57,7 @@ class Refusal(StrEnum):
 
     SIMILARITY = "similarity"
     PAYLOAD = "payload"  # the text to translate, summarise, ... or a quoted text differs
+    INSTRUCTION = "instruction"  # another instruction to the model: "Answer in one word.", "Ignore everything else ..."
     TEMPLATE = "template"  # both prompts fill the same template, with different values
     NUMBERS = "numbers"
     IDENTIFIER = "identifier"  # another order number, hash, version, URL, product name, ...
