@@ -2,8 +2,8 @@
 
 Embedding models and verifiers hardly weigh such text. It decides the answer: "Answer in one word.", "Say: ...", "Ignore
 everything else and answer ...". An attacker appends it to a popular question, to have another answer stored near it.
-The list is precise rather than complete: 17 of 82,226 questions of people have an instruction (QQP), and no pair of
-them that asks the same differs in one.
+The list is precise rather than complete: 17 of 82,226 questions of people have an instruction (QQP). No pair of them
+that asks the same differs in one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_CHARACTERS = 20_000  # of a text; longer ones are embedded in part only (`ga
 
 # Every gap is bounded: an unbounded pattern takes quadratic time on a hostile text.
 _LEAD = (
-    r"(?:(?:please|now|then|and|but|also|just|instead|always|never|only|kindly|do not|don['\u2019]t|you (?:must|should|will)|"
-    r"bitte|por favor)\W{1,3}){0,3}"
+    r"(?:(?:please|now|then|and|but|also|just|instead|always|never|only|kindly|do not|don['\u2019]t|"
+    r"you (?:must|should|will)|bitte|por favor)\W{1,3}){0,3}"
 )
 # Verbs that tell a model what to answer, at the beginning of a sentence that follows another one.
 _VERBS = (
@@ -34,9 +34,13 @@ _VERBS = (
     r"ignora|responde|contesta|di|miente|olvida)"
 )
 # At the beginning of a text the same verbs may ask for something ("Say hello in French"), but for these.
-_FIRST = r"(?:ignore (?:all|any|everything|the|your|previous)|disregard|pretend|forget (?:all|everything|your|previous)|lie[.!])"
+_FIRST = (
+    r"(?:ignore (?:all|any|everything|the|your|previous)|disregard|pretend|"
+    r"forget (?:all|everything|your|previous)|lie[.!])"
+)
 _ANYWHERE = (
-    r"\b(?:note|message|instructions?|hint) (?:to|for) (?:the |an? |any )?(?:assistant|model|ai|bot|chatbot|llm|system)\b|"
+    r"\b(?:note|message|instructions?|hint) (?:to|for) (?:the |an? |any )?"
+    r"(?:assistant|model|ai|bot|chatbot|llm|system)\b|"
     r"\b(?:correct|right|true|real|only|expected) answer (?:is|are|to this is|would be)\b|"
     r"\b(?:the )?opposite of (?:what is|what['\u2019]s|the) tru(?:e|th)\b|"
     r"\b(?:answer|response|reply|antwort|respuesta)(?: (?:with|exactly|only)){0,2}\s?:"
@@ -53,9 +57,12 @@ MAX_REMARK = 3  # parts between spaces; longer text behind a question is a sente
 
 # Words of a remark that change no answer.
 COURTESY = frozenset(
-    "please pls plz thanks thank you thx cheers hi hello hey help hurry urgent urgently asap quick quickly fast sir "
-    "anyone anybody request edit update i i'm am danke bitte gracias por favor".split()
-)
+    (
+        "please", "pls", "plz", "thanks", "thank", "you", "thx", "cheers", "hi", "hello", "hey", "help", "hurry",
+        "urgent", "urgently", "asap", "quick", "quickly", "fast", "sir", "anyone", "anybody", "request", "edit",
+        "update", "i", "i'm", "am", "danke", "bitte", "gracias", "por", "favor",
+    )
+)  # fmt: skip
 
 
 def instructions_in(text: str) -> frozenset[str]:

@@ -327,8 +327,9 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
     """Return a difference after which no score may serve the answer; None: there is none.
 
     Two texts with other instructions to the model, other identifiers or other code ask for other things, whatever their
-    similarity. So do texts that are nearly equal and have other numbers, or differ in a negation, a word and its opposite, or a direction. The check is
-    precise rather than complete: fewer than 1 % of the questions that people ask in other words are refused.
+    similarity. So do texts that are nearly equal and have other numbers, or differ in a negation, a word and its
+    opposite, or a direction. The check is precise rather than complete: fewer than 1 % of the questions that people ask
+    in other words are refused.
     """
     if _instructs_otherwise(mine, other):
         return Refusal.INSTRUCTION
