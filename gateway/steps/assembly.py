@@ -79,7 +79,8 @@ class SharedSteps:
         return ControlEndpoints(inner, self.endpoints).__call__
 
     def parse_and_route(self, inner: Handler) -> Handler:
-        return ParseAndRoute(self.table, find_dialect, self.parts.recorder, self.parts.subjects_of).__call__
+        parts = self.parts
+        return ParseAndRoute(self.table, find_dialect, parts.recorder, parts.subjects_of, parts.max_body_keys).__call__
 
 
 @dataclass(frozen=True, slots=True)
