@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gateway.cache.exact_parts import ExactParts, have_other_numbers, is_number, parts_difference, read_parts
+from gateway.cache.exact_parts import (
+    ExactParts,
+    counts_otherwise,
+    have_other_numbers,
+    is_number,
+    parts_difference,
+    read_parts,
+)
 from gateway.cache.instructions import COURTESY, WORDS, instructions_in, remark_of
 from gateway.messages import Refusal
 
@@ -339,6 +346,8 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
         if found is not None:
             return found
         if have_other_numbers(mine.exact, other.exact) and _is_number_swapped(only_mine, only_other):
+            return Refusal.NUMBERS
+        if counts_otherwise(mine.exact, other.exact):
             return Refusal.NUMBERS
     if len(only_mine) + len(only_other) > MAX_DIFFERING:
         return None
