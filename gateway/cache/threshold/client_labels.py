@@ -113,15 +113,17 @@ class ClientLabels:
         self._totals[TOGETHER] = self._totals.get(TOGETHER, 0.0) + total
 
 
-def bounded_weights(weights: FloatArray, clients: NDArray[np.uint64], client: int) -> FloatArray:
-    """Return the weights of labelled lookups with those of each other client bounded to its share of them."""
-    others = np.flatnonzero((clients != client) & (weights > 0))
-    if not len(others):
-        return weights
-    own = float(weights[clients == client].sum())
-    _, groups = np.unique(clients[others], return_inverse=True)
-    masses = np.bincount(groups, weights[others])
-    limit = label_limit(masses.tolist(), own)
-    bounded = weights.copy()
-    bounded[others] *= np.minimum(1.0, limit / masses)[groups]
+def bounded_weights(weights: FloatArray, groups: NDArray[np.intp], own: int | None) -> FloatArray:
+    """Return the weights of labelled lookups with those of each other client bounded to its share of them.
+
+    `groups`: the number of the client of each lookup, from 0. `own`: that of the client that asks; None: it has none.
+    The cost does not depend on the weights: it must not tell whether another client asked something near.
+    """
+    masses = np.bincount(groups, weights)
+    others = masses if own is None else np.delete(masses, own)
+    limit = label_limit(others.tolist(), 0.0 if own is None else float(masses[own]))
+    factors = np.minimum(1.0, limit / np.maximum(masses, 1e-12))
+    if own is not None:
+        factors[own] = 1.0
+    bounded: FloatArray = weights * factors[groups]
     return bounded

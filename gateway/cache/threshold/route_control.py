@@ -79,6 +79,7 @@ class Evidence:
         self._vectors: Any = None  # (capacity, d) float32; allocated when the first label gives d
         self._residuals = np.zeros(capacity, np.float32)
         self._clients = np.zeros(capacity, np.uint64)
+        self._groups: tuple[dict[int, int], IntArray] | None = None
         self._next = 0
         self._count = 0
 
@@ -90,7 +91,7 @@ class Evidence:
             self._vectors = np.zeros((self._capacity, label.vector.shape[0]), np.float32)
         self._vectors[self._next] = label.vector
         self._residuals[self._next] = label.right - label.probability
-        self._clients[self._next] = _number(label.client)
+        self._clients[self._next], self._groups = _number(label.client), None
         self._next = (self._next + 1) % self._capacity
         self._count = min(self._count + 1, self._capacity)
 
@@ -105,6 +106,7 @@ class Evidence:
             kept = order[~same]
             for column in (self._vectors, self._residuals, self._clients):
                 column[: len(kept)] = column[kept]
+            self._groups = None
             self._count = len(kept)
             self._next = self._count % self._capacity
         return dropped
@@ -121,10 +123,19 @@ class Evidence:
             return 0.0
         nearness = (self._vectors[:count] @ vector - FLOOR) / (1 - FLOOR)
         weights = np.square(np.maximum(nearness, 0.0))
-        residuals, clients, number = self._residuals[:count], self._clients[:count], _number(client)
-        if number and (clients != number).any():
-            weights = np.where(residuals > 0, bounded_weights(weights, clients, number), weights)
+        residuals, number = self._residuals[:count], _number(client)
+        if number:
+            clients, groups = self._grouped()
+            if clients.keys() != {number}:
+                weights = np.where(residuals > 0, bounded_weights(weights, groups, clients.get(number)), weights)
         return float(REACH * (weights @ residuals) / (PRIOR + weights.sum()))
+
+    def _grouped(self) -> tuple[dict[int, int], IntArray]:
+        """Return the number of the group of each client, and the group of each lookup."""
+        if self._groups is None:
+            clients, groups = np.unique(self._clients[: self._count], return_inverse=True)
+            self._groups = {int(client): group for group, client in enumerate(clients)}, groups
+        return self._groups
 
     def rows(self) -> EvidenceRows:
         """Return vectors (float16), residuals (float32) and clients (uint64), oldest first, and the dimension, for a
@@ -148,7 +159,7 @@ class Evidence:
         self._vectors = np.zeros((self._capacity, dimension), np.float32)
         self._vectors[: len(kept)] = kept
         self._residuals[: len(said)] = said
-        self._clients[: len(asked)] = asked
+        self._clients[: len(asked)], self._groups = asked, None
         self._count = len(said)
         self._next = self._count % self._capacity
 
