@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.long_questions import MAX_WHOLE, split_question
+from gateway.long_questions import MAX_WHOLE, fold_forms, split_question
 
 
 class Verdict(StrEnum):
@@ -58,6 +58,7 @@ class Refusal(StrEnum):
 
     SIMILARITY = "similarity"
     PAYLOAD = "payload"  # the text to translate, summarise, ... or a quoted text differs
+    INSTRUCTION = "instruction"  # another instruction to the model: "Answer in one word.", "Ignore everything else ..."
     TEMPLATE = "template"  # both prompts fill the same template, with different values
     NUMBERS = "numbers"
     IDENTIFIER = "identifier"  # another order number, hash, version, URL, product name, ...
@@ -360,11 +361,13 @@ class Decisive:
 
     canonical: bytes  # canonical JSON of all of it: the input of the fingerprint
     context: bytes  # canonical JSON of everything but the question: the input of the scope
-    question: str | None  # the text of the question; None: no semantic lookup
+    question: str | None  # the text of the question, its forms folded; None: no semantic lookup
     no_question: Bypass | None = None  # why there is no question, or no focus
     focus: str | None = field(init=False)  # the text for the semantic lookup; None: no semantic lookup
 
     def __post_init__(self) -> None:
+        if self.question is not None and not self.question.isascii():
+            self.question = fold_forms(self.question)
         self.focus = self.question
         if self.question is not None and len(self.question) > MAX_WHOLE:
             split = split_question(self.question)

@@ -717,6 +717,7 @@ class Judgement(Evaluated):
     question: str  # the client's question
     vector: Vector  # the question's
     subjects: tuple[str, ...] = ()  # digests of those who asked (`gateway.subjects`)
+    client: str = ""  # digest of the credential that asked, 16 hex digits; empty: not known
 
 
 MAX_COUNTEREXAMPLES = 100_000  # some 12 MB; beyond it the oldest are dropped

@@ -80,7 +80,9 @@ class SharedSteps:
 
     def parse_and_route(self, inner: Handler) -> Handler:
         parts = self.parts
-        step = ParseAndRoute(self.table, find_dialect, parts.recorder, parts.telemetry, parts.subjects_of)
+        step = ParseAndRoute(
+            self.table, find_dialect, parts.recorder, parts.telemetry, parts.subjects_of, parts.max_body_keys
+        )
         return step.__call__
 
 

@@ -12,8 +12,10 @@ from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import asker_of, keys_of, own_key, owner_of, variant_of
 from gateway.cache.personal_data import apply_privacy
 from gateway.config.policy.model import Policy, Route
+from gateway.config.schema import MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
+from gateway.dialects.json_body import check_keys
 from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
 from gateway.observability.telemetry import Telemetry
 from gateway.priority import Priority
@@ -53,7 +55,7 @@ class RecordingRule(Protocol):
 class ParseAndRoute:
     """Hands each request to the pipeline of its route. `table` returns the table in force; a request keeps the one that
     it met, even if a reload replaces it. `dialect_of`: the dialect of a method and a path; None: they have none.
-    `subjects_of` None: nothing names those who caused it."""
+    `subjects_of` None: nothing names those who caused it. `max_keys`: of a body, `server.max_body_keys`."""
 
     def __init__(
         self,
@@ -62,8 +64,10 @@ class ParseAndRoute:
         recording: RecordingRule,
         telemetry: Telemetry,
         subjects_of: SubjectsOf | None = None,
+        max_keys: int = MAX_BODY_KEYS,
     ) -> None:
         self._table = table
+        self._max_keys = max_keys
         self._dialect_of = dialect_of
         self._recording = recording
         self._telemetry = telemetry
@@ -87,6 +91,7 @@ class ParseAndRoute:
     ) -> Response:
         request.body = body = await request.body_source.read() if body is None else body
         if takes_long(body):
+            check_keys(body, self._max_keys)
             call = await asyncio.to_thread(parse_wholly, dialect, request.path, body, request.headers)
         else:
             call = dialect.parse(request.path, body, request.headers)

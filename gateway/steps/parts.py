@@ -273,6 +273,7 @@ class Parts:
     clock: Clock
     telemetry: Telemetry
     max_entry: int
+    max_body_keys: int
     memory: FeedbackState
     fleet: Fleet
     feedback: FeedbackEndpoint
@@ -355,6 +356,7 @@ async def build_parts(
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
+        max_body_keys=config.server.max_body_keys,
         memory=memory,
         fleet=fleet,
         feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.apply_feedback)),
