@@ -80,7 +80,9 @@ def main() -> int:
     names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(prog="make gauntlet", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small sizes (3 minutes)")
-    parser.add_argument("--only", action="append", choices=names, metavar="PART", help=f"repeatable: {', '.join(names)}")
+    parser.add_argument(
+        "--only", action="append", choices=names, metavar="PART", help=f"repeatable: {', '.join(names)}"
+    )
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="how long the soak lasts")
     parser.add_argument("--inputs", type=int, metavar="COUNT", help="how many bodies are fuzzed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write each row here; other parts keep theirs")

@@ -54,10 +54,9 @@ async def row_of(part: Part, quick: bool) -> Row:
     """Run a part within its time. A part that raises or does not end has failed."""
     began, limit_s = time.monotonic(), (QUICK_S if quick else FULL_S) + part.extra_s
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(limit_s) as limit:
             finding = await part.run(quick)
-    except TimeoutError as error:
-        finding = Finding("no figure", False, f"{error!r} within the {limit_s:g} s of a part")
     except Exception as error:  # a part that breaks must not hide the others
-        finding = Finding("no figure", False, repr(error))
+        why = f"it did not end within {limit_s:g} s" if limit.expired() else repr(error)
+        finding = Finding("no figure", False, why)
     return Row(part.name, part.level, finding.figure, finding.passed, finding.why, round(time.monotonic() - began, 1))

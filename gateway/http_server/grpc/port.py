@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,6 +27,7 @@ from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
 from gateway.steps.error_boundary import Inflight
 from gateway.streams import with_completion
+from gateway.tasks import FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S, Backoff, cancelled, start_task
 
 
 def credentials_of(certificate: ReloadingCertificate) -> grpc.ServerCredentials:
@@ -55,6 +57,8 @@ LOG = logging.getLogger("nearhit.grpc")
 
 SERVICE = "inference.GRPCInferenceService"
 
+WATCH_INTERVAL_S = 1.0
+
 Context = Any  # grpc.aio.ServicerContext
 
 
@@ -77,11 +81,17 @@ class GrpcPort:
         self._own_headers = ResponseHeaders()
         self._tls = None if certificate is None else credentials_of(certificate)
         self._server: Any = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
         """Listen and return the address, with the port that the system chose if the configured one is 0. Raise
         `OSError`."""
         assert self._config.grpc is not None  # else there is no gRPC port
+        address = await self._listen(self._config.grpc)
+        self._watching = start_task(self._watch(address))
+        return address
+
+    async def _listen(self, address: Address) -> Address:
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=self._config.max_inflight,
             options=[
@@ -95,7 +105,6 @@ class GrpcPort:
         self._health = health.aio.HealthServicer()
         add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
-        address = self._config.grpc
         try:
             if self._tls is None:
                 port = self._server.add_insecure_port(str(address))
@@ -111,8 +120,26 @@ class GrpcPort:
             await self._health.set(service, HealthCheckResponse.SERVING)
         return Address(address.host, port)
 
+    async def _watch(self, address: Address) -> None:
+        """Listen again when the server has stopped by itself: an unexpected error in its own code ends it."""
+        backoff, began = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S), self._clock.monotonic()
+        while True:
+            try:
+                while await self._server.wait_for_termination(WATCH_INTERVAL_S):
+                    pass
+            except Exception as error:  # the one that ended it
+                LOG.error(
+                    "the gRPC server stopped, and starts again", extra={"fields": {"error": type(error).__name__}}
+                )
+            await asyncio.sleep(backoff.next_delay(self._clock.monotonic() - began))
+            with suppress(OSError):  # the port may not be free yet
+                await self._listen(address)
+                began = self._clock.monotonic()
+
     async def stop(self) -> None:
         """Accept no more calls, wait up to `drain_timeout` for the calls in flight, then abort them."""
+        if self._watching is not None:
+            await cancelled(self._watching)
         if self._server is not None:
             await self._health.enter_graceful_shutdown()
             await self._server.stop(self._config.drain_timeout)
