@@ -34,11 +34,11 @@ async def port(tmp_path: Path) -> AsyncIterator[str]:
         yield f"http://{address}"
 
 
-async def answer_of(url: str, path: bytes) -> bytes:
+async def answer_of(url: str, path: bytes, message: bytes = b"") -> bytes:
     """Return the frames that come until the status of the call."""
     got = b""
     async with connected(url) as wire, asyncio.timeout(120):
-        await wire.send(OPENED + call(path, b""))
+        await wire.send(OPENED + call(path, message))
         while b"grpc-status" not in got and (piece := await wire.reader.read(65536)):
             got += piece
     return got
@@ -52,6 +52,16 @@ async def test_a_call_whose_path_is_not_utf_8_gets_a_status_and_others_are_serve
     for path in ODD:
         assert b"grpc-status" in await answer_of(port, path)
         assert SERVING in await answer_of(port, HEALTH)
+
+
+@pytest.mark.parametrize(
+    ("method", "status"), [("ModelInfer", 3), ("ModelMetadata", 3), ("ModelReady", 3), ("ModelStreamInfer", 0)]
+)
+async def test_a_message_that_is_no_protobuf_is_an_invalid_argument(port: str, method: str, status: int) -> None:
+    """A stream goes on after it, as after any message that cannot be answered."""
+    got = await answer_of(port, f"/inference.GRPCInferenceService/{method}".encode(), b"\xff\xff\xff")
+    assert b"grpc-status\x01%d" % status in got
+    assert f"the message cannot be parsed: expected a {method.replace('Stream', '')}Request".encode() in got
 
 
 class OwnServer:

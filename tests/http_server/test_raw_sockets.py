@@ -139,7 +139,7 @@ async def test_a_request_may_come_byte_by_byte(wire: Wire) -> None:
 
 def framings(body: bytes) -> dict[str, bytes]:
     """Return the correct ways to send a body, after the head."""
-    length, chunked = length_of(body), chunked_of(body)
+    chunked = chunked_of(body)
     return {
         "chunked": b"Transfer-Encoding: chunked\r\n\r\n" + chunked,
         "chunked, in capitals": b"TRANSFER-ENCODING: Chunked\r\n\r\n" + chunked,

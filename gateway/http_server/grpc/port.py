@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -55,7 +56,7 @@ def _configuration(certificate: ReloadingCertificate) -> grpc.ServerCertificateC
 
 LOG = logging.getLogger("nearhit.grpc")
 
-SERVICE = "inference.GRPCInferenceService"
+SERVICE, INFER_REQUEST = "inference.GRPCInferenceService", "ModelInferRequest"
 
 WATCH_INTERVAL_S = 1.0
 
@@ -145,43 +146,47 @@ class GrpcPort:
             await self._server.stop(self._config.drain_timeout)
 
     def _methods(self) -> dict[str, Any]:
+        """Return the handlers. They parse the bytes: grpcio calls a message that it cannot parse a fault of the server."""
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._unary(about), _message(f"{name}Request").FromString, _message(f"{name}Response").SerializeToString
+                self._unary(about, f"{name}Request"), None, _message(f"{name}Response").SerializeToString
             )
             for name, about in ABOUT.items()
         }
         methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
-            self._infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+            self._infer, None, pb.ModelInferResponse.SerializeToString
         )
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, pb.ModelInferRequest.FromString, pb.ModelStreamInferResponse.SerializeToString
+            self._stream, None, pb.ModelStreamInferResponse.SerializeToString
         )
         return methods
 
-    def _unary(self, about: About) -> Any:
-        async def answer(message: Any, context: Context) -> Any:
+    def _unary(self, about: About, kind: str) -> Any:
+        async def answer(data: bytes, context: Context) -> Any:
             try:
-                return await about(message, self._rpc_request(context), self._answer)
+                return await about(_parsed(kind, data), self._rpc_request(context), self._answer)
             except RpcError as error:
                 return await _abort(context, error)
 
         return answer
 
-    async def _infer(self, message: Any, context: Context) -> Any:
+    async def _infer(self, data: bytes, context: Context) -> Any:
         try:
-            reply = await infer(message, self._rpc_request(context), self._answer)
+            reply = await infer(_parsed(INFER_REQUEST, data), self._rpc_request(context), self._answer)
         except RpcError as error:
             return await _abort(context, error)
         context.set_trailing_metadata(reply.metadata)
         return reply.message
 
-    async def _stream(self, messages: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+    async def _stream(self, messages: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Any, None]:
         """Answer the messages one after the other, so that the requests of a sequence stay in order. A failure becomes
         an error message in the stream, and the stream goes on."""
         rpc = self._rpc_request(context)
-        async for message in messages:
+        async for data in messages:
+            identity = ""
             try:
+                message = _parsed(INFER_REQUEST, data)
+                identity = message.id
                 async with aclosing(infer_all(message, rpc, self._answer)) as answers:
                     async for reply in answers:
                         context.set_trailing_metadata(reply.metadata)
@@ -189,7 +194,7 @@ class GrpcPort:
             except RpcError as error:
                 context.set_trailing_metadata(error.metadata)
                 failure = pb.ModelStreamInferResponse(error_message=error.message)
-                failure.infer_response.id = message.id
+                failure.infer_response.id = identity
                 yield failure
 
     async def _answer(self, request: RequestContext) -> Response:
@@ -218,6 +223,16 @@ def address_of(peer: str) -> str:
 
 def _message(name: str) -> Any:
     return getattr(pb, name)
+
+
+def _parsed(kind: str, data: bytes) -> Any:
+    """Return the message of that kind. Raise `RpcError`."""
+    try:
+        return _message(kind).FromString(data)
+    except DecodeError:
+        raise RpcError(
+            grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be parsed: expected a {kind} in protobuf's form"
+        ) from None
 
 
 async def _abort(context: Context, error: RpcError) -> None:
