@@ -146,7 +146,7 @@ class GrpcPort:
             await self._server.stop(self._config.drain_timeout)
 
     def _methods(self) -> dict[str, Any]:
-        """Return the handlers. They parse the bytes: grpcio calls a message that it cannot parse a fault of the server."""
+        """Return the handlers. They parse the bytes: for grpcio, a message that is none is a fault of the server."""
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._unary(about, f"{name}Request"), None, _message(f"{name}Response").SerializeToString
