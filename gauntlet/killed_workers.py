@@ -13,8 +13,7 @@ import aiohttp
 
 from bench.load import children
 from gauntlet.part import Finding, Part, judged
-from gauntlet.store_faults import says_word
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, target
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, says, target
 from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, serving
@@ -61,7 +60,7 @@ class Crowd:
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         if answer.status != 200:
             self.failed.append(f"{answer.status} {data[:100]!r}")
-        elif not says_word(data, question):
+        elif not says(data, question):
             self.wrong.append(f"{question} got {data[-300:]!r}")
 
 

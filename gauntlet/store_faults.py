@@ -14,7 +14,7 @@ import aiohttp
 
 from bench.gateways import free_port
 from gauntlet.part import Finding, Part, judged
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, target
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, says, target
 from tests.faults.test_store_faults import is_hit
 from tests.faults.test_store_garbage import DAMAGES, ENTRY
 from tests.fixtures.gateways import EXACT_CACHE, Answer
@@ -23,11 +23,6 @@ from tests.fixtures.upstream import Upstream, serving
 
 CLIENTS, QUESTIONS = 8, 40
 STORE = {"front_size": "1kB", "timeout": "250ms"}  # every lookup reads the store, in the time that is shipped
-
-
-def says_word(stream: bytes, question: str) -> bool:
-    """Return whether a text of a stream ends with the last word of the question, which is its number."""
-    return f' {question.rpartition(" ")[2]}"'.encode() in stream
 
 
 class Asked(Protocol):
@@ -68,7 +63,7 @@ class Traffic:
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         if answer.status != 200:
             self.failed.append(f"{answer.status} {answer.body[:100]!r}")
-        elif not (says_word(answer.body, question) if streamed else answer.text == f"upstream answers: {question}"):
+        elif not says(answer.body, question):
             self.wrong.append(f"{question} got {answer.body[-500:]!r}")
         self.hits += is_hit(answer)
         return is_hit(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import tempfile
 import time
@@ -65,6 +66,15 @@ async def permits_come_back(it: Process) -> float:
     while (held := total(await metrics(it), "nearhit_backend_inflight")) and time.monotonic() < until:
         await asyncio.sleep(PAUSE_S)
     return held
+
+
+def says(body: bytes, question: str) -> bool:
+    """Return whether an answer of the scripted endpoint, whole or as a stream, is the one to that question."""
+    if not body.startswith(b"data:"):
+        return bool(json.loads(body)["choices"][0]["message"]["content"] == f"upstream answers: {question}")
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+    deltas = [choice["delta"].get("content", "") for event in events for choice in event.get("choices", ())]
+    return "".join(deltas) == f"upstream answers: {question}"
 
 
 @dataclass
