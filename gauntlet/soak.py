@@ -45,7 +45,7 @@ class Steady:
         draw, known = random.Random(seed), list[str]()
         while time.monotonic() < until:
             if not known or draw.random() < NEW:
-                known.append(f"soak {seed} asks what follows number {len(known)}")
+                known.append(f"what follows number {seed * 10**6 + len(known)}")
             question = draw.choice(known[-RECENT:])
             leaves_after_s = 0.002 if draw.random() < LEAVES else None
             await self._ask(question, streamed=draw.random() < STREAMED, leaves_after_s=leaves_after_s)
