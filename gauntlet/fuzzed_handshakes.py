@@ -87,7 +87,7 @@ async def named(it: Process, trusted: ssl.SSLContext, name: str) -> int:
 
 async def run(quick: bool) -> Finding:
     """Send odd names, records and mutated hellos to the data port and to the gRPC port, and ask as another tenant."""
-    mutations, draw, authority = 300 if quick else 10_000, random.Random(13), trustme.CA()
+    mutations, draw, authority = 300 if quick else 6_000, random.Random(13), trustme.CA()
     odd, grpc = list[str](), f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as folder:
         tls = Files(Path(folder), authority).section

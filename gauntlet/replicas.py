@@ -30,8 +30,8 @@ class Fleet:
 
     def __init__(self, folder: Path, upstream: str, store: str) -> None:
         self._folder, self._upstream, self._store = folder, upstream, {**STORE, "url": store}
-        self._stacks: list[AsyncExitStack] = []
-        self.replicas: list[Process] = []
+        self._stacks: dict[int, AsyncExitStack] = {}
+        self.replicas: dict[int, Process] = {}
 
     async def start(self, number: int) -> None:
         """Start the gateway of that number, or start it again."""
@@ -43,12 +43,10 @@ class Fleet:
             target(self._upstream, EXACT_CACHE, data_dir=str(folder / "var"), **more)
         )
         await replica.recovered()
-        if number < len(self.replicas):
-            await self._stacks[number].aclose()
-            self.replicas[number], self._stacks[number] = replica, stack
-        else:
-            self.replicas.append(replica)
-            self._stacks.append(stack)
+        former = self._stacks.get(number)
+        self.replicas[number], self._stacks[number] = replica, stack
+        if former is not None:
+            await former.aclose()
 
     async def restart(self, number: int, dead_s: float) -> None:
         """Kill a gateway, and start it again after that time."""
@@ -57,7 +55,7 @@ class Fleet:
         await self.start(number)
 
     async def close(self) -> None:
-        for stack in self._stacks:
+        for stack in self._stacks.values():
             await stack.aclose()
 
 
@@ -86,13 +84,13 @@ async def purged_everywhere(fleet: Fleet) -> float:
 
     The result is `PATIENCE_S` if one gateway still has it by then.
     """
-    for replica in fleet.replicas:
+    for replica in fleet.replicas.values():
         await replica.chat("to be purged", headers=TAG)
     began = time.monotonic()
     first = fleet.replicas[0]
     async with first.session.post(first.admin_url + "/admin/cache/purge", json={"tags": ["gauntlet"]}) as answer:
         answer.raise_for_status()
-    for replica in fleet.replicas:
+    for replica in fleet.replicas.values():
         while (await replica.chat("to be purged", headers=ONLY_CACHED)).status == 200:
             if time.monotonic() - began > PATIENCE_S:
                 return PATIENCE_S
@@ -119,7 +117,7 @@ async def run(quick: bool) -> Finding:
             for turn in range(rounds):
                 for fault in faults:
                     await fault()
-                    again = [await Traffic(replica).hits_again() for replica in fleet.replicas]
+                    again = [await Traffic(replica).hits_again() for replica in fleet.replicas.values()]
                     recovered[fault.__name__] = recovered.get(fault.__name__, True) and all(again)
                 for number in range(kills):
                     await fleet.restart((number + turn) % replicas, fault_s)

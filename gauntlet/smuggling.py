@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from gateway.dialects.kserve import KServe
 from gauntlet.part import Finding, Part, judged
 from gauntlet.target import in_parallel, target
 from tests.fixtures.gateways import NO_CACHE
@@ -103,13 +104,20 @@ class Endpoint:
             self.misread.append(f"framing {lengths} {codings}")
         if lengths and not lengths[0].isdecimal():
             self.misread.append(f"length {lengths}")
-        if "/infer " in request.start and not has_one_json_length(request):
-            self.misread.append(f"JSON length {request.all(JSON_LENGTH.decode())} of {request.body[:200]!r}")
+        if is_inference(request) and not has_one_json_length(request):
+            lengths = request.all(JSON_LENGTH.decode())
+            self.misread.append(f"{request.start} with JSON length {lengths} of {request.body[:200]!r}")
         self.marks += 1
         mark = {"mark": self.marks, "start": request.start.replace('"', "%22")}
-        body = json.dumps(mark | self.face.answer).encode()
+        body = json.dumps({**mark, **self.face.answer}).encode()
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         await wire.send((head % len(body) + body) if not request.start.startswith("HEAD ") else head % len(body))
+
+
+def is_inference(request: Message) -> bool:
+    """Return whether the gateway reads the request. All other paths pass through byte for byte."""
+    path = request.start.split(" ")[1].partition("?")[0]
+    return request.start.startswith("POST ") and path.endswith("/infer") and KServe.path.fullmatch(path) is not None
 
 
 def has_one_json_length(request: Message) -> bool:
