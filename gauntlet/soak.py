@@ -25,7 +25,7 @@ from tests.fixtures.upstream import Upstream, serving
 
 CLIENTS, PAUSE_S, RECENT = 4, 0.01, 200  # a client repeats one of its recent questions, or asks a new one
 NEW, STREAMED, LEAVES = 0.3, 0.2, 0.02
-QUICK_S, FULL_S = 8.0, 240.0
+QUICK_S, FULL_S = 4.0, 240.0
 MOST_ENTRIES = 20_000
 SPARE_MB, ENTRY_KIB, SPARE_FILES = 96, 24.0, 32
 SLOWER, SPARE_MS = 3.0, 50.0  # of the last quarter to the first
