@@ -85,10 +85,10 @@ def test_a_file_that_is_no_gauntlets_is_refused(tmp_path: Path, text: str) -> No
 def test_the_documentation_has_a_row_for_each_part(tmp_path: Path) -> None:
     rows = Rows("full", ["a", "b"], tmp_path / "rows.json")
     rows.add(row("a", "1 asked"))
-    rows.add(row("b", "2 asked", passed=False))
+    rows.add(row("b", "2 asked: +1 MB; 5 files", passed=False))
     page = written("<!-- gauntlet -->\n<!-- end -->\n", read_parts(tmp_path / "rows.json"))
     assert "| `a` | 0 crossed | 1 asked | yes |" in page
-    assert "| `b` | 0 crossed | 2 asked. 3 \\| crossed | **no** |" in page
+    assert "| `b` | 0 crossed | 2 asked. 1 MB more. 5 files. 3 \\| crossed | **no** |" in page
 
 
 def test_the_page_has_the_figures_of_the_last_run() -> None:

@@ -5,6 +5,7 @@ The figures are in docs/security/gauntlet.json. The table stands between `<!-- g
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,11 +18,17 @@ DOCS = Path(__file__).parents[1]
 PAGE, FIGURES = DOCS / "security.md", DOCS / "security" / "gauntlet.json"
 
 
+def sentences(figure: str) -> str:
+    """Return a figure as sentences: its clauses stand between colons and semicolons."""
+    plain = re.sub(r"\+(-?\d+) (MB|files)", r"\1 \2 more", figure)
+    return ". ".join(clause[:1].upper() + clause[1:] for clause in re.split("[:;] ", plain))
+
+
 def markdown(parts: Sequence[Mapping[str, Any]]) -> str:
     """Return the table. `parts` are those of `gauntlet.rows.read_parts`."""
     lines = ["| part | level | figure | holds |", "|---|---|---|---|"]
     for part in parts:
-        figure = part["figure"] if part["passed"] else f"{part['figure']}. {part['why']}"
+        figure = sentences(part["figure"] if part["passed"] else f"{part['figure']}; {part['why']}")
         size = "" if part["size"] == "full" else f" ({part['size']} size)"
         cells = (f"`{part['part']}`{size}", part["level"], figure, "yes" if part["passed"] else "**no**")
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
