@@ -40,7 +40,7 @@ FIELDS = {
 }  # fmt: skip
 MATCH = {"anthropic": "/v1/messages", "kserve": "/v2/*", "tfserving": "/v1/models/*", "torchserve": "/predictions/*"}
 CORPUS = [*MALFORMED.values(), *(with_field(field, value) for field, values in WRONG_TYPES.items() for value in values)]
-FULL_INPUTS, QUICK_INPUTS = 100_000, 1_500
+FULL_INPUTS, QUICK_INPUTS = 250_000, 1_500
 INPUT_S = 0.01  # of a busy machine, and a generous one
 
 

@@ -18,7 +18,6 @@ from gauntlet.part import Finding, Part, judged
 from gauntlet.slow_handshakes import client_hello
 from gauntlet.smuggling import mutated
 from gauntlet.target import Bystander, in_parallel, stalls_of, target
-from tests.fixtures.debian import program
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, serving
@@ -61,7 +60,7 @@ async def first_byte(url: str, sent: bytes) -> bytes:
 async def renegotiates(it: Process) -> bool:
     """Return whether a client of TLS 1.2 gets another handshake in its connection. Raise `ValueError` if unknown."""
     client = await asyncio.create_subprocess_exec(
-        *(program("openssl", "openssl"), "s_client", "-tls1_2", "-connect", it.url.removeprefix("https://")),
+        *("openssl", "s_client", "-tls1_2", "-connect", it.url.removeprefix("https://")),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
