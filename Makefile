@@ -195,11 +195,12 @@ bench-simulate: $(STAMP)  ## compare the forecasts of simulate with real runs, a
 bench-keys: $(STAMP)  ## measure the cost of API keys for an exact hit, and the delay of a revocation (1 minute)
 	@$(BIN)/python -m bench.keys
 
-gauntlet: $(STAMP)  ## attack a gateway process and break its store, and write docs/security/gauntlet.json (20 minutes, two cores)
-	@$(BIN)/python -m gauntlet --json docs/security/gauntlet.json
+gauntlet: $(STAMP)  ## attack gateways and break what they need, for docs/security.md (40 minutes, two cores); ARGS="--only soak --soak 3600"
+	@$(BIN)/python -m gauntlet --json docs/security/gauntlet.json $(ARGS); status=$$?; \
+	  $(BIN)/python -m docs.tools.gauntlet && exit $$status
 
-gauntlet-quick: $(STAMP)  ## the same with small sizes, which `make test` also runs (2 minutes)
-	@$(BIN)/python -m gauntlet --quick
+gauntlet-quick: $(STAMP)  ## the same with small sizes, which `make test` also runs (3 minutes)
+	@$(BIN)/python -m gauntlet --quick $(ARGS)
 
 # DATA, HELD_OUT: texts and labels in the format of docs/distill.md.
 distill: triton  ## train a light classifier and its teacher from DATA= and HELD_OUT=, and run them on a real Triton

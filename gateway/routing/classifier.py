@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from importlib import import_module
 from weakref import WeakValueDictionary
 
 from gateway.adapters.classifier.http import HttpClassifier
-from gateway.adapters.classifier.triton import TritonClassifier
 from gateway.cache.personal_data import find, redact
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.config.policy.complexity import ClassifierSettings
@@ -174,5 +174,7 @@ class Classifiers:
 
     def _open(self, settings: ClassifierSettings) -> TextClassifier:
         if settings.adapter == "triton":
-            return TritonClassifier(settings.url, settings.model)
+            triton = import_module("gateway.adapters.classifier.triton")  # imports gRPC, which is large
+            texts: TextClassifier = triton.TritonClassifier(settings.url, settings.model)
+            return texts
         return HttpClassifier(settings.url, self._session.get)

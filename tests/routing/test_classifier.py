@@ -131,8 +131,9 @@ async def test_it_gets_the_text_and_no_credentials(classifier: Upstream, tmp_pat
 async def test_it_gets_no_personal_data_that_the_route_keeps_out(
     classifier: Upstream, tmp_path: Path, action: str
 ) -> None:
-    privacy = f"    privacy: {{pii: [email], action: {action}}}\n"
-    async with classified(tmp_path, classifier, more=privacy) as (served, _):
+    cache = "cache: {exact: {ttl: 1h}, semantic: {ttl: 1h, min_similarity: 0.9}}"
+    rules = f"{cache}\n    privacy: {{pii: [email], action: {action}}}"
+    async with behind(tmp_path, policy_of(rule(classifier), rules), "light", "large") as (served, _):
         await asked(served, "Write to ann@example.org")
         assert classifier.calls[0].json["text"] == "Write to <email>"
 
