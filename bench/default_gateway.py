@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import trustme
+
 from bench.default_table import EXACT, SEMANTIC, Window
 from bench.gateways import free_port, server
-from bench.load import children, cpu_seconds, run
+from bench.load import children, cpu_seconds, opened, run_on
 from bench.prompts import Count, Prompt
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer
 from gateway.cache.model_factory import build_encoder, model_dir_of
+from gateway.config.policy.single_backend import POLICY
 from gateway.config.schema import EmbedderConfig
 from gateway.long_questions import MAX_WHOLE, split_question
 
@@ -32,7 +36,50 @@ SAMPLED = Path(__file__).with_name("sampled.py")
 VERDICTS = {EXACT: "exact", SEMANTIC: "semantic"}  # of the other kinds: miss
 POLL_S, QUIET_S = 0.05, 0.0015  # the gateway is calm if it takes less CPU time than `QUIET_S` in each of `CALM` polls
 CALM, SETTLE_S = 3, 40.0  # at most this long; pauses between comparisons of answers grow with the load of the machine
+ORIGIN = "https://app.example"
 METRIC = re.compile(r"^(nearhit_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Sections of the configuration beyond the shipped one, and what the clients then need."""
+
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    headers: str = ""
+    """Lines that each request has in addition."""
+    tls: ssl.SSLContext | None = None
+
+
+NO_EXTRAS = Extras()
+
+
+@contextlib.contextmanager
+def all_on(collector: int) -> Iterator[Extras]:
+    """Turn on traces (1 %, sent to the port `collector`), CORS with an `Origin` in each request, and TLS."""
+    with tempfile.TemporaryDirectory() as folder:
+        authority, trust = trustme.CA(), ssl.create_default_context()
+        authority.configure_trust(trust)
+        issued = authority.issue_cert("127.0.0.1")
+        certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
+        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        key.write_bytes(issued.private_key_pem.bytes())
+        sections = {
+            "telemetry": {"traces": {"endpoint": f"http://127.0.0.1:{collector}", "sample": "1%"}},
+            "server": {"cors": {"origins": [ORIGIN]}, "tls": {"certificate": str(certificate), "key": str(key)}},
+        }
+        yield Extras(sections, headers=f"Origin: {ORIGIN}\r\n", tls=trust)
+
+
+def serve_options(folder: Path, url: str, extras: Extras) -> list[str]:
+    """Return the options of `serve` for the shipped policy. More sections need a file, which then has that policy."""
+    if not extras.sections:
+        return ["--upstream", url]
+    document = {"version": 1, "backends": {"main": {"adapter": "openai", "url": url}}, **extras.sections}
+    (folder / "policies").mkdir()
+    (folder / "policies" / "default.yaml").write_bytes(POLICY)
+    (folder / "config.yaml").write_text(json.dumps(document))
+    return ["--config", str(folder / "config.yaml")]
 
 
 @dataclass
@@ -45,6 +92,7 @@ class Gateway:
     admin: int
     folder: Path
     start_s: float
+    extras: Extras = NO_EXTRAS
     idle: Mapping[int, float] = field(default_factory=dict)
     """Shares of a core, by thread."""
 
@@ -60,18 +108,22 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(label: str, tree: Path, upstream: int) -> Iterator[Gateway]:
-    """Run the gateway of a checkout in a folder of its own, in front of the endpoint at `upstream`."""
+def gateway(label: str, tree: Path, upstream: int, extras: Extras = NO_EXTRAS) -> Iterator[Gateway]:
+    """Run the gateway of a checkout in a folder of its own, in front of the endpoint at `upstream`.
+
+    Its modules are compiled once and kept, as an installation has them: without that, a start compiles for 0.6 s.
+    """
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         arguments = [str(SAMPLED), f"--samples={folder}/samples.json", "serve"]
-        arguments += ["--upstream", f"http://127.0.0.1:{upstream}/v1"]
+        arguments += serve_options(Path(folder), f"http://127.0.0.1:{upstream}/v1", extras)
         arguments += ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}"]
         # On a busy machine, a lookup must not end early.
         environ = {"NEARHIT_DATA_DIR": folder, "NEARHIT_EMBEDDER__TIMEOUT": "60s", "NEARHIT_STORE__TIMEOUT": "5s"}
+        environ |= {"PYTHONDONTWRITEBYTECODE": "", **extras.environ}
         began = time.perf_counter()
         with server(arguments, port, tree, environ) as process:
-            yield Gateway(label, process, port, admin, Path(folder), time.perf_counter() - began)
+            yield Gateway(label, process, port, admin, Path(folder), time.perf_counter() - began, extras)
 
 
 def thread_seconds(pid: int) -> dict[int, float]:
@@ -106,10 +158,11 @@ async def window(
     to: Gateway, requests: list[bytes], kind: str, crowd: int, idle_share: float = 0.0
 ) -> tuple[Window, dict[int, float]]:
     """Return the figures of a window, and the seconds of each thread. `idle_share`: as `calm` has it."""
-    metrics, before, store = to.metrics(), thread_seconds(to.pid), store_seconds(to.pid)
-    began = time.perf_counter()
-    load = await run(to.port, to.pid, requests, connections=crowd)
-    settled = await calm(to.pid, idle_share)
+    async with opened(to.port, crowd, to.extras.tls) as links:
+        metrics, before, store = to.metrics(), thread_seconds(to.pid), store_seconds(to.pid)
+        began = time.perf_counter()
+        load = await run_on(links, to.pid, requests)
+        settled = await calm(to.pid, idle_share)
     spent = since(before, thread_seconds(to.pid))
     seconds, store = time.perf_counter() - began, store_seconds(to.pid) - store
     spent = {number: max(0.0, each - to.idle.get(number, 0.0) * seconds) for number, each in spent.items()}
@@ -127,7 +180,7 @@ async def window(
         store_us=1e6 * store / count,
         on_path=more("nearhit_requests_total", verdict_of(kind)) / count,
         judged=more("nearhit_stage_seconds_count", 'stage="verify"') / count,
-        late=more("nearhit_late_vectors_total"),
+        late=more("nearhit_late_vectors_total", 'result="dropped"'),
         settled=settled,
     )
     return figures, spent
@@ -180,12 +233,12 @@ def embed() -> None:
         print(1e6 * (time.thread_time() - began) / len(texts), flush=True)
 
 
-async def heads(port: int, requests: Sequence[bytes], connections: int = 8) -> list[bytes]:
+async def heads(to: Gateway, requests: Sequence[bytes], connections: int = 8) -> list[bytes]:
     """Return the head of each answer, which is whole or says that nothing is cached."""
     found, rest = [b""] * len(requests), iter(enumerate(requests))
 
     async def one() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", to.port, ssl=to.extras.tls)
         for at, request in rest:
             writer.write(request)
             found[at] = await reader.readuntil(b"\r\n\r\n")

@@ -14,6 +14,7 @@ EXACT, SEMANTIC, NEAR, FAR = "exact hit", "semantic hit", "miss near something",
 STREAM = "live stream of a far miss"
 KINDS = (EXACT, SEMANTIC, NEAR, FAR, STREAM)
 ONE, MANY = CONNECTIONS = 1, 32
+ALL_ON = "all on"
 BARE, ENDPOINT, EMBEDDING = "bare server", "endpoint", "embedding"
 
 
@@ -68,9 +69,10 @@ class Measured:
         return statistics.median(map(of, rounds)) if rounds else None
 
     def ratio(self, cell: Cell, base: Cell) -> float | None:
-        """Return the median ratio of CPU, round by round."""
+        """Return the median ratio of CPU, round by round. A round says nothing in which the base took no more than an
+        idle gateway."""
         pairs = zip(self.windows.get(cell, []), self.windows.get(base, []), strict=False)
-        ratios = [window.cpu_us / floor.cpu_us for window, floor in pairs]
+        ratios = [window.cpu_us / floor.cpu_us for window, floor in pairs if floor.cpu_us > 0]
         return statistics.median(ratios) if ratios else None
 
     def added_ms(self, cell: Cell) -> float | None:
@@ -109,6 +111,16 @@ class Measured:
             titles[2] = "x with a system prompt"
         rows = [self._row(*each, systems) for each in self._known(systems)]
         return _markdown(titles, rows)
+
+    def over_lines(self, tree: str) -> list[str]:
+        """Return the CPU of another tree over that of the first one, in Markdown."""
+        rows = []
+        for kind, length, system, each in self._known((False, True)):
+            if each == tree:
+                cells = [Cell(kind, length, system, crowd, tree) for crowd in CONNECTIONS]
+                ratios = [_form(self.ratio(cell, _at(cell, tree=self.trees[0])), 2) for cell in cells]
+                rows.append([kind, str(length), "yes" if system else "no", *ratios])
+        return _markdown(["request", "tokens", "with a system prompt", *(f"x {tree}, {n}" for n in CONNECTIONS)], rows)
 
     def stage_lines(self) -> list[str]:
         """Return the table of stages in Markdown, in microseconds per request."""

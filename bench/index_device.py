@@ -63,10 +63,23 @@ def main(name: str, sizes: list[int]) -> None:
 async def compared(entries: int, name: str, device: Device | None) -> list[Figures]:
     questions = Questions(7)
     stored = questions.some(entries)
+    centroids, lists = listed(stored, on_gpu=name.startswith("cuda"))
+    return await compared_lists(stored, centroids, lists, questions, name, device)
+
+
+async def compared_lists(
+    stored: Matrix,
+    centroids: Matrix,
+    lists: NDArray[np.int32],
+    questions: Questions,
+    name: str,
+    device: Device | None,
+) -> list[Figures]:
+    """Of an index on the CPU, and of one with the device. `lists`: of each vector."""
+    entries = len(stored)
     hits, fresh = questions.in_other_words(stored[questions.pick(ASKED, entries)]), questions.some(ASKED)
     new = questions.some(ADDED)
-    centroids, lists = listed(stored, on_gpu=name.startswith("cuda"))
-    nearest = [faiss.knn(asked, stored, 1, metric=faiss.METRIC_INNER_PRODUCT)[1][:, 0] for asked in (hits, fresh)]
+    nearest = [_nearest(asked, stored, on_gpu=name.startswith("cuda")) for asked in (hits, fresh)]
     rows = []
     for where, there in (("CPU", None), (name, device)):
         index = FaissIndex(DIMENSION, max_entries=entries + 2 * ADDED, device=there)
@@ -140,6 +153,17 @@ def listed(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.int32]]:
             _, found = faiss.knn(some, centroids, 1, metric=metric)
         lists[i : i + CHUNK] = found[:, 0]
     return centroids, lists
+
+
+def _nearest(asked: Matrix, stored: Matrix, *, on_gpu: bool) -> NDArray[np.int64]:
+    """-> the place of the nearest one of each, by looking at all."""
+    metric = faiss.METRIC_INNER_PRODUCT
+    if on_gpu:
+        _, found = _GPU.knn_gpu(_GPU.StandardGpuResources(), asked, stored, 1, metric=metric)
+    else:
+        _, found = faiss.knn(asked, stored, 1, metric=metric)
+    nearest: NDArray[np.int64] = found[:, 0]
+    return nearest
 
 
 def pieces(stored: Matrix, centroids: Matrix, lists: NDArray[np.int32]) -> Iterator[CheckpointChunk]:

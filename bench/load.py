@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,14 +82,21 @@ async def exchange(opened: Opened, request: bytes, expect: bytes = b"", events: 
     return time.perf_counter() - started
 
 
-async def _connection(
-    port: int, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float], tls: ssl.SSLContext | None
-) -> None:
-    opened = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+@contextlib.asynccontextmanager
+async def opened(port: int, connections: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[list[Opened]]:
+    """Open connections, which end with the block. Their handshakes are over when it begins."""
+    links = [await asyncio.open_connection("127.0.0.1", port, ssl=tls) for _ in range(connections)]
     try:
-        latencies.extend([await exchange(opened, request, expect, events) for request in requests])
+        yield links
     finally:
-        opened[1].close()
+        for _, writer in links:
+            writer.close()
+
+
+async def _connection(
+    link: Opened, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float]
+) -> None:
+    latencies.extend([await exchange(link, request, expect, events) for request in requests])
 
 
 async def run(
@@ -101,14 +109,22 @@ async def run(
     events: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> Load:
-    """Sends `requests` once each, and looks at the answers as `exchange` does."""
+    """Sends `requests` once each, and looks at the answers as `exchange` does. Connecting does not count."""
+    async with opened(port, connections, tls) as links:
+        return await run_on(links, pid, requests, expect=expect, events=events)
+
+
+async def run_on(
+    links: Sequence[Opened], pid: int, requests: Sequence[bytes], *, expect: bytes = b"", events: int = 0
+) -> Load:
+    """As `run`, on connections that are open."""
     source = iter(requests)
     latencies: list[float] = []
     stores = children(pid)
     cpu, store_cpu, started = cpu_seconds(pid), sum(map(cpu_seconds, stores)), time.perf_counter()
     async with asyncio.timeout(300), asyncio.TaskGroup() as group:
-        for _ in range(connections):
-            group.create_task(_connection(port, source, expect, events, latencies, tls))
+        for link in links:
+            group.create_task(_connection(link, source, expect, events, latencies))
     seconds = time.perf_counter() - started
     count = len(latencies)
     ordered = sorted(latencies)

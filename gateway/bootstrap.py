@@ -275,6 +275,7 @@ def cache_admin_of(
         stored=parts.evictions.stored,
         clock=parts.clock,
         max_entry=config.store.max_entry,
+        privacy_of=lambda route: policy().privacy_of(route),
     )
     tenants = list(config.auth.keys) if config.auth.mode == "keys" else None
     return CacheAdmin(removal, portability, PurgeValidation(policy, list(config.backends), tenants, access.key_admin))

@@ -19,6 +19,7 @@ from gateway.messages import (
     CacheDirectives,
     CacheKeys,
     Call,
+    Classification,
     Dialect,
     Embedding,
     Entry,
@@ -95,7 +96,7 @@ class RequestContext:
         "head", "head_digest", "trace_headers", "background", "clock", "timings", "traced", "purpose", "upstream_call",
         "on_written",
         # call: what the client asks for, its identity, and the rules in force
-        "dialect", "call", "tenant", "permit", "table", "route", "expose_headers", "expose_timings",
+        "dialect", "call", "tenant", "permit", "personal_data", "table", "route", "expose_headers", "expose_timings",
         "internal", "facts", "subjects",
         # cache: which entries may answer it, and what the lookups found
         "directives", "owner", "variant", "scope", "fingerprint", "own_keys", "shared_keys", "asker", "read_only",
@@ -103,8 +104,8 @@ class RequestContext:
         "inspected", "stale_available", "gathering", "claim", "lease",
         # budget: when its answer is due, and how much it may cost
         "deadline", "ttft_deadline", "tpot_s", "upstream_since", "upstream_due", "priority", "scored_prompt",
-        "complexity", "wish", "outlook", "light_only", "metered", "overloaded", "preferred_upstream", "pinned_upstream",
-        "called_upstream",
+        "complexity", "classification", "wish", "outlook", "light_only", "metered", "overloaded", "preferred_upstream",
+        "pinned_upstream", "called_upstream",
     )  # fmt: skip
 
     def __init__(
@@ -173,6 +174,7 @@ class RequestContext:
         self.read_only = False  # its key may have hits, and changes neither the cache nor what routes learn
         self.to_confirm: Sequence[Entry] = ()  # stored answers of other clients that its fresh answer may confirm
         self.bypass: Bypass | None = None  # why no lookup is made
+        self.personal_data: tuple[str, ...] = ()  # the kinds that its route looks for and that it has
         self.embedding: Embedding | None = None  # of the call's `focus`
         self.whole: Embedding | None = None  # of a long question's beginning, for its complexity
         self.note: str | None = None  # why there was no semantic lookup, or why the nearest neighbour was refused
@@ -196,6 +198,7 @@ class RequestContext:
         self.priority = Priority.NORMAL  # for when there is not enough capacity for all
         self.scored_prompt: ScoredPrompt | None = None  # what routes learn from
         self.complexity: float | None = None  # in [0, 1], by the score in force on the route
+        self.classification: Classification | None = None  # by the route's own classifier, if it was asked
         self.wish: TierDecision | None = None  # the tier that the light/large rule prefers
         self.outlook: LatencyForecast | None = None  # predicted latency of the backends, if there is a budget
         self.light_only = False  # a limit of the policy restricts it to the lightest model
@@ -291,7 +294,7 @@ class RequestContext:
         child.purpose, child.timings, child.upstream_call, child.facts = purpose, {}, None, None
         child.served = child.judged = child.stored = child.inspected = child.note = None
         child.on_written, child.considered, child.complexity, child.wish, child.outlook = None, (), None, None, None
-        child.scored_prompt = child.claim = child.writing = None
+        child.scored_prompt = child.classification = child.claim = child.writing = None
         child.to_confirm = ()
         return child
 

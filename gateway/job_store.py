@@ -332,8 +332,14 @@ class JobStore(Protocol):
         """Cancel a job at once. A worker that runs it learns of it with its next heartbeat. A finished job stays as it
         is. Return None if the tenant has no such job."""
 
-    async def due_webhooks(self, most: int, hold_s: float) -> list[Delivery]:
-        """Return due webhooks. No other caller gets them for `hold_s`."""
+    async def due_webhooks(
+        self, most: int, hold_s: float, per_tenant: int, running: Mapping[str, int]
+    ) -> list[Delivery]:
+        """Return due webhooks. No other caller gets them for `hold_s`.
+
+        `running` counts the caller's deliveries by tenant. No tenant gets more than `per_tenant` with these; its other
+        webhooks are due a second later.
+        """
 
     async def record_delivery(self, job: str, outcome: str, retry_s: float | None) -> None:
         """Record the outcome of a delivery. `retry_s`: deliver again after that time; None: finished."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.long_questions import MAX_WHOLE, split_question
+from gateway.long_questions import MAX_WHOLE, fold_forms, split_question
 
 
 class Verdict(StrEnum):
@@ -50,6 +50,7 @@ class Bypass(StrEnum):
     JOB = "job"  # the request is about an answer that comes later
     MESSAGE = "message"  # an MCP message that may change something, open a stream, or answer a question of the server
     TOOL = "tool"  # an MCP tool that the policy does not list, or that nothing says only reads
+    PERSONAL_DATA = "personal-data"  # the request has personal data that the policy keeps out of the caches
 
 
 class Refusal(StrEnum):
@@ -57,6 +58,7 @@ class Refusal(StrEnum):
 
     SIMILARITY = "similarity"
     PAYLOAD = "payload"  # the text to translate, summarise, ... or a quoted text differs
+    INSTRUCTION = "instruction"  # another instruction to the model: "Answer in one word.", "Ignore everything else ..."
     TEMPLATE = "template"  # both prompts fill the same template, with different values
     NUMBERS = "numbers"
     IDENTIFIER = "identifier"  # another order number, hash, version, URL, product name, ...
@@ -359,11 +361,13 @@ class Decisive:
 
     canonical: bytes  # canonical JSON of all of it: the input of the fingerprint
     context: bytes  # canonical JSON of everything but the question: the input of the scope
-    question: str | None  # the text of the question; None: no semantic lookup
+    question: str | None  # the text of the question, its forms folded; None: no semantic lookup
     no_question: Bypass | None = None  # why there is no question, or no focus
     focus: str | None = field(init=False)  # the text for the semantic lookup; None: no semantic lookup
 
     def __post_init__(self) -> None:
+        if self.question is not None and not self.question.isascii():
+            self.question = fold_forms(self.question)
         self.focus = self.question
         if self.question is not None and len(self.question) > MAX_WHOLE:
             split = split_question(self.question)
@@ -690,12 +694,45 @@ class Lifetime:
 PromptRow = np.ndarray[tuple[int], np.dtype[np.float16]]
 
 
+class Scorer(StrEnum):
+    """The origin of a complexity."""
+
+    TEXT = "text"  # the shipped score, of the text alone
+    EMBEDDING = "embedding"  # the shipped score, of the text and its embedding
+    CLASSIFIER = "classifier"  # the route's own classifier
+    SESSION = "session"  # the last question of the session
+    STATED = "stated"  # the expectation of a policy test
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
     """A prompt as the complexity model reads it. A route may learn to score the same row better."""
 
     score: float  # the shipped complexity, in [0, 1]
     row: PromptRow  # (k,): scaled features of the text, then the embedding; empty: only the score is known
+    by: Scorer = Scorer.TEXT
+
+
+class ClassifierOutcome(StrEnum):
+    """The outcome of a request's question to its route's classifier."""
+
+    ANSWERED = "answered"
+    LATE = "late"  # no answer within `complexity.timeout`
+    FAILED = "failed"  # no connection, a status other than 200, or an error of the model
+    INVALID = "invalid"  # neither a score in [0, 1] nor a tier of the route
+    PAUSED = "paused"  # not asked, because it failed several times in a row
+    BUSY = "busy"  # not asked, because it has as many questions as it may have at once
+    NO_TIME = "no-time"  # the latency budget of the request ended first
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The answer of a classifier about a text, or the reason for none."""
+
+    text: str
+    outcome: ClassifierOutcome
+    score: float | None  # complexity in [0, 1]; None: it gave none
+    said: str  # who scored, or why the classifier did not, in words without any text of the request
 
 
 @dataclass(frozen=True, slots=True)

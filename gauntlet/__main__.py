@@ -1,4 +1,4 @@
-"""Attacks a gateway process and breaks its store, and prints whether each level holds: `make gauntlet`.
+"""Attacks gateway processes and breaks what they need, and prints whether each level holds: `make gauntlet`.
 
 Everything runs on loopback, and counts and times are bounded. The exit status is 1 if a level is missed.
 """
@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
-import os
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from gauntlet import (
     cancelled_clients,
+    clock_shifts,
     fuzzed_bodies,
+    fuzzed_handshakes,
+    grpc_port,
+    hanging_webhooks,
     idle_connections,
     killed_gateway,
+    killed_workers,
+    replicas,
     slow_bodies,
     slow_handshakes,
     smuggling,
+    soak,
     store_faults,
     unread_answers,
 )
-from gauntlet.part import Part, Row, row_of
+from gauntlet.part import Part, row_of
+from gauntlet.rows import Rows, table
 
 PARTS: tuple[Part, ...] = (
     slow_bodies.PART,
@@ -35,58 +39,64 @@ PARTS: tuple[Part, ...] = (
     cancelled_clients.PART,
     idle_connections.PART,
     smuggling.PART,
+    smuggling.ANTHROPIC,
+    smuggling.KSERVE,
     fuzzed_bodies.PART,
-    store_faults.PART,
-    killed_gateway.PART,
+    grpc_port.PART,
     slow_handshakes.PART,
+    fuzzed_handshakes.PART,
+    store_faults.PART,
+    replicas.PART,
+    killed_gateway.PART,
+    killed_workers.PART,
+    hanging_webhooks.PART,
+    clock_shifts.PART,
+    soak.PART,
 )
-WIDTH = 60  # of the two columns of text
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of the table."""
-    name = max(len(row.part) for row in rows)
-    yield f"{'part':<{name}}  {'level':<{WIDTH}}  {'figure':<{WIDTH}}  {'s':>6}  pass"
-    for row in rows:
-        told = row.figure if row.passed else f"{row.figure}. {row.why}"
-        level, figure = textwrap.wrap(row.level, WIDTH), textwrap.wrap(told, WIDTH)
-        for i in range(max(len(level), len(figure))):
-            texts = [lines[i] if i < len(lines) else "" for lines in (level, figure)]
-            ends = f"{row.seconds:>6.1f}  {'yes' if row.passed else 'NO'}" if i == 0 else ""
-            line = f"{'' if i else row.part:<{name}}  {texts[0]:<{WIDTH}}  {texts[1]:<{WIDTH}}  {ends}"
-            yield line.rstrip()
+def parts_of(only: Sequence[str], soak_s: float | None, inputs: int | None) -> list[Part]:
+    """Return the named parts, or all. None leaves a part at the size of the run."""
+    sized = {
+        soak.PART.name: soak.PART if soak_s is None else soak.lasting(soak_s),
+        fuzzed_bodies.PART.name: fuzzed_bodies.PART if inputs is None else fuzzed_bodies.of_inputs(inputs),
+    }
+    return [sized.get(part.name, part) for part in PARTS if not only or part.name in only]
 
 
-async def rows_of(parts: Sequence[Part], quick: bool) -> list[Row]:
-    """Run the parts one after the other, and say on standard error which one runs."""
-    rows = []
+async def run(parts: Sequence[Part], quick: bool, rows: Rows) -> bool:
+    """Run the parts one after the other, and note each row. Return whether all levels hold."""
+    holds = True
     for part in parts:
         print(f"{part.name} ...", end=" ", flush=True, file=sys.stderr)
-        rows.append(await row_of(part, quick))
-        print(f"{'holds' if rows[-1].passed else 'MISSED'} ({rows[-1].seconds:.0f} s)", file=sys.stderr)
-    return rows
+        row = await row_of(part, quick)
+        rows.add(row)
+        holds = holds and row.passed
+        print(f"{'holds' if row.passed else 'MISSED'} ({row.seconds:.0f} s)", file=sys.stderr)
+    return holds
 
 
 def main() -> int:
+    names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(prog="make gauntlet", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the small sizes (2 minutes)")
-    parser.add_argument("--part", action="append", choices=[part.name for part in PARTS], help="repeatable")
-    parser.add_argument("--json", type=Path, help="write the table here")
+    parser.add_argument("--quick", action="store_true", help="the small sizes (3 minutes)")
+    parser.add_argument(
+        "--only", action="append", choices=names, metavar="PART", help=f"repeatable: {', '.join(names)}"
+    )
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="how long the soak lasts")
+    parser.add_argument("--inputs", type=int, metavar="COUNT", help="how many bodies are fuzzed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each row here; other parts keep theirs")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the scripted endpoints log each client that leaves
-    parts = [part for part in PARTS if not given.part or part.name in given.part]
-    rows = asyncio.run(rows_of(parts, given.quick))
-    print("\n".join(table(rows)))
-    if given.json:
-        found = {
-            "size": "quick" if given.quick else "full",
-            "cores": os.cpu_count(),
-            "load": round(os.getloadavg()[0], 1),
-            "parts": [asdict(row) for row in rows],
-        }
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if all(row.passed for row in rows) else 1
+    try:
+        rows = Rows("quick" if given.quick else "full", names, given.json)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        holds = asyncio.run(run(parts_of(given.only or (), given.soak, given.inputs), given.quick, rows))
+    finally:
+        print("\n".join(table(rows.of_this_run)))
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":

@@ -11,18 +11,22 @@ import json
 import random
 import re
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+from gateway.dialects.kserve import KServe
 from gauntlet.part import Finding, Part, judged
 from gauntlet.target import in_parallel, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.wire import Message, Wire, connected, wire_upstream
-from tests.http_server.test_raw_sockets import FRAMINGS, HEAD, HEALTH, OTHER_VERSIONS, SMUGGLING, ask
+from tests.http_server.test_raw_sockets import HEAD, HEALTH, HI, OTHER_VERSIONS, framings, smuggling
 
 SMUGGLED = b"GET /v1/smuggled HTTP/1.1\r\nHost: g\r\n\r\n"
 AT_ONCE, QUIET_S = 32, 0.5  # a client that hears nothing more for this time leaves
-MARK = re.compile(rb'\{"mark": \d+, "start": "[^"]*"\}')
+MARK = re.compile(rb'"mark": ?(\d+), ?"start": ?("[^"]*")')  # a dialect may write the JSON again
 STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3}) ", re.MULTILINE)
 START = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+ /[!-~]* HTTP/1\.1$")
 TOKENS = (
@@ -33,10 +37,62 @@ TOKENS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Face:
+    """A dialect under attack: a head and a body that it understands, and what its answer needs beside the mark.
+
+    `payloads` are more requests of this dialect that can be read in two ways, after the head.
+    """
+
+    adapter: str
+    head: bytes
+    body: bytes
+    answer: Mapping[str, Any]
+    payloads: Mapping[str, bytes] = field(default_factory=dict)
+
+
+JSON_LENGTH = b"Inference-Header-Content-Length"
+INFER = b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["hi"]}]}'
+TENSORS = INFER.replace(b'"data":["hi"]', b'"parameters":{"binary_data_size":6}') + b"\2\0\0\0hi"
+
+
+def with_json_length(*values: bytes) -> bytes:
+    lines = b"".join(b"%b: %b\r\n" % (JSON_LENGTH, value) for value in values)
+    return lines + b"Content-Length: %d\r\n\r\n" % len(TENSORS) + TENSORS
+
+
+OPENAI = Face("openai", HEAD, HI, {})
+MESSAGES = Face(
+    "anthropic",
+    b"POST /v1/messages HTTP/1.1\r\nHost: g\r\nanthropic-version: 2023-06-01\r\nx-api-key: k\r\n",
+    HI[:-1] + b', "max_tokens": 9}',
+    {},
+)
+TENSOR_JSON = len(TENSORS) - 6
+INFERENCE = Face(
+    "kserve",
+    b"POST /v2/models/m/infer HTTP/1.1\r\nHost: g\r\n",
+    INFER,
+    {"model_name": "m", "outputs": [{"name": "y", "datatype": "BYTES", "shape": [1], "data": ["hi"]}]},
+    {
+        "JSON longer than the body": with_json_length(b"%d" % (len(TENSORS) + 1)),
+        "JSON cut short": with_json_length(b"%d" % (TENSOR_JSON - 1)),
+        "a tail that is too short": with_json_length(b"%d" % (TENSOR_JSON + 1)),
+        "a list of JSON lengths": with_json_length(b"%d, %d" % (TENSOR_JSON, TENSOR_JSON)),
+        "a signed JSON length": with_json_length(b"+%d" % TENSOR_JSON),
+        "a hexadecimal JSON length": with_json_length(b"0x%x" % TENSOR_JSON),
+        "a negative JSON length": with_json_length(b"-1"),
+        "a JSON length beyond any": with_json_length(b"99999999999999999999"),
+        "two JSON lengths": with_json_length(b"%d" % TENSOR_JSON, b"%d" % (TENSOR_JSON - 1)),
+    },
+)
+
+
 @dataclass
 class Endpoint:
     """Reads requests strictly and numbers its answers. `misread` has each request that no gateway should send."""
 
+    face: Face
     marks: int = 0
     misread: list[str] = field(default_factory=list)
 
@@ -48,10 +104,34 @@ class Endpoint:
             self.misread.append(f"framing {lengths} {codings}")
         if lengths and not lengths[0].isdecimal():
             self.misread.append(f"length {lengths}")
+        if is_inference(request) and not has_one_json_length(request):
+            lengths = request.all(JSON_LENGTH.decode())
+            self.misread.append(f"{request.start} with JSON length {lengths} of {request.body[:200]!r}")
         self.marks += 1
-        body = json.dumps({"mark": self.marks, "start": request.start.replace('"', "%22")}).encode()
+        mark = {"mark": self.marks, "start": request.start.replace('"', "%22")}
+        body = json.dumps({**mark, **self.face.answer}).encode()
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         await wire.send((head % len(body) + body) if not request.start.startswith("HEAD ") else head % len(body))
+
+
+def is_inference(request: Message) -> bool:
+    """Return whether the gateway reads the request. All other paths pass through byte for byte."""
+    path = request.start.split(" ")[1].partition("?")[0]
+    return request.start.startswith("POST ") and path.endswith("/infer") and KServe.path.fullmatch(path) is not None
+
+
+def has_one_json_length(request: Message) -> bool:
+    """Return whether the JSON of an inference request is as long as its header says. No header: all of the body."""
+    found = request.all(JSON_LENGTH.decode())
+    if len(found) > 1 or not all(value.isdecimal() for value in found):
+        return False
+    length = int(found[0]) if found else len(request.body)
+    if length == 0:  # a body without JSON
+        return True
+    try:
+        return isinstance(json.loads(request.body[:length]), dict)
+    except ValueError:
+        return False
 
 
 def mutated(base: bytes, draw: random.Random) -> bytes:
@@ -86,7 +166,7 @@ async def reply_to(url: str, sent: bytes) -> bytes:
 
 def marks_of(got: bytes) -> list[tuple[int, str]]:
     """Return the number and the start line of each answer of the endpoint."""
-    return [(found["mark"], found["start"]) for found in map(json.loads, MARK.findall(got))]
+    return [(int(mark), json.loads(start)) for mark, start in MARK.findall(got)]
 
 
 def faults_of(sent: bytes, got: bytes) -> list[str]:
@@ -100,19 +180,23 @@ def faults_of(sent: bytes, got: bytes) -> list[str]:
     return faults
 
 
-async def run(quick: bool) -> Finding:
+async def attacked(face: Face, mutations: int) -> Finding:
     """Send the corpus, which must be refused, and then mutations, which must be read the same on both sides."""
-    mutations, draw, endpoint = 300 if quick else 20_000, random.Random(5), Endpoint()
+    draw, endpoint, payloads = random.Random(5), Endpoint(face), {**smuggling(face.body), **face.payloads}
     faults, through, returned = list[str](), list[str](), Counter[int]()
-    valid = [HEAD + rest for rest in FRAMINGS.values()]
-    valid += [ask("hi") + HEALTH, b"GET /v1/echo HTTP/1.1\r\nHost: g\r\n\r\n"]
-    odd = [HEAD + rest for rest in SMUGGLING.values()] + [line for line, _ in OTHER_VERSIONS]
+    correct = framings(face.body)
+    valid = [face.head + rest for rest in correct.values()]
+    valid += [face.head + correct["no space"] + HEALTH, b"GET /v1/echo HTTP/1.1\r\nHost: g\r\n\r\n"]
+    if face.payloads:
+        valid += [face.head + with_json_length(b"%d" % TENSOR_JSON), face.head + with_json_length(b"0")]
+    odd = [face.head + rest for rest in payloads.values()] + [line for line, _ in OTHER_VERSIONS]
     async with wire_upstream() as upstream:
         upstream.script = endpoint.answer
-        async with target(upstream.url, NO_CACHE) as it:
+        url = upstream.url if face.adapter == "openai" else upstream.url.removesuffix("/v1")
+        async with target(url, NO_CACHE, backend={"adapter": face.adapter}) as it:
 
-            async def refused(rest: bytes) -> None:
-                got = await reply_to(it.url, HEAD + rest + SMUGGLED)
+            async def refused(rest: bytes, more: bytes = SMUGGLED) -> None:
+                got = await reply_to(it.url, face.head + rest + more)
                 if STATUS.findall(got) != [b"400"]:
                     through.append(f"{rest[:100]!r} got {got[:100]!r}")
 
@@ -121,14 +205,15 @@ async def run(quick: bool) -> Finding:
                 faults.extend(faults_of(sent, got))
                 returned.update(mark for mark, _ in marks_of(got))
 
-            await in_parallel(AT_ONCE, map(refused, SMUGGLING.values()))
+            await in_parallel(AT_ONCE, map(refused, smuggling(face.body).values()))
+            await in_parallel(AT_ONCE, (refused(rest, b"") for rest in face.payloads.values()))
             reached = endpoint.marks
             drawn = (draw.choice(odd if draw.random() < 0.2 else valid) for _ in range(mutations))
             await in_parallel(AT_ONCE, (same(mutated(base, draw) + SMUGGLED) for base in drawn))
             healthy = (await it.get("/healthz")).status == 200
     twice = sum(times > 1 for times in returned.values())
     figure = (
-        f"{len(SMUGGLING)} payloads, {mutations} mutations; {endpoint.marks} reached the backend, "
+        f"{len(payloads)} payloads, {mutations} mutations; {endpoint.marks} reached the backend, "
         f"{len(endpoint.misread)} misread, {len(faults)} faults"
     )
     return judged(
@@ -147,4 +232,11 @@ async def run(quick: bool) -> Finding:
     )
 
 
-PART = Part("smuggling", "payloads refused; mutations: none misread by the backend, no 5xx", run)
+async def run(face: Face, most: int, quick: bool) -> Finding:
+    return await attacked(face, most // 60 if quick else most)
+
+
+LEVEL = "payloads refused; mutations: none misread by the backend, no 5xx"
+PART = Part("smuggling", LEVEL, partial(run, OPENAI, 18_000))
+ANTHROPIC = Part("smuggling, Anthropic", LEVEL, partial(run, MESSAGES, 6_000))
+KSERVE = Part("smuggling, KServe", LEVEL, partial(run, INFERENCE, 6_000))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.fixtures.processes import Process, served_by_process, write_config
 PATIENCE_S = 60.0  # only ends a part that has failed
 ONE_REQUEST_S = 10.0  # the generous bound of a request on a busy machine
 PAUSE_S = 0.05
-STALL_MS = 100.0
+STALL_MS, STALL_POLL_S = 100.0, 0.2
 
 
 @asynccontextmanager
@@ -29,20 +30,23 @@ async def target(
     policy: str = EXACT_CACHE,
     *,
     backend: dict[str, Any] | None = None,
+    others: dict[str, dict[str, Any]] | None = None,
     server: dict[str, Any] | None = None,
     folder: Path | None = None,
+    program: Sequence[str] = ("-m", "gateway"),
     **sections: Any,
 ) -> AsyncIterator[Process]:
     """Yield a gateway process in front of the URL `upstream`.
 
-    `backend` and `server` add settings to these sections. `folder` keeps its data; without it the data is temporary.
+    `backend` and `server` add settings to these sections, and `others` adds backends. `folder` keeps its data; without
+    it the data is temporary. Python runs `program`.
     """
     with tempfile.TemporaryDirectory() as temporary:
         listen = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "drain_timeout": "1s"}
-        backends = {"main": {"adapter": "openai", "url": upstream, **(backend or {})}}
+        backends = {"main": {"adapter": "openai", "url": upstream, **(backend or {})}, **(others or {})}
         section = listen | (server or {})
         config = write_config(folder or Path(temporary), backends, policy, server=section, **sections)
-        async with served_by_process(config) as process:
+        async with served_by_process(config, program) as process:
             yield process
 
 
@@ -64,11 +68,59 @@ async def permits_come_back(it: Process) -> float:
     return held
 
 
-async def own_stall_ms(it: Process) -> float:
-    """Return the longest stall of the event loop so far, in milliseconds; 0 if another process took the processor."""
-    async with it.session.get(it.admin_url + "/admin/stats") as answer:
-        longest = (await answer.json())["loop"]["longest"]
-    return 0.0 if longest is None or longest["cause"] == "starved" else float(longest["ms"])
+def says(body: bytes, question: str) -> bool:
+    """Return whether an answer of the scripted endpoint, whole or as a stream, is the one to that question."""
+    if not body.startswith(b"data:"):
+        return bool(json.loads(body)["choices"][0]["message"]["content"] == f"upstream answers: {question}")
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+    deltas = [choice["delta"].get("content", "") for event in events for choice in event.get("choices", ())]
+    return "".join(deltas) == f"upstream answers: {question}"
+
+
+@dataclass
+class Stalls:
+    """The stalls of a gateway's event loop that another process did not cause by taking the processor."""
+
+    longest_ms: float = 0.0
+    where: str = ""
+
+    @property
+    def figure(self) -> str:
+        return f"longest stall of its own {self.longest_ms:.0f} ms"
+
+    @property
+    def levels(self) -> dict[str, bool]:
+        fault = f"the event loop stalled for {self.longest_ms:.0f} ms in {self.where}"
+        return {fault: self.longest_ms <= STALL_MS}
+
+
+@asynccontextmanager
+async def stalls_of(it: Process) -> AsyncIterator[Stalls]:
+    """Watch the event loop while the block runs. The admin port tells the last stall alone, so ask it often."""
+    stalls = Stalls()
+
+    async def last() -> dict[str, Any] | None:
+        async with it.session.get(it.admin_url + "/admin/stats") as answer:
+            found: dict[str, Any] | None = (await answer.json())["loop"]["last"]
+            return found
+
+    def note(stall: dict[str, Any] | None) -> None:
+        if stall is not None and stall != before and stall["cause"] != "starved" and stall["ms"] > stalls.longest_ms:
+            stalls.longest_ms, stalls.where = float(stall["ms"]), stall.get("where", "unknown code")
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(STALL_POLL_S)
+            note(await last())
+
+    before = await last()
+    watching = asyncio.create_task(watch())
+    try:
+        yield stalls
+        note(await last())
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
 
 
 @dataclass

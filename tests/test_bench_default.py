@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from bench.default import Pool, Sizes, asked_as, write_page
-from bench.default_gateway import METRIC, embedded, tokens
+from bench.default_gateway import METRIC, NO_EXTRAS, all_on, embedded, serve_options, tokens
 from bench.default_table import (
+    ALL_ON,
     BARE,
     EMBEDDING,
     ENDPOINT,
@@ -29,10 +30,14 @@ from bench.default_table import (
     Measured,
     Window,
 )
+from bench.encoder_load import CALM, LOADED, Phase, requests, verdicts
 from bench.prompts import LENGTHS, PLAIN_UP_TO, SHARED, Group, Prompt, Written, body, far_of, groups_of
 from bench.servers import NUMBER, numbered_answer
 from bench.servers import STREAM as ASKS_FOR_STREAM
 from bench.stages import EMBED, LEARN, REST, STAGES, STORE, VERIFY, Samples, Staged, stage_of
+from gateway.config.load import load_config
+from gateway.config.policy.load import policy_from_text
+from gateway.config.policy.single_backend import POLICY
 from training.wordings import groups
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +115,43 @@ def test_a_metric_has_a_name_labels_and_a_value() -> None:
         ("nearhit_x", 'a="b",c="d"', "3.0"),
         ("nearhit_late_vectors_total", None, "2"),
     ]
+
+
+def test_a_gateway_with_all_on_has_the_shipped_policy(tmp_path: Path) -> None:
+    assert serve_options(tmp_path, "http://127.0.0.1:7/v1", NO_EXTRAS) == ["--upstream", "http://127.0.0.1:7/v1"]
+    with all_on(7005) as extras:
+        _, path = serve_options(tmp_path, "http://127.0.0.1:7/v1", extras)
+        config = load_config(Path(path), {})
+    assert config.server.tls and config.server.cors.origins and config.telemetry.traces.sample == 0.01
+    assert (tmp_path / "policies" / "default.yaml").read_bytes() == POLICY
+    policy_from_text(POLICY, "default.yaml", config)
+
+
+def test_all_on_is_compared_round_by_round() -> None:
+    measured = Measured(["this", ALL_ON])
+    for cpu_us in (1000, 0, 4000, 2000):
+        measured.note(Cell(FAR, 30, False, ONE, "this"), Window(12, cpu_us))
+        measured.note(Cell(FAR, 30, False, ONE, ALL_ON), Window(12, 1.1 * cpu_us))
+    assert measured.over_lines(ALL_ON)[2:] == ["| miss far from everything | 30 | no | 1.10 |  |"]
+
+
+def test_questions_of_the_load_differ_and_have_their_length() -> None:
+    asked = list(requests(100, 0, 50, random.Random(1)))
+    assert len({text for text, _ in asked}) == len({request for _, request in asked}) == 50
+    assert all(80 <= tokens()(text) <= 140 for text, _ in asked[:5])
+
+
+def test_a_load_without_an_answer_or_with_slow_hits_misses_its_marks() -> None:
+    calm, loaded = Phase(CALM, 2.0), Phase(LOADED, 2.0)
+    for took in (0.001, 0.002, 0.003):
+        loaded.note(took, hit=True)
+        loaded.note(2 * took, hit=False)
+    assert [met for _, _, met in verdicts([calm, loaded])] == [True, True, True]
+    loaded.note(None, hit=False)
+    loaded.note(0.1, hit=True)
+    assert [met for _, _, met in verdicts([calm, loaded])] == [False, False, True]
+    loaded.left_out["lookup"] = 7
+    assert loaded.row() == "| 3 | 4 | 1 | 3.0 | 100.0 | 4.0 | 6.0 | 0 | lookup 7 |"
 
 
 @pytest.mark.parametrize(

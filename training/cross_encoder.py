@@ -99,8 +99,14 @@ def initial(wheel: Path) -> Network:
         return Network(Path(scratch) / FOLDER_IN_WHEEL, LAYERS)
 
 
-def train(network: Network, rows: Iterator[list[Read]], table: WordTable, steps: int, limit_s: float) -> int:
-    """Returns the steps done: `steps`, or what `limit_s` seconds allowed; the rate falls to nothing by then."""
+def train(
+    network: Network, rows: Iterator[list[Read]], table: WordTable, steps: int, limit_s: float, device: str = "cpu"
+) -> int:
+    """Returns the steps done: `steps`, or what `limit_s` seconds allowed; the rate falls to nothing by then.
+
+    The network is on `device`, a name of torch, and is left there.
+    """
+    network.to(device)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY)
     started, shown, losses = time.monotonic(), time.monotonic(), list[float]()
@@ -116,8 +122,9 @@ def train(network: Network, rows: Iterator[list[Read]], table: WordTable, steps:
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(done / WARM_UP, (1.0 - done) / (1.0 - WARM_UP))
         chosen = next(rows)
-        wanted = torch.tensor([same for _, _, same in chosen]) * (1.0 - SMOOTHING) + SMOOTHING / 2
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(network(**batch(chosen, table)), wanted)
+        wanted = torch.tensor([same for _, _, same in chosen], device=device) * (1.0 - SMOOTHING) + SMOOTHING / 2
+        given = {name: tensor.to(device) for name, tensor in batch(chosen, table).items()}
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(network(**given), wanted)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
@@ -133,6 +140,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--minutes", type=float, default=60.0, help="stop then, whatever is done")
+    parser.add_argument("--device", default="cpu", help="of torch, such as cuda, which gives other weights")
     given = parser.parse_args()
     random_ = random.Random(SEED)
     torch.manual_seed(SEED)
@@ -143,7 +151,8 @@ def main() -> None:
     print(f"{len(data.natural)} pairs of wordings, {len(data.generated)} others", flush=True)
     started = time.monotonic()
     fitted = data.part(out=False)
-    steps = train(network, batches(fitted, reader, random_), table, given.steps, 60.0 * given.minutes)
+    steps = train(network, batches(fitted, reader, random_), table, given.steps, 60.0 * given.minutes, given.device)
+    network.cpu()
     training = {
         "layers": list(LAYERS), "steps": steps, "batch": BATCH, "seed": SEED,
         "groups": len({pair.group for pair in data.natural}),

@@ -42,6 +42,11 @@ class UpstreamReport(TypedDict):
     queued: int
     limit: float
     """The most calls in flight."""
+    queued_elsewhere: int
+    """Calls of other clients that wait at the server, by its metrics; 0 without a `metrics_url`."""
+    gpu_utilization: float | None
+    """The use of the server's busiest GPU, in [0, 1]; null: its metrics do not say."""
+    gpu_memory_bytes: float | None
     latency_ewma_ms: float | None
     """Null: no recent call."""
     predicted_ms: PredictedLatency
@@ -83,6 +88,9 @@ def _upstream_report(endpoint: Upstream, now: float) -> UpstreamReport:
         "inflight": crowd.inflight,
         "queued": crowd.queued,
         "limit": crowd.limit,
+        "queued_elsewhere": endpoint.server_load.queued_elsewhere,
+        "gpu_utilization": endpoint.server_load.gpu_utilization,
+        "gpu_memory_bytes": endpoint.server_load.gpu_memory_bytes,
         "latency_ewma_ms": _ms(endpoint.slowest_s()),
         "predicted_ms": {
             "whole": _ms(None if whole is None else whole.total_s),

@@ -19,10 +19,11 @@ from gateway.cache.feedback import Counterexamples
 from gateway.cache.judgement import CandidateScorer, floor_of
 from gateway.cache.keys import asker_of
 from gateway.cache.model_factory import build_embedder, build_verifier
+from gateway.cache.personal_data import redact_question
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
-from gateway.config.policy.model import Policy, Route, Semantic
+from gateway.config.policy.model import Policy, PrivacySettings, Route, Semantic
 from gateway.errors import BadRequest, EmbedderUnavailable, StartupError
 from gateway.messages import Bypass, Decisive, Embedding, Entry
 from gateway.ports import LINKED, Embedder, Judgement, Opinion, StoredCandidate, Verifier
@@ -83,7 +84,7 @@ async def explain_trust(
     if not route.withholds:
         return found
     if knowledge is not None:
-        stored, client = _focus_of(pair)[0].stored, asker_of(route.admission, "", "", None)
+        stored, client = _focus_of(pair, route.privacy)[0].stored, asker_of(route.admission, "", "", None)
         vector = (await embedder.embed(stored)).vector
         if await knowledge.confirmed_entry(vector, stored, route.name, client) is not None:
             return found
@@ -98,6 +99,7 @@ async def explain_pair(
     embedder: Embedder,
     verifier: Verifier,
     knowledge: PairKnowledge | None = None,
+    privacy: PrivacySettings | None = None,
 ) -> ExplainedPair:
     """Judge the pair as the semantic lookup would if `pair.stored` were the only stored question.
 
@@ -105,7 +107,7 @@ async def explain_pair(
     `knowledge` has the links and decoys of the gateway, in any scope. A short template is not recognised, because that
     needs other stored questions. Raise `EmbedderUnavailable`.
     """
-    given, (pair, rests_differ) = pair, _focus_of(pair)
+    pair, refusal, is_part = _focus_of(pair, privacy)
     # One after the other, as in a lookup: texts in one batch of the quantised model change each other's third digit.
     asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
     entry, similarity = _stored_entry(pair), _similarity(asked, stored)
@@ -116,7 +118,7 @@ async def explain_pair(
         floor=floor_of(rule.acceptance, verifier),
         features={},
         labels=control.labels,
-        partial=Bypass.TOO_LONG if rests_differ else asked.partial_reason or stored.partial_reason,
+        partial=refusal or asked.partial_reason or stored.partial_reason,
     )
     scorer = CandidateScorer(verifier, embedder, rule.acceptance, Counterexamples())
     if knowledge is not None:
@@ -127,7 +129,7 @@ async def explain_pair(
         first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
         return build_explanation(first, first, look)
     look = replace(look, features=verifier.features(pair.asked, StoredCandidate(pair.stored, similarity)))
-    scores = scorer.of(pair.asked, "", asked, near, control, 0, is_part=pair.asked != given.asked)
+    scores = scorer.of(pair.asked, "", asked, near, control, 0, is_part=is_part)
     first = scores.chosen
     if knowledge is not None and rule.acceptance.min_similarity is None and not first.verbatim:
         linked = await knowledge.linked_entry(pair.asked, pair.stored)
@@ -139,14 +141,21 @@ async def explain_pair(
     return build_explanation(first, scores.chosen, look)
 
 
-def _focus_of(pair: PairRequest) -> tuple[PairRequest, bool]:
-    """Return the parts of the questions that a lookup compares, and whether the rests differ.
+def _focus_of(pair: PairRequest, privacy: PrivacySettings | None) -> tuple[PairRequest, Bypass | None, bool]:
+    """Return the parts of the questions that a lookup compares, and why no lookup compares them.
 
-    Different rests are different scopes, so no lookup compares these questions.
+    The last value says whether the new question is a part of a long prompt.
+
+    Different rests are different scopes, and so are different personal data.
     """
     asked, stored = Decisive(b"", b"", pair.asked), Decisive(b"", b"", pair.stored)
-    found = replace(pair, asked=asked.focus or pair.asked, stored=stored.focus or pair.stored)
-    return found, asked.context != stored.context
+    refusal = Bypass.TOO_LONG if asked.context != stored.context else None
+    if privacy is not None and privacy.action != "store":
+        (asked, mine), (stored, others) = (redact_question(each, privacy.kinds) for each in (asked, stored))
+        if (mine or others) and (privacy.action == "bypass" or asked.context != stored.context):
+            refusal = refusal or Bypass.PERSONAL_DATA
+    pair = replace(pair, asked=asked.focus or pair.asked, stored=stored.focus or pair.stored)
+    return pair, refusal, asked.focus not in (None, asked.question)
 
 
 def _as_linked(judged: Judgement) -> Judgement:
@@ -201,7 +210,9 @@ class ExplainHandler:
             memory = self._memory
             links, counterexamples = memory.links, memory.counterexamples
             knowledge = PairKnowledge(links, counterexamples, space.decoys, space.store, space.index)
-            found = await explain_pair(pair, route.name, rule, control, space.embedder, space.verifier, knowledge)
+            found = await explain_pair(
+                pair, route.name, rule, control, space.embedder, space.verifier, knowledge, route.privacy
+            )
             found = await explain_trust(found, pair, route, space.embedder, knowledge)
         except BadRequest as error:
             return json_response({"error": error.message}, 400)
@@ -232,7 +243,7 @@ async def explain_offline(pair: PairRequest, config_path: Path, environ: Mapping
     encoder, embedder = build_embedder(config.embedder)
     try:
         control = RouteControl(verifier.prior, f"{encoder.fingerprint} {verifier.basis}")
-        found = await explain_pair(pair, route.name, rule, control, embedder, verifier)
+        found = await explain_pair(pair, route.name, rule, control, embedder, verifier, privacy=route.privacy)
         return await explain_trust(found, pair, route, embedder)
     except EmbedderUnavailable as error:
         raise StartupError(f"the embedding model does not answer: {error}") from None

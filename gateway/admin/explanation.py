@@ -21,7 +21,7 @@ from gateway.dialects.known import find_dialect
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.latency_forecast import LatencyForecast
 from gateway.limits import Limits
-from gateway.messages import Call, Embedding
+from gateway.messages import Call, Choice, Embedding, Scorer
 from gateway.pipeline import Deployment, steps_of
 from gateway.ports import Clock, Embedder
 from gateway.routing.selection import Decision
@@ -57,6 +57,7 @@ class Explanation:
     fallbacks: tuple[str, ...]
     reason: str
     late: bool  # no backend is predicted to keep the latency budget
+    signal: str = ""  # that made the choice: see `signal_of`
     rule: str = ""  # the policy's rule, if the thresholds follow the traffic
     to_hold_share: bool = False  # the choice differs from the threshold, to keep `large_share`
     tiers: tuple[str, ...] = ()  # lightest first; a split tier with its parts
@@ -71,6 +72,8 @@ class Explanation:
     steps: Sequence[tuple[str, str]] = ()  # name and reason, outermost first, as `pipeline.steps_of`
     session: str | None = None  # what the session does to the choice; None: the route has no sessions
     screen: str | None = None  # the screen's decision, in a sentence; None: none, or only a running gateway knows
+    personal_data: tuple[str, ...] = ()  # the kinds that the route looks for and that the request has
+    privacy: str | None = None  # what the caches make of them: the action of the policy; None: it looks for none
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,6 +92,7 @@ class Explanation:
             "exact cache": self.exact,
             "semantic cache": self.semantic,
             **({} if self.screen is None else {"screen": self.screen}),
+            **({"personal data": f"{', '.join(self.personal_data)}: {self.privacy}"} if self.personal_data else {}),
             "complexity": "not judged" if self.complexity is None else f"{self.complexity:.2f}, by {self.scored_by}",
             **({"tiers": "; ".join(self.tiers)} if self.tiers else {}),
             **self._trial_lines(),
@@ -196,8 +200,8 @@ def build_explanation(
 ) -> Explanation:
     """Build the explanation of a request that its route and `decision` have filled in.
 
-    `outlook` None: no latencies are known. `steps` are those of the route's pipeline. `scored_by`: the model of the
-    complexity. `screening` None: no screen looked at the question.
+    `outlook` None: no latencies are known. `steps` are those of the route's pipeline. `scored_by`: the gateway's own
+    score. `screening` None: no screen looked at the question.
     """
     bounded, embedding = request.outlook, request.embedding
     return Explanation(
@@ -213,7 +217,8 @@ def build_explanation(
         semantic=_semantic(route, call, embedding),
         question_tokens=None if embedding is None else embedding.tokens,
         complexity=request.complexity,
-        scored_by="" if request.complexity is None else scored_by,
+        scored_by=_scored_by(request, scored_by),
+        signal=signal_of(request, route, decision),
         thresholds=_thresholds(request, route),
         rule=_rule(route),
         to_hold_share=_to_hold_share(request, route),
@@ -234,7 +239,38 @@ def build_explanation(
         steps=steps,
         session=None if decision.held is None else _session(decision.held),
         screen=None if screening is None else str(screening),
+        personal_data=request.personal_data,
+        privacy=None if route.privacy is None else route.privacy.action,
     )
+
+
+def signal_of(request: RequestContext, route: Route, decision: Decision) -> str:
+    """Return the signal that made the choice, in a word.
+
+    `rule`: the route has one backend for the request. `text`, `embedding`, `classifier`: the complexity by that.
+    `session`: the session's last score, or its backend. `large_share`: the share was to be held. Otherwise the reason.
+    """
+    if decision.reason is Choice.ONLY:
+        return "rule"
+    if decision.reason is Choice.TOOL_RESULT:
+        return str(Choice.SESSION)
+    if decision.reason not in (Choice.SIMPLE, Choice.COMPLEX):
+        return str(decision.reason)
+    if _to_hold_share(request, route):
+        return "large_share"
+    return "" if request.scored_prompt is None else str(request.scored_prompt.by)
+
+
+def _scored_by(request: RequestContext, own: str) -> str:
+    """Return who scored the request, in words. `own` describes the gateway's own score."""
+    prompt, found = request.scored_prompt, request.classification
+    if request.complexity is None or prompt is None:
+        return ""
+    if prompt.by is Scorer.SESSION:
+        return "the last question of the session"
+    if found is None or prompt.by is Scorer.CLASSIFIER:
+        return own if found is None else found.said
+    return f"{own}; {found.said}"
 
 
 async def embed_question(call: Call, embedder: Embedder) -> tuple[Embedding | None, Embedding | None]:
@@ -254,6 +290,8 @@ def _exact(route: Route, call: Call) -> str:
 def _semantic(route: Route, call: Call, embedding: Embedding | None) -> str:
     if route.semantic is None:
         return "off"
+    if call.uncached is not None:
+        return f"not asked: {call.uncached}"
     if call.no_question is not None or (embedding is not None and embedding.partial):
         return f"not asked: {call.no_question or (embedding and embedding.partial_reason)}"
     acceptance = route.semantic.acceptance
@@ -378,11 +416,11 @@ class ExplainRequests:
         policy = self._policy()
         route = policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
-        call = apply_mcp(request, call, route, parts.mcp, parts.clock.wall())
+        call = apply_mcp(request, request.call or call, route, parts.mcp, parts.clock.wall())
         with suppress(EmbedderUnavailable):  # a request continues without an embedding, too
             request.embedding, request.whole = await embed_question(call, parts.space.embedder)
         deciding = backend_choice_of(route, parts)
-        decision = deciding.decide(request)
+        decision = await deciding.choose(request)
         steps = steps_of(route, self._deployment)
         scored_by = str(parts.escalations.scores.of(route.name).source)
         screening = await _screening(route, parts, request, call)

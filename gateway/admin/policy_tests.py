@@ -1,7 +1,8 @@
 """`PolicyTestRunner` runs the expectations of a policy. It decides on each request as usual, but sends nothing.
 
 The outcome depends on the policy and the names of backends only. The complexity is that of the expectation, or is
-judged by the text without a vector. No latency is known, no backend is busy, and routes have learned nothing.
+judged by the text without a vector, and no classifier is asked. No latency is known, no backend is busy, and routes
+have learned nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gateway.dialects.anthropic import speaks_anthropic
 from gateway.dialects.known import find_dialect
 from gateway.errors import BadRequest
 from gateway.latency_forecast import Prediction
-from gateway.messages import Bypass, Call, ScoredPrompt
+from gateway.messages import Bypass, Call, ScoredPrompt, Scorer
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import ComplexityScorer
 from gateway.routing.backend_choice import BackendChoice
@@ -71,7 +72,7 @@ class FixedScore:
     basis = "as stated"
 
     def judge(self, text: str, max_tokens: int | None, vector: Any) -> ScoredPrompt:
-        return ScoredPrompt(self.complexity, np.zeros(0, np.float16))
+        return ScoredPrompt(self.complexity, np.zeros(0, np.float16), Scorer.STATED)
 
 
 class PolicyTestRunner:
@@ -112,7 +113,7 @@ class PolicyTestRunner:
         request, call = parse_request(wrapped, FrozenClock(), "the request")
         route = self._policy.match(request.path, call.model, request.tenant, request.headers)
         apply_route(request, call, route)
-        call = apply_mcp(request, call, route, McpKnowledge(), request.clock.wall())
+        call = apply_mcp(request, request.call or call, route, McpKnowledge(), request.clock.wall())
         scorer: ComplexityScorer = (
             self._text_model if expectation.complexity is None else FixedScore(expectation.complexity)
         )

@@ -48,6 +48,7 @@ _LABELS = frozenset(
         "question", "problem", "exercise", "example", "figure", "table", "line", "row", "column", "episode", "season",
         "version", "release", "request", "order", "ticket", "issue", "case", "invoice", "customer", "account", "user",
         "id", "no", "number", "nr", "error", "code", "status", "port", "room", "gate", "track", "attempt", "run",
+        "entry", "catalogue", "catalog", "index", "slot", "batch", "message",
         "test", "task", "job", "build", "unit", "lesson", "module", "volume", "document", "record", "python", "java",
         "node",
     )
@@ -283,6 +284,26 @@ def have_other_numbers(mine: ExactParts, other: ExactParts) -> bool:
     return mine.numbers != other.numbers and _lacks_number(mine, other) and _lacks_number(other, mine)
 
 
+def counts_otherwise(mine: ExactParts, other: ExactParts) -> bool:
+    """Return whether two texts are equal but for their numbers in digits.
+
+    The same numbers in another order often ask the same: "17 times 23". They differ where they name something, such as
+    "entry 7 of catalogue 3".
+    """
+    a, b = mine.runs, other.runs
+    if a == b or len(a) != len(b):
+        return False
+    other_numbers, named = list[tuple[str, str]](), True
+    for at, (run, its) in enumerate(zip(a, b, strict=True)):
+        if run != its:
+            if not (run.isdecimal() and its.isdecimal()):
+                return False
+            if run.lstrip("0") != its.lstrip("0"):
+                other_numbers.append((run.lstrip("0"), its.lstrip("0")))
+                named = named and at > 0 and a[at - 1] in _LABELS
+    return bool(other_numbers) and (named or sorted(x for x, _ in other_numbers) != sorted(y for _, y in other_numbers))
+
+
 def is_number(word: str) -> bool:
     """Return whether the word has a digit, or is a number. `word`: in lower case."""
     return word in _WORDS or word in _COMPOUND or _has_digit(word) or word.upper() in _ROMAN
@@ -326,13 +347,22 @@ def _is_written(key: str, runs: tuple[str, ...]) -> bool:
     return False
 
 
-# Characters that nobody sees and the embedding model drops, while a language model may read them: soft hyphens, zero
-# widths, direction marks, variation selectors and tags. They can carry instructions to the model.
+# Characters that nobody sees and the embedding model drops, while a language model may read them: control characters,
+# soft hyphens, zero widths, direction marks, other format characters, variation selectors and tags. They can carry
+# instructions to the model.
+#
+# So can marks that are combined with a letter, such as a stroke through it. Where a letter with its mark is one
+# character, it is written so first. The marks of scripts that need them to be read have blocks of their own.
 _HIDDEN = re.compile(
-    "[\u00ad\u034f\u061c\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+    "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180b-\u180f"
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000110bd\U000110cd"
+    "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 )
 
 
 def differs_unseen(a: str, b: str) -> bool:
-    """Return whether two texts differ in characters that nobody sees."""
-    return not (a.isascii() and b.isascii()) and _HIDDEN.findall(a) != _HIDDEN.findall(b)
+    """Return whether two texts differ in characters that nobody sees, or in marks on their letters."""
+    if a.isascii() and b.isascii() and a.isprintable() and b.isprintable():
+        return False
+    return _HIDDEN.findall(normalize("NFC", a)) != _HIDDEN.findall(normalize("NFC", b))

@@ -165,6 +165,8 @@ def _reason(judged: Judgement, details: LookupDetails) -> str | None:
 def _explain_decision(judged: Judgement, details: LookupDetails, plain: bool) -> str:
     if details.partial is Bypass.UNREADABLE:
         return "unreadable: one of the two has words that the embedding model cannot read"
+    if details.partial is Bypass.PERSONAL_DATA:
+        return f"{details.partial}: the prompts have different personal data, or data that keep them out of the caches"
     if details.partial is not None:
         return f"{details.partial}: the prompts differ outside the part that asks, or the embedding model cuts it"
     if judged.linked:

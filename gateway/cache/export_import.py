@@ -18,7 +18,9 @@ from pydantic import Field, ValidationError
 from gateway.cache.bans import BanConditions
 from gateway.cache.embedding_spaces import Space, Spaces
 from gateway.cache.memory_cache import TieredStore
+from gateway.cache.personal_data import keeps_out
 from gateway.cache.purge import Purge
+from gateway.config.policy.model import PrivacySettings
 from gateway.config.units import parse_duration
 from gateway.config.validation import Section, error_messages
 from gateway.errors import EmbedderUnavailable, GatewayError, StoreUnavailable
@@ -284,6 +286,7 @@ class ExportImport:
         stored: Callable[[Entry, Vector | None], None],
         clock: Clock,
         max_entry: int,
+        privacy_of: Callable[[str], PrivacySettings | None],
     ) -> None:
         self._front = front
         self._removal = removal
@@ -292,6 +295,7 @@ class ExportImport:
         self._stored = stored
         self._clock = clock
         self._max_entry = max_entry
+        self._privacy_of = privacy_of
 
     @property
     def max_line(self) -> int:
@@ -344,6 +348,9 @@ class ExportImport:
             raise LineInvalid(f"dialect: expected one of {', '.join(sorted(self._dialects))}")
         if not is_admitted(item.entry, dialect):
             raise LineInvalid("payload: expected a complete, successful answer")
+        privacy = self._privacy_of(item.entry.route)
+        if privacy is not None and keeps_out(item.entry.question, privacy):
+            raise LineInvalid("question: has personal data, which the privacy rule of its route keeps out")
         return item
 
     async def _import_batch(self, batch: Sequence[tuple[int, ImportedEntry]], result: ImportResult) -> None:

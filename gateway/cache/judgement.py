@@ -27,7 +27,7 @@ def relation_between(judged: Judgement) -> Relation:
 
 
 def observation_of(judged: Judgement, label: Label) -> Observation:
-    return Observation(judged.vector, judged.score, judged.opinion.probability, label)
+    return Observation(judged.vector, judged.score, judged.opinion.probability, label, judged.client)
 
 
 def evaluate(
@@ -105,6 +105,7 @@ class CandidateScores:
     entries: int
     threshold: float
     shift: float
+    client: str = ""  # the one that asks
     judged: list[Judgement] = field(default_factory=list)
     best_index: int = 0
     parts: Varying | None = None  # the differing parts of question and best candidate, if both follow one template
@@ -177,14 +178,16 @@ class CandidateScorer:
         control: RouteControl,
         entries: int,
         opinions: Sequence[Opinion] | None = None,
+        client: str = "",
         *,
         is_part: bool = False,
     ) -> CandidateScores:
-        """Score at least one neighbour. `opinions`: on the neighbours; None: ask the verifier. `is_part`: see
+        """Score at least one neighbour. `opinions`: on the neighbours; None: ask the verifier. `client`: the one that
+        asks; empty: none in particular (`gateway.cache.threshold.client_labels`). `is_part`: see
         `RouteControl.threshold`."""
-        threshold = control.threshold(self._acceptance, entries, is_part=is_part)
-        shift = 0.0 if self._is_similarity_only else control.shift(embedding.vector)
-        scores = CandidateScores(question, owner, embedding, neighbours, control, entries, threshold, shift)
+        threshold = control.threshold(self._acceptance, entries, client, is_part=is_part)
+        shift = 0.0 if self._is_similarity_only else control.shift(embedding.vector, client)
+        scores = CandidateScores(question, owner, embedding, neighbours, control, entries, threshold, shift, client)
         if opinions is None:
             opinions = self._opinions(question, neighbours)
         for (entry, similarity), opinion in zip(neighbours, opinions, strict=True):
@@ -269,5 +272,14 @@ class CandidateScorer:
         threshold, control = scores.threshold, None if self._is_similarity_only else scores.control
         score, probability, reason = evaluate(similarity, opinion, threshold, control, scores.shift)
         return Judgement(
-            similarity, opinion, threshold, score, probability, reason, entry, scores.question, scores.embedding.vector
+            similarity,
+            opinion,
+            threshold,
+            score,
+            probability,
+            reason,
+            entry,
+            scores.question,
+            scores.embedding.vector,
+            client=scores.client,
         )

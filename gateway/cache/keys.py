@@ -16,6 +16,7 @@ from gateway.messages import Call
 from gateway.trust import Asker, asker_name
 
 SHARE_GLOBAL = "*"
+MAX_CLIENTS_KEPT = 4096  # clients whose digest is remembered
 MAX_CACHED_FRAME = 640  # characters; a client chooses the user's name and the query, which may be long
 
 
@@ -56,6 +57,12 @@ def asker_of(rules: AdmissionRules, tenant: str, key: str, user: str | None) -> 
     if rules.confirm_by == "user":
         return Asker(asker_name("u", circle, circle), rules.confirm)
     return Asker(asker_name("k", _asker_digest(tenant, key), circle), rules.confirm)
+
+
+@lru_cache(maxsize=MAX_CLIENTS_KEPT)
+def client_of(tenant: str, key: str) -> str:
+    """Return the digest of a client's credential, 16 hex digits: of its tenant and the id of its API key, if any."""
+    return _asker_digest(tenant, key)[:16]
 
 
 def own_key(fingerprint: str, asker: Asker) -> str:

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gateway.cache.exact_parts import ExactParts, have_other_numbers, is_number, parts_difference, read_parts
+from gateway.cache.exact_parts import (
+    ExactParts,
+    counts_otherwise,
+    have_other_numbers,
+    is_number,
+    parts_difference,
+    read_parts,
+)
+from gateway.cache.instructions import COURTESY, WORDS, instructions_in, remark_of
 from gateway.messages import Refusal
 
 # Patterns run only where they can match.
@@ -129,6 +137,8 @@ _NEGATED = PatternIndex(
     lambda clues: _NEGATORS(clues) or any(part in clues.plain for part in _NEGATING),
 )
 
+_INSTRUCTS = any_of(WORDS)
+
 _QUOTES = written_with('"`')
 
 _DIRECTION = PatternIndex(
@@ -195,6 +205,8 @@ class Lexical:
     directions: tuple[tuple[str, str], ...]
     transforms: bool  # it asks to turn a text into another
     quoted: frozenset[str]  # quoted parts and code
+    instructions: frozenset[str]  # to the model
+    remark: frozenset[str]  # words behind the question
     plain: str  # the whole text in lower case, with single spaces
     clues: LexicalClues | None
     exact: ExactParts | None  # numbers, identifiers and code
@@ -207,6 +219,7 @@ def read(text: str) -> Lexical:
     vocabulary = frozenset(words)
     clues = clues_of(text, plainly, vocabulary)
     directions = [matches for pattern in (_DIRECTION, _TO, _THAN) for matches in pattern.matches(text, clues)]
+    remark = remark_of(plainly)
     return Lexical(
         words=words,
         vocabulary=vocabulary,
@@ -216,6 +229,8 @@ def read(text: str) -> Lexical:
         directions=tuple((_head(a), _head(b)) for a, b in directions),
         transforms=transforms(text),
         quoted=quoted_in(text) if clues is None or _QUOTES(clues) else frozenset(),
+        instructions=instructions_in(text) if clues is None or _INSTRUCTS(clues) else frozenset(),
+        remark=frozenset(_WORD.findall(remark)) - COURTESY if remark else frozenset(),
         plain=plainly,
         clues=clues,
         exact=read_parts(text, vocabulary, frozenset(text) if clues is None else clues.signs),
@@ -284,6 +299,8 @@ def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
     """Yield every difference. Each check runs when its result is requested."""
     if has_other_payload(query, stored):
         yield Refusal.PAYLOAD
+    if _instructs_otherwise(query, stored):
+        yield Refusal.INSTRUCTION
     if query.numbers != stored.numbers:
         yield Refusal.NUMBERS
     if query.negations % 2 != stored.negations % 2:
@@ -316,16 +333,21 @@ _NOT = ("n't", "n\u2019t")  # the end of a negated verb
 def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
     """Return a difference after which no score may serve the answer; None: there is none.
 
-    Two texts with other identifiers or other code ask for other things, whatever their similarity. So do texts that are
-    nearly equal and have other numbers, or differ in a negation, a word and its opposite, or a direction. The check is
-    precise rather than complete: fewer than 1 % of the questions that people ask in other words are refused.
+    Two texts with other instructions to the model, other identifiers or other code ask for other things, whatever their
+    similarity. So do texts that are nearly equal and have other numbers, or differ in a negation, a word and its
+    opposite, or a direction. The check is precise rather than complete: fewer than 1 % of the questions that people ask
+    in other words are refused.
     """
+    if _instructs_otherwise(mine, other):
+        return Refusal.INSTRUCTION
     only_mine, only_other = mine.vocabulary - other.vocabulary, other.vocabulary - mine.vocabulary
     if mine.exact is not None and other.exact is not None:
         found = parts_difference(mine.exact, other.exact)
         if found is not None:
             return found
         if have_other_numbers(mine.exact, other.exact) and _is_number_swapped(only_mine, only_other):
+            return Refusal.NUMBERS
+        if counts_otherwise(mine.exact, other.exact):
             return Refusal.NUMBERS
     if len(only_mine) + len(only_other) > MAX_DIFFERING:
         return None
@@ -386,6 +408,11 @@ def has_other_payload(query: Lexical, stored: Lexical) -> bool:
     return any(text not in stored.plain for text in query.quoted) or any(
         text not in query.plain for text in stored.quoted
     )
+
+
+def _instructs_otherwise(a: Lexical, b: Lexical) -> bool:
+    """Return whether the texts have other instructions to the model, or a remark with a word that the other lacks."""
+    return a.instructions != b.instructions or not (a.remark <= b.vocabulary and b.remark <= a.vocabulary)
 
 
 def _has_opposites(query: Lexical, stored: Lexical) -> bool:

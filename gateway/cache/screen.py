@@ -94,7 +94,10 @@ class Screen:
 
     def threshold(self, route: str) -> ScreenThreshold:
         """Return the threshold of a route. It outlives a change of the policy."""
-        return self._thresholds.setdefault(route, ScreenThreshold())
+        known = self._thresholds.get(route)
+        if known is None:  # not `setdefault`: a new threshold computes its prior, some 30 us
+            known = self._thresholds[route] = ScreenThreshold()
+        return known
 
     def read(self, question: str) -> Embedding | None:
         """Return the static vector. `partial` is the same as of the real one. None: no token has a meaning."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,23 @@ from gateway.admin.explain_pair import PairRequest, explain_offline, explain_via
 from gateway.admin.explanation import PATH, Explanation, build_explanation, embed_question, parse_request
 from gateway.cache.mcp_results import McpKnowledge
 from gateway.cache.model_factory import build_embedder
-from gateway.cli.admin_client import AdminAddress, CommandFailed, WrongUsage, admin_address, connect
+from gateway.cli.admin_client import AdminAddress, AdminClient, CommandFailed, WrongUsage, admin_address, connect
 from gateway.cli.output import FAULT, GOOD, print_result, print_warning
 from gateway.cli.parser import Command
 from gateway.config import Config
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
-from gateway.config.policy.model import Route
+from gateway.config.policy.model import Policy, Route
 from gateway.config.policy.parameters import untuned
 from gateway.context import RequestContext
 from gateway.errors import BadRequest, EmbedderUnavailable
 from gateway.messages import Call, Embedding
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Deployment, steps_of
+from gateway.ports import Embedder
 from gateway.routing.backend_choice import BackendChoice
-from gateway.routing.complexity import ComplexityModel, build_complexity
+from gateway.routing.classifier import Classifiers
+from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import Decision
 from gateway.routing.sessions import SessionTable, sessions_of
@@ -38,6 +41,7 @@ from gateway.routing.tier_learning import TierLearning
 from gateway.routing.tuned_pool import pools_of
 from gateway.steps.mcp_results import apply_mcp
 from gateway.steps.parse_and_route import apply_route
+from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools
 
 
@@ -105,19 +109,9 @@ async def explain(path: Path, config_path: Path, environ: Mapping[str, str]) -> 
 
     Raises `BadRequest` if the file is not a request, and the errors of reading the configuration.
     """
-    config = load_config(config_path, environ)
-    policy = load_policy(config.policies, config)
-    value, clock = read_request(path), SystemClock()
-    _, call = parse_request(value, clock, str(path))
-    embeddings, complexity = await _embed_question(config, call)
-    # Parse again, so that the time to load the model does not count against the request's budget.
-    request, call = parse_request(value, clock, str(path))
-    route = policy.match(request.path, call.model, request.tenant, request.headers)
-    apply_route(request, call, route)
-    call = apply_mcp(request, call, route, McpKnowledge(), clock.wall())
-    request.embedding, request.whole = embeddings
-    decision = await _decide(config, environ, route, request, complexity)
-    return build_explanation(request, call, route, decision, None, steps_of(route, Deployment.of(config)))
+    value = read_request(path)
+    async with explainer_of(config_path, environ) as explainer:
+        return await explainer.explain(value, str(path))
 
 
 def read_request(path: Path) -> Any:
@@ -135,40 +129,106 @@ async def explain_by_gateway(place: AdminAddress, path: Path) -> Explanation:
 
     Raises `BadRequest` and `CommandFailed`.
     """
-    async with connect(place) as admin:
-        found = await admin.post(PATH, read_request(path))
-    try:
-        return Explanation(**found)
-    except TypeError as error:
-        raise CommandFailed(f"{place.admin} answered in a format that this version does not expect: {error}") from None
+    async with GatewayExplainer.at(place) as explainer:
+        return await explainer.explain(read_request(path), str(path))
 
 
-async def _embed_question(
-    config: Config, call: Call
-) -> tuple[tuple[Embedding | None, Embedding | None], ComplexityModel]:
-    _, embedder = build_embedder(config.embedder)
-    complexity = build_complexity(embedder.fingerprint)
-    try:
-        return await embed_question(call, embedder), complexity
-    except EmbedderUnavailable:
-        return (None, None), complexity
-    finally:
-        embedder.close()
+class GatewayExplainer:
+    """`GatewayExplainer` lets a running gateway explain requests."""
+
+    def __init__(self, place: AdminAddress, admin: AdminClient) -> None:
+        self._place = place
+        self._admin = admin
+
+    @classmethod
+    @asynccontextmanager
+    async def at(cls, place: AdminAddress) -> AsyncIterator[GatewayExplainer]:
+        async with connect(place) as admin:
+            yield cls(place, admin)
+
+    async def explain(self, value: object, where: str) -> Explanation:
+        """Explain a request. `where` is its source. Raises `BadRequest` and `CommandFailed`."""
+        parse_request(value, SystemClock(), where)  # the gateway does not know where the request comes from
+        found = await self._admin.post(PATH, value)
+        try:
+            return Explanation(**found)
+        except TypeError as error:
+            raise CommandFailed(
+                f"{self._place.admin} answered in a format that this version does not expect: {error}"
+            ) from None
 
 
-async def _decide(
-    config: Config, environ: Mapping[str, str], route: Route, request: RequestContext, complexity: ComplexityModel
-) -> Decision:
-    clock = SystemClock()
-    telemetry = Telemetry()
-    pools = build_pools(config, environ, clock, telemetry)
-    try:
+class OfflineExplainer:
+    """`OfflineExplainer` explains requests by the policy alone: routes have learnt nothing, and no latency is known.
+
+    It asks the embedder, and the classifiers of routes that have one.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        embedder: Embedder,
+        pools: Mapping[str, UpstreamPool],
+        telemetry: Telemetry,
+        classifiers: Classifiers,
+    ) -> None:
+        self.policy = policy
+        self._deployment = Deployment.of(config)
+        self._embedder = embedder
+        self._complexity = build_complexity(embedder.fingerprint)
+        self._pools = pools
+        self._telemetry = telemetry
+        self._classifiers = classifiers
+
+    async def explain(self, value: object, where: str) -> Explanation:
+        """Explain a request, as `parse_request` reads it. `where` is its source. Raises `BadRequest`."""
+        clock = SystemClock()
+        request, call = parse_request(value, clock, where)
+        route = self.policy.match(request.path, call.model, request.tenant, request.headers)
+        apply_route(request, call, route)
+        embeddings = await self._embed_question(request.call or call)
+        # Parse again, so that the time to load the model does not count against the request's budget.
+        request, call = parse_request(value, clock, where)
+        apply_route(request, call, route)
+        call = apply_mcp(request, request.call or call, route, McpKnowledge(), clock.wall())
+        request.embedding, request.whole = embeddings
+        decision = await self._decide(route, request)
+        return build_explanation(request, call, route, decision, None, steps_of(route, self._deployment))
+
+    async def _embed_question(self, call: Call) -> tuple[Embedding | None, Embedding | None]:
+        try:
+            return await embed_question(call, self._embedder)
+        except EmbedderUnavailable:
+            return None, None
+
+    async def _decide(self, route: Route, request: RequestContext) -> Decision:
+        clock, telemetry = SystemClock(), self._telemetry
         promises, escalations = Promises(clock, telemetry), TierLearning("", clock, telemetry)
-        by_name = pools_of(route.target, pools)
-        sessions = sessions_of(route, SessionTable(), clock, telemetry)
-        return BackendChoice(route, by_name, promises, escalations, clock, complexity, sessions=sessions).decide(
-            request
-        )
-    finally:
+        return await BackendChoice(
+            route,
+            pools_of(route.target, self._pools),
+            promises,
+            escalations,
+            clock,
+            self._complexity,
+            sessions=sessions_of(route, SessionTable(), clock, telemetry),
+            classifier=self._classifiers.of(route),
+        ).choose(request)
+
+
+@asynccontextmanager
+async def explainer_of(config_path: Path, environ: Mapping[str, str]) -> AsyncIterator[OfflineExplainer]:
+    """Yield an explainer for the policy of a configuration. Raises the errors of reading them."""
+    config = load_config(config_path, environ)
+    policy = load_policy(config.policies, config)
+    clock, telemetry = SystemClock(), Telemetry()
+    async with AsyncExitStack() as stack:
+        _, embedder = build_embedder(config.embedder)
+        stack.callback(embedder.close)
+        pools = build_pools(config, environ, clock, telemetry)
         for pool in pools.values():
-            await pool.close()
+            stack.push_async_callback(pool.close)
+        classifiers = Classifiers(clock, telemetry)
+        stack.push_async_callback(classifiers.close)
+        yield OfflineExplainer(config, policy, embedder, pools, telemetry, classifiers)

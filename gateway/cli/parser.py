@@ -52,6 +52,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "gateway.cli.explain",
         "Explain how a request would be answered, or whether two prompts match.",
     ),
+    "eval": (
+        "gateway.cli.eval",
+        "Say how often the policy chooses the expected tier or backend, and by which signal.",
+    ),
     "simulate": (
         "gateway.cli.simulate",
         "Compare another policy with the current one on recorded traffic.",

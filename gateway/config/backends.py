@@ -49,6 +49,9 @@ class GrpcUpstream(Section):
     url: GrpcUrl = Field(examples=["grpc://host:8001"])
     """The address, as `grpc://HOST:PORT` or `grpcs://HOST:PORT`."""
     weight: _Weight = 1.0
+    metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8002/metrics"])
+    """For `triton`: the URL of the server's metrics. Predictions then count the calls of other gateways that wait
+    there."""
 
 
 class Retries(Section):
@@ -297,6 +300,9 @@ class TritonBackendConfig(Section):
     adapter: Literal["triton"]
     url: GrpcUrl | None = None
     upstreams: GrpcUpstreams | None = None
+    metrics_url: HttpUrl | None = Field(default=None, examples=["http://host:8002/metrics"])
+    """For `triton`: the URL of the metrics of the server at `url`. Predictions then count the calls of other gateways
+    that wait there."""
     model: Text = Field(examples=["large"])
     models: ModelMap = Field(default_factory=dict)
     embedding_model: Text | None = None
@@ -319,11 +325,13 @@ class TritonBackendConfig(Section):
     @classmethod
     def problems(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         yield from url_problems(given, "grpc://127.0.0.1:8001")
+        if "metrics_url" in given and "upstreams" in given:
+            yield Problem("metrics_url", "is that of one server, expected a 'metrics_url' in each of the 'upstreams'")
 
     @property
     def addresses(self) -> tuple[GrpcUpstream, ...]:
         """The upstreams, at least one."""
-        return self.upstreams or (GrpcUpstream(url=self.url or ""),)
+        return self.upstreams or (GrpcUpstream(url=self.url or "", metrics_url=self.metrics_url),)
 
 
 def _reject_generate(task: object) -> object:

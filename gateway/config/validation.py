@@ -85,8 +85,8 @@ def error_messages(invalid: ValidationError) -> list[tuple[KeyPath, str]]:
     ]
 
 
-def one_of(*allowed: str, later: tuple[str, ...] = ()) -> BeforeValidator:
-    """Return a validator for a choice between words. It refuses those in `later` as not yet available.
+def one_of(*allowed: str, refused: Mapping[str, str] | None = None) -> BeforeValidator:
+    """Return a validator for a choice between words. `refused` has the reasons why other words are no choice.
 
     YAML 1.1 reads a bare `off` as false, so false stands for `off` if that is one of the words.
     """
@@ -97,8 +97,8 @@ def one_of(*allowed: str, later: tuple[str, ...] = ()) -> BeforeValidator:
         if isinstance(value, str) and value in allowed:
             return value
         expected = f"expected {'one of: ' if len(allowed) > 1 else ''}{', '.join(allowed)}"
-        if isinstance(value, str) and value in later:
-            raise ValueError(f"{value!r} is not available in this version, {expected}")
+        if isinstance(value, str) and refused is not None and value in refused:
+            raise ValueError(f"{value!r} is not offered, because {refused[value]}; {expected}")
         if isinstance(value, str) and (guess := closest_match(value, allowed)):
             raise ValueError(f"unknown value {format_value(value)}, did you mean {guess!r}? {expected}")
         raise ValueError(f"{expected}, got {format_value(value)}")

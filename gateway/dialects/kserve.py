@@ -298,6 +298,8 @@ def _json_length(headers: Mapping[str, str]) -> int | None:
     given = headers.get(JSON_LENGTH)
     if given is None:
         return None
+    if any(value != given for name, value in headers.items() if name.lower() == JSON_LENGTH.lower()):
+        raise BadRequest(f"{JSON_LENGTH} comes with two values: expected one")
     if not given.isascii() or not given.isdigit() or len(given) > 12:
         raise BadRequest(f"{JSON_LENGTH} is {given[:40]!r}: expected a whole number of bytes")
     return int(given)

@@ -14,7 +14,7 @@ from gateway.messages import LF, Event
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024  # an image in one event takes some hundred kB
 
-RECENT = 6  # chunks with events: after the end of an answer come its usage, and vendors' notes
+RECENT = 16  # events: after the end of an answer come its usage, and vendors' notes
 
 CR = 13  # an integer, like `LF`
 
@@ -24,18 +24,18 @@ class SSEParser:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._recent: deque[list[Event]] = deque(maxlen=RECENT)
+        self._recent: deque[Event] = deque(maxlen=RECENT)
 
     @property
     def recent(self) -> list[Event]:
         """The last events, from which a dialect tells whether the stream is over."""
-        return [event for events in self._recent for event in events]
+        return list(self._recent)
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that `chunk` completes. Raise `UpstreamStreamError` if one exceeds `MAX_EVENT_BYTES`."""
         if not self._rest and _is_single_event(chunk):
             events = [Event(chunk[6:-2])]
-            self._recent.append(events)
+            self._recent += events
             return events
         buffer = self._rest + chunk if self._rest else chunk
         if CR in buffer:
@@ -46,8 +46,7 @@ class SSEParser:
         if len(self._rest) > MAX_EVENT_BYTES:
             raise UpstreamStreamError(f"an event of the upstream exceeds {MAX_EVENT_BYTES} bytes")
         events = [event for event in map(_event, blocks) if event is not None]
-        if events:
-            self._recent.append(events)
+        self._recent += events
         return events
 
     def close(self) -> list[Event]:

@@ -73,8 +73,9 @@ def _schema_of(given: Mapping[str, Any]) -> Schema | None:
 
 
 def _tool_schemas(tools: Sequence[Any], key: str) -> dict[str, Schema]:
-    named = {tool["name"]: tool.get(key) for tool in tools if isinstance(tool, dict) and "name" in tool}
-    return {name: s for name, s in named.items() if isinstance(name, str) and isinstance(s, dict | bool)}
+    named = ((tool.get("name"), tool.get(key)) for tool in tools if isinstance(tool, dict))
+    last = {name: schema for name, schema in named if isinstance(name, str)}
+    return {name: schema for name, schema in last.items() if isinstance(schema, dict | bool)}
 
 
 def read_answer(call: Call, payload: Sequence[bytes], streamed: bool) -> AnswerParts | None:

@@ -15,7 +15,7 @@ from multipart import MultipartError, MultipartParser, parse_options_header
 
 from gateway.config.schema import JobsConfig
 from gateway.context import RequestContext
-from gateway.dialects.json_body import parse_object
+from gateway.dialects.json_body import check_keys, parse_object
 from gateway.errors import BadRequest, Conflict, NotFound, Overloaded, StoreUnavailable, TooManyJobs
 from gateway.job_store import BatchFile, BatchStore, JobBatch
 from gateway.jobs.batches import WINDOWS, batch_json, endpoint_of, file_json, metadata_of
@@ -129,7 +129,8 @@ class BatchEndpoint:
         return file
 
     async def _create(self, request: RequestContext, _: str) -> Response:
-        fields = parse_object(await request.body_source.read())
+        check_keys(body := await request.body_source.read())
+        fields = parse_object(body)
         endpoint, metadata = endpoint_of(fields.get("endpoint")), metadata_of(fields.get("metadata"))
         window = WINDOWS.get(str(fields.get("completion_window")))
         if endpoint is None:

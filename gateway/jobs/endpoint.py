@@ -12,7 +12,7 @@ import orjson
 
 from gateway.config.schema import JobsConfig
 from gateway.context import RequestContext
-from gateway.dialects.json_body import parse_object
+from gateway.dialects.json_body import check_keys, parse_object
 from gateway.errors import (
     BadRequest,
     Conflict,
@@ -107,6 +107,7 @@ class JobEndpoint:
         raw = await request.body_source.read()
         if len(raw) > self._config.max_body + MAX_DESCRIPTION:
             raise self._too_large()
+        check_keys(raw)
         job_request = parse_description(parse_object(raw), request.headers, self._config.webhook_hosts)
         return await self.accept_job(request, job_request, explicit=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -74,7 +75,8 @@ POLL_EVERY_S = 1.0
 
 CLAIM_S = 60.0  # longer than a receiver may take to respond; then another gateway may deliver
 
-MAX_INFLIGHT = 16
+MAX_INFLIGHT = 32
+MAX_PER_TENANT = 16  # so that the receivers of one tenant, which may all hang, do not delay those of others
 
 BASE_S, CAP_S = 2.5, 3_600.0  # of full jitter: eight attempts usually take 5 minutes, at most 11 minutes
 
@@ -135,6 +137,7 @@ class WebhookDelivery:
         self._attempts = attempts
         self._wake = asyncio.Event()
         self._deliveries = Background(MAX_INFLIGHT)
+        self._running: Counter[str] = Counter()  # by tenant
 
     def over(self, job: str) -> None:
         """Look for due webhooks now: a job has ended."""
@@ -158,10 +161,19 @@ class WebhookDelivery:
         free = MAX_INFLIGHT - len(self._deliveries)
         if free <= 0:
             return
-        for delivery in await self._store.due_webhooks(free, CLAIM_S):
-            self._deliveries.start(delivery.job, self._deliver(delivery))
+        for delivery in await self._store.due_webhooks(free, CLAIM_S, MAX_PER_TENANT, +self._running):
+            if self._deliveries.start(delivery.job, self._deliver(delivery)):
+                self._running[delivery.job_state.tenant] += 1
 
     async def _deliver(self, delivery: Delivery) -> None:
+        try:
+            await self._attempt(delivery)
+        finally:
+            self._running[delivery.job_state.tenant] -= 1
+            self._running += Counter()  # forget the tenants without any
+            self._wake.set()
+
+    async def _attempt(self, delivery: Delivery) -> None:
         payload = payload_of(delivery.job_state)
         headers = sign_headers(self._secret, message_id(delivery.job), self._clock.wall(), payload)
         outcome = await self._sender.send(delivery.url, headers, payload)
@@ -169,4 +181,3 @@ class WebhookDelivery:
         self._telemetry.job_webhooks.add(outcome_of(outcome, retry_s))
         with suppress(StoreUnavailable):  # it is delivered again: at least once
             await self._store.record_delivery(delivery.job, outcome_of(outcome, retry_s), retry_s)
-        self._wake.set()

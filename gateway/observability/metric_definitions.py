@@ -37,6 +37,11 @@ class RoutingMetrics:
         self.routed = Counter(
             "nearhit_routed_total", "Misses by tier and by the reason for it", ("route", "tier", "reason")
         )
+        self.classifier = Counter(
+            "nearhit_classifier_requests_total",
+            "Questions to the classifier of a route, by outcome; unless answered, the gateway's own score counts",
+            ("route", "outcome"),
+        )
         self.session_turns = Counter(
             "nearhit_session_turns_total",
             "Misses that belong to a session, by whether its backend was kept or why another one answered",
@@ -112,6 +117,11 @@ class CacheMetrics:
     """Stored answers, lookups, and removals."""
 
     def __init__(self) -> None:
+        self.personal_data = Counter(
+            "nearhit_personal_data_total",
+            "Requests with personal data, by the kind and by what the caches make of it",
+            ("route", "kind", "action"),
+        )
         self.admissions = Counter(
             "nearhit_admissions_total", "Answers stored, or why they were not", ("route", "outcome")
         )

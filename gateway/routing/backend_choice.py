@@ -15,9 +15,10 @@ from gateway.config.policy.model import Route, Target
 from gateway.context import RequestContext
 from gateway.dialects.anthropic import speaks_anthropic
 from gateway.latency_forecast import LatencyForecast, Prediction, Remaining
-from gateway.messages import Call, ScoredPrompt
+from gateway.messages import Call, ScoredPrompt, Scorer, Vector
 from gateway.ports import Clock, ComplexityScorer
 from gateway.routing.cascade_policy import is_applicable
+from gateway.routing.classifier import RouteClassifier
 from gateway.routing.latency_promises import Promises
 from gateway.routing.selection import EMBEDDINGS, BackendTraits, Decision, Signals, fits, only, resolve_splits, select
 from gateway.routing.session import Session
@@ -51,6 +52,7 @@ class BackendChoice:
         complexity: ComplexityScorer,
         rng: Callable[[], float] = random.random,
         sessions: RouteSessions | None = None,
+        classifier: RouteClassifier | None = None,
     ) -> None:
         self._route = route
         self._pools = pools
@@ -60,10 +62,20 @@ class BackendChoice:
         self._complexity = complexity
         self._rng = rng
         self.sessions = sessions  # None: the route has none
+        self._classifier = classifier  # None: the route has none
         self._has_splits = any(tier.parts for tier in route.target.tiers)
         self.single_backend = (
             route.target.tiers[0].backend if _has_no_choice(route.target) else None
         )  # the only one, if the route has no choice
+
+    async def choose(self, request: RequestContext) -> Decision:
+        """Ask the route's classifier, if it has one and the complexity matters, and decide."""
+        call = request.call
+        if self._classifier is not None and call is not None and call.operation != EMBEDDINGS:
+            text = None if request.light_only else self._text_to_classify(request, call)
+            if text:
+                request.classification = await self._classifier.classify(request, call, text)
+        return self.decide(request)
 
     def decide(self, request: RequestContext) -> Decision:
         """Choose, and set the request's complexity, wish and outlook."""
@@ -146,7 +158,27 @@ class BackendChoice:
         """
         embedding = request.embedding if call.focus is call.question else request.whole
         vector = None if embedding is None or embedding.unreadable else embedding.vector
-        return self._complexity.judge(call.question or call.prompt, call.max_tokens, vector)
+        return self._judge(request, call, call.question or call.prompt, vector)
+
+    def _judge(self, request: RequestContext, call: Call, text: str, vector: Vector | None) -> ScoredPrompt:
+        """Return the classifier's score of a text, if it gave one, and otherwise the gateway's own."""
+        found = request.classification
+        if found is not None and found.score is not None and found.text == text:
+            return ScoredPrompt(found.score, NO_ROW, Scorer.CLASSIFIER)
+        return self._complexity.judge(text, call.max_tokens, vector)
+
+    def _text_to_classify(self, request: RequestContext, call: Call) -> str | None:
+        """Return the text that `decide` will score; None: it will take the session's last score.
+
+        A tool loop asks no classifier: its question was classified when the loop began.
+        """
+        if self.sessions is not None:
+            session = self.sessions.session_of(request, call)
+            if session.turn.delivers and session.state is not None and session.state.score is not None:
+                return None
+            if session.turn.replies_to is not None:
+                return session.turn.replies_to
+        return call.question or call.prompt
 
     def _prompt_in_session(self, request: RequestContext, call: Call, session: Session) -> ScoredPrompt:
         """Score what the request answers.
@@ -155,19 +187,22 @@ class BackendChoice:
         question before it.
         """
         turn = session.turn
-        asked = self._question_before(call, session) if turn.short or turn.delivers else None
-        if asked is not None and turn.delivers:
+        asked = self._question_before(request, call, session) if turn.short or turn.delivers else None
+        if asked is not None and (turn.delivers or asked.by is Scorer.CLASSIFIER):
             return asked
         own = self._score_prompt(request, call)
         return own if asked is None or asked.score <= own.score else asked
 
-    def _question_before(self, call: Call, session: Session) -> ScoredPrompt | None:
-        """Score the last full question; where the body does not repeat it, take the session's last score."""
-        if session.turn.replies_to is not None:
-            return self._complexity.judge(session.turn.replies_to, call.max_tokens, None)
-        if session.state is None or session.state.score is None:
-            return None
-        return ScoredPrompt(session.state.score, NO_ROW)
+    def _question_before(self, request: RequestContext, call: Call, session: Session) -> ScoredPrompt | None:
+        """Score the last full question; where the body does not repeat it, take the session's last score.
+
+        So does the result of a tool call on a route with a classifier, which is not asked again.
+        """
+        last = None if session.state is None else session.state.score
+        again = session.turn.replies_to
+        if again is not None and (last is None or self._classifier is None or not session.turn.delivers):
+            return self._judge(request, call, again, None)
+        return None if last is None else ScoredPrompt(last, NO_ROW, Scorer.SESSION)
 
     def _predict(self, request: RequestContext, name: str) -> Prediction | None:
         features = call_features(request.call, self._route.name)

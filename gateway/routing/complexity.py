@@ -21,7 +21,7 @@ import numpy as np
 
 from gateway.adapters.system.weight_files import Tables, WeightFiles, WeightsCorrupt
 from gateway.errors import StartupError
-from gateway.messages import PromptRow, ScoredPrompt, Vector
+from gateway.messages import PromptRow, ScoredPrompt, Scorer, Vector
 from gateway.routing.prompt_features import NAMES, OPTION_NAMES, Commonness, FloatArray, PromptReading
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -125,7 +125,8 @@ class ComplexityModel:
             logit = variant.exam(weights.exam(np.concatenate([reading.features, reading.options])), vector, logit)
         if max_tokens is not None:
             logit += OUTPUT * max_tokens / (max_tokens + OUTPUT_HALF)
-        return ScoredPrompt(sigmoid(logit), self._row(scaled, vector))
+        by = Scorer.TEXT if vector is None else Scorer.EMBEDDING
+        return ScoredPrompt(sigmoid(logit), self._row(scaled, vector), by)
 
     def _row(self, scaled: FloatArray, vector: Vector | None) -> PromptRow:
         """Return the features and the embedding. Zeros stand for a missing embedding, if there usually is one."""

@@ -79,7 +79,11 @@ class SharedSteps:
         return ControlEndpoints(inner, self.endpoints).__call__
 
     def parse_and_route(self, inner: Handler) -> Handler:
-        return ParseAndRoute(self.table, find_dialect, self.parts.recorder, self.parts.subjects_of).__call__
+        parts = self.parts
+        step = ParseAndRoute(
+            self.table, find_dialect, parts.recorder, parts.telemetry, parts.subjects_of, parts.max_body_keys
+        )
+        return step.__call__
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +303,7 @@ def backend_choice_of(route: Route, parts: Parts) -> BackendChoice:
         parts.clock,
         parts.space.complexity,
         sessions=sessions_of(route, parts.sessions, parts.clock, parts.telemetry),
+        classifier=parts.classifiers.of(route),
     )
 
 

@@ -72,7 +72,7 @@ class Dispatch:
         return self._finish(request, response, provenance)
 
     async def _choose_and_call(self, request: RequestContext) -> Response:
-        decision = self._backend_choice.decide(request)
+        decision = await self._backend_choice.choose(request)
         if decision.late:
             self._refuse_if_late(request)
         if (

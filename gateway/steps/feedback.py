@@ -19,7 +19,7 @@ from gateway.cache.judgement import relation_between
 from gateway.cache.links import Links
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.context import RequestContext
-from gateway.dialects.json_body import ABSENT, invalid_field, parse_object
+from gateway.dialects.json_body import ABSENT, check_keys, invalid_field, parse_object
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.messages import Bypass, FullBody, Provenance, Response, Verdict
 from gateway.observability.telemetry import Telemetry
@@ -95,7 +95,8 @@ class FeedbackEndpoint:
     async def answer(self, request: RequestContext) -> Response:
         if request.read_only:
             raise Forbidden("this API key is read-only for the cache, so its feedback does not count")
-        request_id, verdict = _parse(parse_object(await request.body_source.read()))
+        check_keys(body := await request.body_source.read())
+        request_id, verdict = _parse(parse_object(body))
         outcome = await self._verdicts.apply_feedback(request.tenant, request_id, verdict)
         if outcome is None:
             outcome = await self._forward(request.tenant, request_id, verdict)

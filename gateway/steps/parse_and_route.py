@@ -10,10 +10,14 @@ from typing import Protocol
 
 from gateway.cache.freshness import bypass_of, parse_directives
 from gateway.cache.keys import asker_of, keys_of, own_key, owner_of, variant_of
+from gateway.cache.personal_data import apply_privacy
 from gateway.config.policy.model import Policy, Route
+from gateway.config.schema import MAX_BODY_KEYS
 from gateway.context import Handler, RequestContext, resolve_response
 from gateway.credentials import TRACING
+from gateway.dialects.json_body import check_keys
 from gateway.messages import Bypass, Call, Dialect, Response, TrafficFacts
+from gateway.observability.telemetry import Telemetry
 from gateway.priority import Priority
 from gateway.routing.budget import BOUNDS, budget_of, priority_of
 from gateway.subjects import SubjectsOf
@@ -51,18 +55,22 @@ class RecordingRule(Protocol):
 class ParseAndRoute:
     """Hands each request to the pipeline of its route. `table` returns the table in force; a request keeps the one that
     it met, even if a reload replaces it. `dialect_of`: the dialect of a method and a path; None: they have none.
-    `subjects_of` None: nothing names those who caused it."""
+    `subjects_of` None: nothing names those who caused it. `max_keys`: of a body, `server.max_body_keys`."""
 
     def __init__(
         self,
         table: Callable[[], RouteTable],
         dialect_of: Callable[[str, str], Dialect | None],
         recording: RecordingRule,
+        telemetry: Telemetry,
         subjects_of: SubjectsOf | None = None,
+        max_keys: int = MAX_BODY_KEYS,
     ) -> None:
         self._table = table
+        self._max_keys = max_keys
         self._dialect_of = dialect_of
         self._recording = recording
+        self._telemetry = telemetry
         self._subjects_of = subjects_of
 
     def __call__(self, request: RequestContext) -> Response | Awaitable[Response]:
@@ -83,6 +91,7 @@ class ParseAndRoute:
     ) -> Response:
         request.body = body = await request.body_source.read() if body is None else body
         if takes_long(body):
+            check_keys(body, self._max_keys)
             call = await asyncio.to_thread(parse_wholly, dialect, request.path, body, request.headers)
         else:
             call = dialect.parse(request.path, body, request.headers)
@@ -95,6 +104,9 @@ class ParseAndRoute:
             request.permit.check_model(None if call is None else call.model, request.method, request.path)
         route = table.policy.match(request.path, call.model if call else "", request.tenant, request.headers)
         apply_route(request, call, route)
+        if request.personal_data and route.privacy is not None:
+            for kind in request.personal_data:
+                self._telemetry.personal_data.add(route.name, kind, route.privacy.action)
         permit = request.permit
         if self._subjects_of is not None and call is not None and (call.user is not None or permit is not None):
             request.subjects = self._subjects_of(call.user, "" if permit is None else permit.name)
@@ -131,6 +143,8 @@ def apply_route(request: RequestContext, call: Call | None, route: Route) -> Non
             call = replace(call, stream=False)  # no client reads it as it comes; a broken one is an error
     else:
         _apply_budget(request, route)
+    if call is not None and route.privacy is not None:
+        call, request.personal_data = apply_privacy(call, route.privacy)
     request.call = call
     if call is None:
         request.bypass = Bypass.PASS_THROUGH

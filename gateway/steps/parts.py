@@ -47,6 +47,7 @@ from gateway.messages import Price
 from gateway.observability.event_loop_monitor import EventLoopMonitor
 from gateway.observability.telemetry import Telemetry
 from gateway.ports import Clock, LearningEmbedder
+from gateway.routing.classifier import Classifiers
 from gateway.routing.complexity import build_complexity
 from gateway.routing.latency_promises import Promises
 from gateway.routing.mirroring import Mirroring
@@ -65,6 +66,7 @@ from gateway.unread_memory import UnreadMemory
 from gateway.upstream.backend import UpstreamPool
 from gateway.upstream.factory import build_pools, reloads
 from gateway.upstream.model_health import start_model_care
+from gateway.upstream.server_metrics import start_metrics_readers
 
 
 class RecordedState:
@@ -271,6 +273,7 @@ class Parts:
     clock: Clock
     telemetry: Telemetry
     max_entry: int
+    max_body_keys: int
     memory: FeedbackState
     fleet: Fleet
     feedback: FeedbackEndpoint
@@ -285,6 +288,7 @@ class Parts:
     erasure_secret: str | None  # None: there is none, so nothing names those who caused it
     subjects: SubjectDigests | None  # as `erasure_secret`
     schemas: SchemaChecks
+    classifiers: Classifiers
     flights: dict[str, SharedCall] = field(default_factory=dict)
     frequency: UseCounts = field(default_factory=UseCounts)
     split_cache: SplitCache = field(default_factory=SplitCache)
@@ -329,6 +333,8 @@ async def build_parts(
     stack.push_async_callback(shadows.close)
     schemas = SchemaChecks(telemetry)
     stack.callback(schemas.close)
+    classifiers = Classifiers(clock, telemetry)
+    stack.push_async_callback(classifiers.close)
     evictions = build_evictor(config, stores, spaces, telemetry, clock)
     for space in spaces.all:
         space.late.stored = evictions.stored
@@ -350,6 +356,7 @@ async def build_parts(
         clock=clock,
         telemetry=telemetry,
         max_entry=config.store.max_entry,
+        max_body_keys=config.server.max_body_keys,
         memory=memory,
         fleet=fleet,
         feedback=FeedbackEndpoint(verdicts, fleet.feedback(stack, verdicts.apply_feedback)),
@@ -364,6 +371,7 @@ async def build_parts(
         erasure_secret=secret,
         subjects=None if secret is None else SubjectDigests(subject_key(secret)),
         schemas=schemas,
+        classifiers=classifiers,
     )
 
 
@@ -382,6 +390,7 @@ def _build_inputs(
     pools = build_pools(config, environ, clock, telemetry)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
+    start_metrics_readers(stack, pools.values())
     start_model_care(stack, pools.values(), lambda name: reloads(config.backends[name]), clock, telemetry)
     prices = {
         name: Price(price.input_per_million, price.output_per_million, price.cached_input_per_million)

@@ -15,6 +15,7 @@ from gateway.cache.freshness import Freshness, freshness_of
 from gateway.cache.hits import response_from_entry
 from gateway.cache.inflight_questions import InflightQuestion
 from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores, NeighbourEntry
+from gateway.cache.keys import client_of
 from gateway.cache.links import Link
 from gateway.cache.threshold.route_control import MOST_WRONG_OF_PARTS, Controls
 from gateway.cache.tool_calls import may_serve
@@ -195,10 +196,11 @@ class SemanticLookup:
         if self._is_refused_tool_call(request, entry):
             return None
         control, question = self._controls.of(request.route), fold_spaces(search.question)  # as the link has it
-        threshold = control.threshold(self._acceptance, self._index.count(request.scope))
+        client = _client(request)
+        threshold = control.threshold(self._acceptance, self._index.count(request.scope), client)
         judged = Judgement(link.similarity, LINKED, threshold, 1.0, 1.0, None, entry, question, search.embedding.vector)
         request.since("search", search.started)
-        judged.subjects = request.subjects
+        judged.subjects, judged.client = request.subjects, client
         request.considered, request.judged = [judged], judged
         control.hit()
         self._telemetry.link_hits.add(request.route)
@@ -265,6 +267,7 @@ class SemanticLookup:
                 embedding,
                 nearby,
                 entries,
+                _client(request),
                 is_part=self._is_loose and request.is_part,
             )
         return None if scores.chosen.reason is not None else inflight[nearest[scores.best_index]]
@@ -296,11 +299,12 @@ class SemanticLookup:
         embedding: Embedding,
         nearby: Sequence[NeighbourEntry],
         entries: int,
+        client: str = "",
         *,
         is_part: bool = False,
     ) -> CandidateScores:
         control = self._controls.of(route)
-        scores = self._scorer.of(question, owner, embedding, nearby, control, entries, is_part=is_part)
+        scores = self._scorer.of(question, owner, embedding, nearby, control, entries, client=client, is_part=is_part)
         if self._scorer.needs_second_opinion(scores):
             await self._scorer.apply_second_opinion(scores)
         return scores
@@ -394,6 +398,7 @@ class SemanticLookup:
             return None
         nearby = [(entry, similarity) for entry, similarity, _ in fresh_neighbours]
         control, entries = self._controls.of(request.route), 0 if self._plain else self._index.count(request.scope)
+        client = "" if self._plain else client_of(request.tenant, "" if request.permit is None else request.permit.id)
         scores = self._scorer.of(
             search.question,
             request.owner,
@@ -401,6 +406,7 @@ class SemanticLookup:
             nearby,
             control,
             entries,
+            client=client,
             is_part=self._is_loose and request.is_part,
         )
         if search.k == 1 and scores.chosen.opinion.veto is not None:
@@ -463,3 +469,8 @@ class SemanticLookup:
 
 def _is_own(request: RequestContext, entry: Entry) -> bool:
     return entry.scope == request.scope and entry.question is not None
+
+
+def _client(request: RequestContext) -> str:
+    """Return the client whose labels count in full for this request."""
+    return client_of(request.tenant, "" if request.permit is None else request.permit.id)

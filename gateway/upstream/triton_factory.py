@@ -28,5 +28,11 @@ def upstream(name: str, section: TritonBackendConfig, address: GrpcUpstream, clo
     )
     batched = batching(backend, section, clock, shared=True)  # Triton gets no credentials
     return UpstreamConfig(
-        batched, address.url, address.weight, backend.hosted, provider=section.adapter, models=model_names(section)
+        batched,
+        address.url,
+        address.weight,
+        backend.hosted,
+        provider=section.adapter,
+        models=model_names(section),
+        metrics_url=address.metrics_url,
     )

@@ -65,6 +65,15 @@ class UpstreamState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """`ServerLoad` holds facts from a server's metrics that the gateway cannot know itself. None: it does not say."""
+
+    queued_elsewhere: int = 0  # calls of other clients that wait at the server
+    gpu_utilization: float | None = None  # of its busiest GPU, in [0, 1]
+    gpu_memory_bytes: float | None = None  # used, of all its GPUs together
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamConfig:
     """`UpstreamConfig` describes one address of a backend."""
 
@@ -75,6 +84,7 @@ class UpstreamConfig:
     provider: str = ""  # the backend's `adapter`
     models: ModelNames | None = None  # maps model names; None: the clients' names are sent
     own_account: bool = True  # it gets the gateway's credentials or none, so its limits cover all clients together
+    metrics_url: str | None = None  # of the server's metrics
 
 
 class Upstream:
@@ -88,6 +98,7 @@ class Upstream:
         self.record = Record()
         self.load = 0  # unfinished calls: in flight, or waiting for a permit
         self.observed_load = 0  # those of them whose latency is observed
+        self.server_load = ServerLoad()
         self.waits = UpstreamBackoff()
         self.on_breaker_open: Callable[[], None] = lambda: None  # called when the breaker opens
         # by operation and stream, because embeddings are unlike chats
@@ -127,13 +138,18 @@ class Upstream:
         waits = self.retry_after_s(None, now) > 0
         return UpstreamState.WAITS if waits else UpstreamState(self.breaker.state(now))
 
+    @property
+    def calls_ahead(self) -> int:
+        """The unfinished calls of this gateway, and those of others that wait at the server."""
+        return self.load + self.server_load.queued_elsewhere
+
     def predict(self, features: CallFeatures, now: float, confidence: float) -> Prediction | None:
         """Predict the latency of a call now.
 
         The result is None while nothing recent is known, and `PENDING_PREDICTION` while a call in flight is measuring
         it.
         """
-        known = self.latency.predict(features, load=self.load, now=now, confidence=confidence)
+        known = self.latency.predict(features, load=self.calls_ahead, now=now, confidence=confidence)
         return PENDING_PREDICTION if known is None and self.observed_load > 0 else known
 
     def record_rate_limits(self, tenant: str, status: int, headers: Sequence[tuple[str, str]], now: float) -> None:
@@ -208,7 +224,8 @@ class Attempt:
         self._request = request
         self._is_observed = call is not None and call.operation != "embeddings"  # its latency is observed
         self._pace = None if call is None else endpoint.pace_of_kind((call.operation, call.stream))
-        self._load = endpoint.load  # calls ahead of it
+        # A call of the property would cost each request one.
+        self._load = endpoint.load + endpoint.server_load.queued_elsewhere  # calls ahead of it
         self._latency_recorded = False  # its latency was recorded, or cannot be
         self.started_at = endpoint.clock.monotonic()
         self.first: float | None = None  # time of the first byte

@@ -14,7 +14,7 @@ from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.cache import learning_budget
 from gateway.cache.answer_comparer import AnswerComparer
 from gateway.cache.answer_similarity import compare_words
-from gateway.cache.learning_budget import BURST_S, LearningBudget
+from gateway.cache.learning_budget import BURST_S, START_S, LearningBudget
 from gateway.cache.load_level import EncoderLoad
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold.wrong_hits import Label
@@ -54,7 +54,7 @@ def test_learning_takes_its_share_of_the_cpu_of_requests_and_no_more(machine: Ma
         machine.loop_s += 0.001
         if budget.has_room:
             machine.learning_s += 0.012
-    assert machine.learning_s == pytest.approx(0.1 * (machine.requests_s + machine.loop_s) + BURST_S, abs=0.02)
+    assert machine.learning_s == pytest.approx(0.1 * (machine.requests_s + machine.loop_s) + START_S, abs=0.02)
 
 
 def test_the_whole_share_has_no_bound(machine: Machine) -> None:
@@ -85,7 +85,7 @@ async def test_a_turn_comes_with_the_cpu_and_without_load(machine: Machine, monk
     monkeypatch.setattr(learning_budget, "POLL_S", 0.0)
     telemetry = Telemetry()
     budget = machine.budget(0.1, telemetry)
-    machine.learning_s, machine.wait_s = BURST_S, 0.03
+    machine.learning_s, machine.wait_s = START_S, 0.03
     turn = asyncio.create_task(budget.wait_turn())
     await until(lambda: telemetry.learning_waits.values == {(): 1.0})
     machine.requests_s += 1.0

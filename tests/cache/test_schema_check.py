@@ -108,6 +108,8 @@ def test_the_older_field_of_messages_and_functions_is_read() -> None:
         {"response_format": {"type": "json_schema", "json_schema": []}},
         {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
         {"tools": "all"},
+        {"functions": [{"name": {}, "parameters": CITY}, {"name": [], "parameters": CITY}]},
+        {"tools": [{"type": "function", "function": {"name": {"f": 1}, "parameters": CITY}}]},
     ],
 )
 def test_a_request_without_a_readable_schema_demands_nothing(body: dict[str, Any]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 
+from gateway.cache import screen as screen_module
 from gateway.cache.screen import KEPT, PRIOR, PRIOR_WORTH, SHARE, Screen, Screening, ScreenThreshold
 from gateway.messages import Embedding, Vector
 from tests.fixtures.entries import DIMENSION, hexed, vector_of
@@ -80,6 +83,21 @@ async def test_each_route_has_its_own_threshold() -> None:
     for _ in range(9):
         screen.threshold("low").observe(0.1)
     assert screen.threshold("low").value < screen.threshold("other").value
+
+
+def test_a_threshold_reads_its_prior_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request asks for it twice, and the prior takes longer than its search."""
+    read = 0
+
+    def prior() -> Iterator[float]:
+        nonlocal read
+        read += 1
+        return iter([0.5] * PRIOR_WORTH)
+
+    monkeypatch.setattr(screen_module, "_prior", prior)
+    screen = Screen(Reader(vector_of(1)), ExactIndex(DIMENSION, max_entries=9))
+    assert screen.threshold("low") is screen.threshold("low")
+    assert read == 1
 
 
 async def test_a_large_partition_is_waited_for() -> None:

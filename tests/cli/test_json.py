@@ -39,7 +39,9 @@ FAILING = {
 OFFLINE: dict[str, list[str]] = {
     "check": ["{files}/new.yaml"],
     "import litellm": ["{files}/old.yaml", "--out", "{files}/imported"],
+    "import vllm-semantic-router": ["{files}/router.yaml", "--out", "{files}/routed"],
     "explain": ["{files}/request.json"],
+    "eval": ["--prompts", "{files}/prompts.jsonl", "--expect", "{files}/expected.txt"],
     "simulate": ["--policy", "{files}/new.yaml"],
     "capacity": ["--rps", "50000", "--hit-rate", "0.4", "--entries", "1e8"],
     "doctor": [],
@@ -91,7 +93,9 @@ def files(tmp_path: Path) -> Path:
         "request.json": json.dumps({"model": "m", "messages": [{"role": "user", "content": "Why?"}]}),
         "answers.jsonl": "",
         "old.yaml": "model_list: [{model_name: m, litellm_params: {model: openai/m}}]",
+        "router.yaml": 'version: v0.3\nproviders: {models: [{name: m, backend_refs: [{endpoint: "m:8000"}]}]}',
         "prompts.jsonl": '"alpha"\n',
+        "expected.txt": "main\n",
     }.items():
         (tmp_path / "given" / name).write_text(content)
     return tmp_path / "given"

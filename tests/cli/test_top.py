@@ -138,7 +138,9 @@ async def test_a_terminal_has_a_screen_that_is_refreshed_and_given_back(
         await asked(tiered)
         said = await read_until(ours, "hit rate 33.3 %", said)
         assert "(the last " in said
-        assert "\x1b[1m" in said and not re.search(r"\x1b\[[\d;]*3\dm", said)  # colours are of troubles
+        # Only troubles have a colour. A loaded machine may hold the event loop back, which is one.
+        coloured = re.findall(r"\x1b\[[\d;]*3\dm([^\x1b]*)", said)
+        assert "\x1b[1m" in said and all("event loop stalled" in text for text in coloured)
         process.terminate()
         assert (await read_until(ours, "\x1b[?25h\x1b[?1049l")).endswith("\x1b[?1049l")
         assert await process.wait() == 0

@@ -102,6 +102,8 @@ TARGETS = [
     "light: a, large: {b: 0.5, c: 50%}, escalate_above: [0.3], fallback: [d], latency_budget: 800ms",
     "tiers: [a, {b: 50%, c: 50%}, d], escalate_above: [0.3, 0.7], audit: 2%, "
     "cascade: {check: logprobs, accept_above: 0.7}",
+    "light: a, large: b, complexity: {adapter: http, url: 'http://127.0.0.1:7000/classify'}",
+    "light: a, large: b, complexity: {adapter: triton, url: 'grpc://127.0.0.1:8001', model: m, timeout: 20ms}",
     "light: a, large: b, quality: 0.95, learn: off, confidence: 99%, shadow: {backend: c, share: 1%}",
 ]
 

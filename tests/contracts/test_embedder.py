@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from gateway.adapters.embedding.embedders import TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder
+from gateway.adapters.embedding import embedders
+from gateway.adapters.embedding.embedders import REST_FACTOR, TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder, rest_after
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
@@ -400,6 +401,32 @@ async def test_a_pass_of_learning_is_short(encoder: ScriptedEncoder) -> None:
     encoder.gate.set()
     await asyncio.gather(first, later)
     assert encoder.batches[1:] == [long[:2], long[2:]]
+    embedder.close()
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "cpu_s", "rest"),
+    [(0.010, 0.010, 0.0), (0.020, 0.010, 0.010), (0.080, 0.010, 0.010), (0.080, 0.0, 0.0), (0.009, 0.010, 0.0)],
+)
+def test_a_pass_rests_for_the_core_that_it_shared_not_for_a_server(wall_s: float, cpu_s: float, rest: float) -> None:
+    assert rest_after(wall_s, cpu_s) == pytest.approx(REST_FACTOR * rest)
+
+
+async def test_a_request_does_not_wait_for_a_rest_and_texts_of_learning_do(
+    encoder: ScriptedEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedders, "REST_FACTOR", 1e9)
+    embedder = BatchingEmbedder(encoder, timeout_s=PATIENCE_S)
+    encoder.gate.clear()
+    learnt = await learning(embedder, "x")
+    await encoder.busy()  # the pass waits at the gate, as one that shares its core
+    encoder.gate.set()
+    await learnt
+    later = await learning(embedder, "y")
+    await embedder.embed("a")
+    await embedder.embed("b")
+    assert encoder.batches == [["x"], ["a"], ["b"]]
+    later.cancel()
     embedder.close()
 
 

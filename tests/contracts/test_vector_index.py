@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.adapters.faiss.gpu_partition import Device
+from gateway.adapters.faiss.gpu_partition import CudaDevice, Device
 from gateway.adapters.faiss.index import FaissIndex
 from gateway.adapters.faiss.rebuilder import IndexPlan
 from gateway.messages import Neighbour, Vector
 from gateway.ports import VectorIndex
+from tests.fixtures import cuda
 from tests.fixtures.entries import DIMENSION, vector_of
 from tests.fixtures.faiss_device import CpuDevice
 from tests.fixtures.fakes import ExactIndex
@@ -47,11 +48,20 @@ class DeviceIndex(ListIndex):
         super().__init__(dimension, max_entries=max_entries, device=CpuDevice())
 
 
+class CudaIndex(ListIndex):
+    """The same with the GPU of `NEARHIT_TEST_DEVICE`."""
+
+    def __init__(self, dimension: int, *, max_entries: int) -> None:
+        super().__init__(dimension, max_entries=max_entries, device=CudaDevice(cuda.NAME or "cuda"))
+
+
 KINDS = (FaissIndex, ListIndex, DeviceIndex, ExactIndex)
+GPU_LACKING = cuda.lacking()
+ON_GPU = pytest.param(CudaIndex, marks=pytest.mark.skipif(GPU_LACKING is not None, reason=str(GPU_LACKING)))
 OUTSIDE = pytest.param(LiteIndex, marks=pytest.mark.skipif(LACKING is not None, reason=str(LACKING)))
 
 
-@pytest.fixture(params=(*KINDS, OUTSIDE), ids=lambda kind: kind.__name__)
+@pytest.fixture(params=(*KINDS, ON_GPU, OUTSIDE), ids=lambda kind: kind.__name__)
 def index(request: pytest.FixtureRequest) -> Iterator[VectorIndex]:
     with closing(request.param(DIMENSION, max_entries=100)) as made:
         yield made

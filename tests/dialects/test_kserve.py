@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from multidict import CIMultiDict
 
 from gateway.dialects.kserve import JSON_LENGTH, KServe, model_of_path, with_model_name
 from gateway.dialects.kserve_message import InferenceResponse, format_answer, pack, read_answer, read_inference, unpack
@@ -169,6 +170,16 @@ def test_a_tail_of_another_length_is_refused(length: int, tail: bytes, sentence:
     head = json.dumps({"inputs": [tensor]}).encode()
     with pytest.raises(BadRequest, match=sentence):
         KSERVE.parse(PATH, head + tail, {JSON_LENGTH: str(len(head))})
+
+
+@pytest.mark.parametrize("second", ["9", "", "x"])
+def test_two_lengths_of_the_json_are_refused(second: str) -> None:
+    """A proxy may read the other one, and so other tensors."""
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}]}).encode()
+    length = str(len(body))
+    KSERVE.parse(PATH, body, CIMultiDict([(JSON_LENGTH, length), (JSON_LENGTH.lower(), length)]))
+    with pytest.raises(BadRequest, match="comes with two values: expected one"):
+        KSERVE.parse(PATH, body, CIMultiDict([(JSON_LENGTH, length), (JSON_LENGTH.lower(), second)]))
 
 
 @pytest.mark.parametrize(

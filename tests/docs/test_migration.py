@@ -39,22 +39,21 @@ def test_every_product_has_both_files() -> None:
     }
 
 
-def litellm_section() -> str:
-    return next(part for part in PAGE.read_text().split("\n## ") if part.startswith("From LiteLLM\n"))
-
-
+@pytest.mark.parametrize(
+    ("title", "product"), [("From LiteLLM", "litellm"), ("From vLLM Semantic Router", "vllm-semantic-router")]
+)
 def test_the_import_of_the_example_gives_the_files_and_the_report_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    title: str, product: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    section = litellm_section()
+    section = next(part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{title}\n"))
     old = next(code for label, code in BLOCK.findall(section) if OTHERS.fullmatch(label))
     (tmp_path / "config.yaml").write_text(old)
-    assert main(["import", "litellm", "config.yaml"]) == 0
-    report = re.search(r"```console\n\$ nearhit import litellm config.yaml\n(.*?)```", section, re.DOTALL)
+    assert main(["import", product, "config.yaml"]) == 0
+    report = re.search(rf"```console\n\$ nearhit import {product} config.yaml\n(.*?)```", section, re.DOTALL)
     assert report is not None and capsys.readouterr().out == report[1]
     written = {name: (tmp_path / "nearhit" / name).read_text() for name in FILES}
-    assert written == sections()["From LiteLLM"]
+    assert written == sections()[title]
 
 
 @pytest.mark.parametrize("title", sections())

@@ -309,6 +309,24 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(
     assert caught.value.body["error"]["type"] == "api_error"
 
 
+async def test_a_stream_without_its_last_event_ends_with_an_error_event_and_is_not_stored(
+    client: anthropic.AsyncAnthropic, claude: Upstream
+) -> None:
+    """Its framing is whole: only `message_stop` is missing."""
+    well = claude.answer
+
+    async def answer(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, events_of(message([{"type": "text", "text": "one two"}]))[:-1])
+
+    claude.answer = answer
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        await streamed(client, **ask())
+    assert caught.value.body["error"]["type"] == "api_error"
+    claude.answer = well
+    assert (await streamed(client, **ask()))[0] == ANSWER
+    assert len(claude.calls) == 2
+
+
 async def test_an_error_event_of_the_upstream_reaches_the_client_and_is_not_stored(
     client: anthropic.AsyncAnthropic, claude: Upstream
 ) -> None:

@@ -25,9 +25,16 @@ def body_of(question: str) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": question}]}).encode()
 
 
+def length_of(body: bytes) -> bytes:
+    return b"Content-Length: %d\r\n" % len(body)
+
+
+def chunked_of(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
 HI = body_of("hi")
-LENGTH = b"Content-Length: %d\r\n" % len(HI)
-CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HI), HI)
+LENGTH, CHUNKED = length_of(HI), chunked_of(HI)
 
 
 def ask(question: str, headers: bytes = b"") -> bytes:
@@ -130,17 +137,24 @@ async def test_a_request_may_come_byte_by_byte(wire: Wire) -> None:
     assert said(await wire.message()) == "upstream answers: hi"
 
 
-FRAMINGS = {
-    "chunked": b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED,
-    "chunked, in capitals": b"TRANSFER-ENCODING: Chunked\r\n\r\n" + CHUNKED,
-    "many chunks": b"Transfer-Encoding: chunked\r\n\r\n"
-    + b"".join(b"1\r\n%c\r\n" % byte for byte in HI)
-    + b"0\r\n\r\n",
-    "chunk extensions": b"Transfer-Encoding: chunked\r\n\r\n" + b'%x;a=b;c="d"\r\n%s\r\n0\r\n\r\n' % (len(HI), HI),
-    "a trailer": b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n%s\r\n0\r\nX-T: 1\r\n\r\n" % (len(HI), HI),
-    "leading zeros": b"Content-Length: 0%d\r\n\r\n" % len(HI) + HI,
-    "no space": b"Content-Length:%d\r\n\r\n" % len(HI) + HI,
-}
+def framings(body: bytes) -> dict[str, bytes]:
+    """Return the correct ways to send a body, after the head."""
+    chunked = chunked_of(body)
+    return {
+        "chunked": b"Transfer-Encoding: chunked\r\n\r\n" + chunked,
+        "chunked, in capitals": b"TRANSFER-ENCODING: Chunked\r\n\r\n" + chunked,
+        "many chunks": b"Transfer-Encoding: chunked\r\n\r\n"
+        + b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        + b"0\r\n\r\n",
+        "chunk extensions": b"Transfer-Encoding: chunked\r\n\r\n"
+        + b'%x;a=b;c="d"\r\n%s\r\n0\r\n\r\n' % (len(body), body),
+        "a trailer": b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n%s\r\n0\r\nX-T: 1\r\n\r\n" % (len(body), body),
+        "leading zeros": b"Content-Length: 0%d\r\n\r\n" % len(body) + body,
+        "no space": b"Content-Length:%d\r\n\r\n" % len(body) + body,
+    }
+
+
+FRAMINGS = framings(HI)
 
 
 @pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS)
@@ -150,40 +164,47 @@ async def test_every_correct_framing_is_understood(wire: Wire, framing: bytes) -
     assert (await wire.message()).body == b"ok\n"
 
 
-SMUGGLING = {
-    "two lengths": LENGTH + b"Content-Length: 3\r\n\r\n" + HI,
-    "the same length twice": LENGTH + LENGTH + b"\r\n" + HI,
-    "a list of lengths": b"Content-Length: 1, 1\r\n\r\n" + HI,
-    "length and chunked": LENGTH + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED,
-    "chunked and length": b"Transfer-Encoding: chunked\r\n" + LENGTH + b"\r\n" + CHUNKED,
-    "gzip, chunked": b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKED,
-    "chunked, gzip": b"Transfer-Encoding: chunked, gzip\r\n\r\n" + CHUNKED,
-    "chunked, identity": b"Transfer-Encoding: chunked, identity\r\n\r\n" + CHUNKED,
-    "chunked twice": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED,
-    "chunked and another line": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n" + CHUNKED,
-    "xchunked": b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKED,
-    "identity": b"Transfer-Encoding: identity\r\n\r\n" + CHUNKED,
-    "a space before the colon": b"Transfer-Encoding : chunked\r\n\r\n" + CHUNKED,
-    "a vertical tab": b"Transfer-Encoding: \x0bchunked\r\n\r\n" + CHUNKED,
-    "a sign": b"Content-Length: +%d\r\n\r\n" % len(HI) + HI,
-    "negative": b"Content-Length: -1\r\n\r\n" + HI,
-    "hexadecimal": b"Content-Length: 0x10\r\n\r\n" + HI,
-    "no length": b"Content-Length: \r\n\r\n" + HI,
-    "beyond any length": b"Content-Length: 99999999999999999999\r\n\r\n" + HI,
-    "obsolete folding": LENGTH + b"X-A: b\r\n c\r\n\r\n" + HI,
-    "folded framing": b"Transfer-Encoding:\r\n chunked\r\n\r\n" + CHUNKED,
-    "a bare CR": LENGTH + b"X-A: b\rX-B: c\r\n\r\n" + HI,
-    "bare LFs": b"Content-Length: 1\n\n" + HI,
-    "a NUL": LENGTH + b"X-A: b\x00c\r\n\r\n" + HI,
-    "a space in a name": LENGTH + b"X A: b\r\n\r\n" + HI,
-    "two hosts": b"Host: other\r\n" + LENGTH + b"\r\n" + HI,
-    "a bad chunk size": b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + HI,
-    "a negative chunk": b"Transfer-Encoding: chunked\r\n\r\n-1\r\n" + HI,
-    "a hexadecimal prefix": b"Transfer-Encoding: chunked\r\n\r\n0x%x\r\n%s\r\n0\r\n\r\n" % (len(HI), HI),
-    "an endless chunk": b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n" + HI,
-    "a chunk longer than it says": b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(HI) - 1, HI),
-    "chunks with bare LFs": b"Transfer-Encoding: chunked\r\n\r\n%x\n%s\n0\n\n" % (len(HI), HI),
-}
+def smuggling(body: bytes) -> dict[str, bytes]:
+    """Return ways to send a body that could be read in two ways, after the head."""
+    length, chunked = length_of(body), chunked_of(body)
+    return {
+        "two lengths": length + b"Content-Length: 3\r\n\r\n" + body,
+        "the same length twice": length + length + b"\r\n" + body,
+        "a list of lengths": b"Content-Length: 1, 1\r\n\r\n" + body,
+        "length and chunked": length + b"Transfer-Encoding: chunked\r\n\r\n" + chunked,
+        "chunked and length": b"Transfer-Encoding: chunked\r\n" + length + b"\r\n" + chunked,
+        "gzip, chunked": b"Transfer-Encoding: gzip, chunked\r\n\r\n" + chunked,
+        "chunked, gzip": b"Transfer-Encoding: chunked, gzip\r\n\r\n" + chunked,
+        "chunked, identity": b"Transfer-Encoding: chunked, identity\r\n\r\n" + chunked,
+        "chunked twice": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked,
+        "chunked and another line": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n" + chunked,
+        "xchunked": b"Transfer-Encoding: xchunked\r\n\r\n" + chunked,
+        "identity": b"Transfer-Encoding: identity\r\n\r\n" + chunked,
+        "a space before the colon": b"Transfer-Encoding : chunked\r\n\r\n" + chunked,
+        "a vertical tab": b"Transfer-Encoding: \x0bchunked\r\n\r\n" + chunked,
+        "a sign": b"Content-Length: +%d\r\n\r\n" % len(body) + body,
+        "negative": b"Content-Length: -1\r\n\r\n" + body,
+        "hexadecimal": b"Content-Length: 0x10\r\n\r\n" + body,
+        "no length": b"Content-Length: \r\n\r\n" + body,
+        "beyond any length": b"Content-Length: 99999999999999999999\r\n\r\n" + body,
+        "obsolete folding": length + b"X-A: b\r\n c\r\n\r\n" + body,
+        "folded framing": b"Transfer-Encoding:\r\n chunked\r\n\r\n" + chunked,
+        "a bare CR": length + b"X-A: b\rX-B: c\r\n\r\n" + body,
+        "bare LFs": b"Content-Length: 1\n\n" + body,
+        "a NUL": length + b"X-A: b\x00c\r\n\r\n" + body,
+        "a space in a name": length + b"X A: b\r\n\r\n" + body,
+        "two hosts": b"Host: other\r\n" + length + b"\r\n" + body,
+        "a bad chunk size": b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + body,
+        "a negative chunk": b"Transfer-Encoding: chunked\r\n\r\n-1\r\n" + body,
+        "a hexadecimal prefix": b"Transfer-Encoding: chunked\r\n\r\n0x%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
+        "an endless chunk": b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n" + body,
+        "a chunk longer than it says": b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
+        % (len(body) - 1, body),
+        "chunks with bare LFs": b"Transfer-Encoding: chunked\r\n\r\n%x\n%s\n0\n\n" % (len(body), body),
+    }
+
+
+SMUGGLING = smuggling(HI)
 
 
 @pytest.mark.parametrize("rest", SMUGGLING.values(), ids=SMUGGLING)

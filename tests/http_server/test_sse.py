@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.sse import MAX_EVENT_BYTES, SSEParser
+from gateway.dialects.sse import MAX_EVENT_BYTES, RECENT, SSEParser
 from gateway.errors import UpstreamStreamError
 from gateway.messages import Event
 from tests.fixtures.gateways import Served
@@ -134,3 +134,10 @@ def transports(served: Served) -> list[asyncio.Transport]:
 
 def undelayed(transport: asyncio.Transport) -> bool:
     return bool(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+
+def test_a_parser_keeps_few_events_however_many_come_at_once() -> None:
+    """Each stream has one, and what it keeps is not counted in `server.max_unread`."""
+    parser = SSEParser()
+    parser.feed(b"".join(b"data: %d\n\n" % number for number in range(1_000)))
+    assert [event.data for event in parser.recent] == [b"%d" % number for number in range(1_000 - RECENT, 1_000)]

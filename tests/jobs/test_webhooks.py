@@ -18,16 +18,24 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from gateway.adapters.system import webhook_client
 from gateway.adapters.system.ssrf_guard import TargetRefused, check_url, is_public
 from gateway.adapters.system.webhook_client import WebhookClient
 from gateway.job_store import WebhookOutcome
 from gateway.jobs import webhook_delivery
 from gateway.jobs.retry_policy import backoff_s
-from gateway.jobs.webhook_delivery import SecretInvalid, outcome_of, retry_delay_s, secret_of
+from gateway.jobs.webhook_delivery import (
+    MAX_INFLIGHT,
+    MAX_PER_TENANT,
+    SecretInvalid,
+    outcome_of,
+    retry_delay_s,
+    secret_of,
+)
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
-from tests.jobs.asking import chat, main_of, over, submit
+from tests.jobs.asking import ALICE, BOB, chat, main_of, over, submit
 
 RAW = bytes(range(32))
 SECRET = {"HOOK": "whsec_" + base64.b64encode(RAW).decode()}
@@ -39,10 +47,17 @@ class Receiver:
 
     url: str = ""
     connections: int = 0
+    hanging: str = ""  # a path whose requests wait for `release`
+    held: int = 0
+    release: asyncio.Event = field(default_factory=asyncio.Event)
     told: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
 
     async def handle(self, request: web.Request) -> web.Response:
+        if request.path == self.hanging:
+            self.held += 1
+            await self.release.wait()
+            return web.Response(status=204)
         self.told.append(({name.lower(): value for name, value in request.headers.items()}, await request.read()))
         status = self.statuses.pop(0) if self.statuses else 204
         return web.Response(status=status, headers={"Location": self.url + "/elsewhere"} if 300 <= status < 400 else {})
@@ -121,6 +136,26 @@ async def test_a_webhook_that_fails_is_told_again_under_the_same_id(
             assert {headers["webhook-id"] for headers, _ in receiver.told} == {f"msg_{job}"}
             assert all(verified(headers, body) for headers, body in receiver.told)
             await until(lambda: served.gateway.parts.telemetry.job_webhooks.values.get(("delivered",)) == 1)
+
+
+async def test_receivers_that_hang_hold_no_more_than_their_tenants_places(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another tenant are told meanwhile, though they came later."""
+    monkeypatch.setattr(webhook_client, "TOTAL_S", 3600.0)  # a receiver that hangs is not given up in this test
+    async with receiving() as receiver:
+        receiver.hanging = "/hang"
+        config = config_of(tmp_path, main_of(upstream), jobs=jobs(receiver))
+        async with gateway_of(config, NO_CACHE, SECRET) as served:
+            for number in range(MAX_INFLIGHT + 1):
+                await submit(served, f"hang {number}", ALICE, webhook=receiver.url + "/hang")
+            await until(lambda: receiver.held == MAX_PER_TENANT)
+            job = await submit(served, "tell me", BOB, webhook=receiver.url + "/hook")
+            await until(lambda: receiver.told)
+            assert receiver.told[0][0]["webhook-id"] == f"msg_{job}"
+            assert receiver.held == MAX_PER_TENANT
+            receiver.release.set()
+            await until(lambda: receiver.held == MAX_INFLIGHT + 1)
 
 
 async def test_a_webhook_that_is_gone_is_told_no_more(upstream: Upstream, tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ KEYS: dict[str, tuple[str, str]] = {
     ),
     "large_share": (f"{PAIR}, large_share: 30%", ""),
     "quality": (f"{PAIR}, quality: 0.95", ""),
+    # Nobody listens there, so the gateway's own score counts.
+    "complexity": (f"{PAIR}, complexity: {{adapter: http, url: 'http://127.0.0.1:9/', timeout: 20ms}}", ""),
+    "complexity.model": (f"{PAIR}, complexity: {{adapter: triton, url: 'grpc://127.0.0.1:9', model: m}}", ""),
     "audit": (f"{PAIR}, audit: 100%", ""),
     "audit.per_hour": (f"{PAIR}, audit: {{share: 100%, per_hour: 2}}", ""),
     "audit.cost_per_day": (f"{PAIR}, audit: {{share: 100%, cost_per_day: 1.0}}", ""),

@@ -106,6 +106,15 @@ def _suffixed(target: Target, others: Sequence[Target], rng: random.Random) -> l
     ]
 
 
+def _spaced(target: Target, others: Sequence[Target], rng: random.Random) -> list[str]:
+    """Noise of several parts, as searches for adversarial suffixes find it, with and without words between."""
+    made = []
+    for count in (4, 6, 8, 10, 12, 16, 20, 24):
+        parts = rng.choices(SYLLABLES, k=count)
+        made += [f"{target.asked} {' '.join(parts)}", f"{target.asked} {' the '.join(parts[: count // 2])}"]
+    return made
+
+
 def _hidden(target: Target, others: Sequence[Target], rng: random.Random) -> list[str]:
     """Instructions in characters that nobody sees and a model may read: Unicode tags, variation selectors, bits of zero
     width."""
@@ -152,6 +161,7 @@ Plant = Callable[[Target, Sequence[Target], random.Random], list[str]]
 
 KINDS: dict[str, Plant] = {
     "suffix": _suffixed,
+    "spaced suffix": _spaced,
     "hidden": _hidden,
     "planted": _planted,
     "prefix": _prefixed,

@@ -53,3 +53,6 @@ async def test_what_is_stored_as_its_client_leaves_is_indexed(
         assert len(parts.evictions.ledger) == 1
         hit = await served.post("/v1/chat/completions", BODY)
         assert hit.cache_status.startswith("nearhit; hit")
+        asked = {"like": "where is my parcel"}
+        async with served.session.post(f"{served.admin_url}/admin/cache/purge", json=asked) as purged:
+            assert (await purged.json())["removed"] == 1

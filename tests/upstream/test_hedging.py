@@ -136,6 +136,15 @@ async def test_the_second_upstream_answers_and_the_first_call_is_cancelled(
         assert pair[1].calls[0].json == pair[0].calls[-1].json
 
 
+async def test_both_calls_share_one_total(pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock) -> None:
+    async with hedging(pair, tmp_path, clock, timeouts={"total": "3s", "first_byte": "60s"}) as served:
+        pair[1].gate.clear()
+        answer = await served.chat("slow")
+        assert answer.status == 504
+        assert len(pair[1].calls) == 1, "the second call was made"
+        await until(lambda: inflight(served) == [(0, 0), (0, 0)])
+
+
 async def test_what_the_cancelled_call_had_taken_counts_as_the_least_that_it_takes(
     pair: tuple[Upstream, Upstream], tmp_path: Path, clock: FakeClock
 ) -> None:

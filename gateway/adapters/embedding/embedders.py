@@ -74,7 +74,7 @@ class InlineEmbedder:
 #
 # Texts that no client waits for have a lane of their own: those of learning, and questions whose entries get their
 # vectors late. The worker takes them only where no request's text waits. So a request waits for one short pass of
-# theirs at most.
+# theirs at most. After a pass that had to share its core, the worker rests, so that the event loop has most of it.
 
 Key = OwnedText
 """Owner and text. Embeddings are cached and shared per owner only: otherwise the time of an embedding would tell each
@@ -93,6 +93,10 @@ IDLE_TIMEOUT_S = 30.0  # the longest wait for an idle encoder
 
 IDLE_PASS_CHARACTERS = 1000  # in one pass of the idle lane, which a request may wait for: some 256 tokens, 10 ms
 
+# Rest after a pass of the idle lane, as a multiple of the time that it waited for its core. Next to an event loop that
+# always has work, a pass of 10 ms takes 20 ms, and a rest of 60 ms follows: the event loop has 7/8 of the core.
+REST_FACTOR = 6.0
+
 PASS_WEIGHT = 1 / 8  # of the last pass, in the moving average of their durations
 
 
@@ -108,6 +112,15 @@ class _Signal(Enum):
 
     WAKE = 1  # the idle lane has texts
     CLOSE = 2
+
+
+def rest_after(wall_s: float, cpu_s: float) -> float:
+    """Return the seconds to rest after a pass of the idle lane.
+
+    `wall_s`, `cpu_s`: what the pass took. The time between them counts up to `cpu_s` only: an encoder on a server waits
+    for its answer, and takes no core of this machine.
+    """
+    return REST_FACTOR * max(0.0, min(wall_s - cpu_s, cpu_s))
 
 
 class BatchingEmbedder:
@@ -142,6 +155,7 @@ class BatchingEmbedder:
         self._idle_lane: deque[_Question] = deque()  # texts that no client waits for
         self._requests_cpu_s = self._learning_cpu_s = 0.0  # of the worker's passes; only the worker writes them
         self._pass_s = 0.0  # moving average of the passes for requests
+        self._idle_from = 0.0  # when the idle lane may go on (monotonic)
         self._cache: BoundedCache[Key, Embedding] = BoundedCache(RECENT_TEXTS)
         self._started: dict[Key, asyncio.Future[Embedding]] = {}
         self._timeouts = 0  # in a row, since the worker's last answer
@@ -258,10 +272,12 @@ class BatchingEmbedder:
                 if not self._answer(part):
                     return
             if not batch and open_:
-                idle = self._next_idle_batch()
+                wall, cpu, idle = time.monotonic(), time.thread_time(), self._next_idle_batch()
                 if not self._answer(idle, learning=bool(idle) and idle[0].learning):
                     return
-            batch = part = []  # release the memory while the worker waits
+                now = time.monotonic()
+                self._idle_from = now + rest_after(now - wall, time.thread_time() - cpu)
+            batch = part = idle = []  # release the memory while the worker waits
 
     def _batches(self, batch: Sequence[_Question]) -> Iterator[list[_Question]]:
         """Yield parts of `batch_limit` different texts each, in the order of their first question."""
@@ -291,7 +307,7 @@ class BatchingEmbedder:
         came. The batch is empty where only the idle lane has texts."""
         batch: list[_Question] = []
         try:
-            item = self._queue.get_nowait() if self._idle_lane else self._queue.get()
+            item = self._next_item()
             while item is not _Signal.CLOSE:
                 if isinstance(item, _Question):
                     batch.append(item)
@@ -301,6 +317,17 @@ class BatchingEmbedder:
         except Empty:
             return batch, True
         return batch, False
+
+    def _next_item(self) -> _Question | _Signal:
+        """Wait for a question or the end. Raise `Empty` where the idle lane has texts and its rest is over."""
+        item: _Question | _Signal = _Signal.WAKE
+        while item is _Signal.WAKE:
+            rest = self._idle_from - time.monotonic()
+            if not self._idle_lane:
+                item = self._queue.get()
+            else:
+                item = self._queue.get(timeout=rest) if rest > 0 else self._queue.get_nowait()
+        return item
 
     def _next_idle_batch(self) -> list[_Question]:
         """Return texts of the idle lane for one pass, all of learning or none: one at least, and no more than

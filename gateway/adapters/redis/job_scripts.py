@@ -216,14 +216,21 @@ over(ARGV[1], 'cancelled', tonumber(ARGV[3]), false)
 return 1
 """
 )
-# ARGV: number of webhooks, ms to hold them. Returns two values per webhook: id, attempt.
+# ARGV: number of webhooks, ms to hold them, number per tenant, ms until those beyond it are due again, number to read;
+# then tenants, each with the number that it has already. Returns two values per webhook: id, attempt.
 DUE_WEBHOOKS = (
     HEAD
     + """
-local out = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'webhooks', '-inf', ms(now), 'LIMIT', 0, ARGV[1])) do
-  if redis.call('EXISTS', job(id)) == 0 then redis.call('ZREM', P .. 'webhooks', id)
+local out, running = {}, {}
+for i = 6, #ARGV, 2 do running[ARGV[i]] = tonumber(ARGV[i + 1]) end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'webhooks', '-inf', ms(now), 'LIMIT', 0, ARGV[5])) do
+  if #out == 2 * ARGV[1] then break end
+  local tenant = redis.call('HGET', job(id), 'tenant')
+  local many = tenant and running[tenant] or 0
+  if not tenant then redis.call('ZREM', P .. 'webhooks', id)
+  elseif many >= tonumber(ARGV[3]) then redis.call('ZADD', P .. 'webhooks', ms(now + ARGV[4]), id)
   else
+    running[tenant] = many + 1
     redis.call('ZADD', P .. 'webhooks', ms(now + ARGV[2]), id)
     out[#out + 1] = id
     out[#out + 1] = redis.call('HINCRBY', job(id), 'told', 1)

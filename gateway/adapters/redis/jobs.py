@@ -7,6 +7,7 @@ expiry. All times are on the server's clock.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -38,6 +39,7 @@ OVERHEAD = 1024  # approximate bytes that the server uses for a job besides its 
 CONSUMER_IDLE_S = 3600.0
 PAGE = 500  # jobs read or erased at once
 FIELDS = ("tenant", "status", "created", "started", "finished", "attempts", "error", "dead", "webhook", "result")
+DEFERRED_S, MAX_LOOKED_AT = 1.0, 2000  # of webhooks whose tenant has all its places; looked at in one call
 LISTS = {"active": "active", "dead": "dead", "finished": "finished"}
 
 
@@ -105,8 +107,13 @@ class RedisJobs:
             return None
         return await self.job_state(job)
 
-    async def due_webhooks(self, most: int, hold_s: float) -> list[Delivery]:
-        records = await self._run("DUE_WEBHOOKS", most, _ms(hold_s))
+    async def due_webhooks(
+        self, most: int, hold_s: float, per_tenant: int, running: Mapping[str, int]
+    ) -> list[Delivery]:
+        tenants = itertools.chain.from_iterable(running.items())
+        records = await self._run(
+            "DUE_WEBHOOKS", most, _ms(hold_s), per_tenant, _ms(DEFERRED_S), MAX_LOOKED_AT, *tenants
+        )
         due = []
         for name, attempt in zip(records[::2], records[1::2], strict=True):
             job = name.decode()

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.cache.threshold.client_labels import TOGETHER, ClientLabels
 from gateway.cache.threshold.wrong_shares import FloatArray, WrongShareModel, WrongShares
 from gateway.errors import SnapshotInvalid
 
@@ -151,6 +152,7 @@ class ThresholdLedger:
         them.
         """
         self._labels, self._wrong, self._met = labels, wrong, met
+        self.clients = ClientLabels(BANDS)
         self._pull: FloatArray | None = None  # of the last posterior: where the next one begins
         self._pending_requests = 0  # requests not yet applied to the arrays
         # not yet applied either: (band, `_pending_requests` at that moment)
@@ -190,6 +192,7 @@ class ThresholdLedger:
             self._labels *= fade
             self._wrong *= fade
             self._met *= kept**pending
+            self.clients.fade(fade)
         for band, then in self._observations:
             self._met[band] += kept ** (pending - then)
         self._pending_requests = 0
@@ -227,16 +230,28 @@ class ThresholdLedger:
         typical = math.exp((self.log_size + PRIOR_REQUESTS * math.log(PRIOR_ENTRIES)) / lookups)
         return float(min(MAX_GROWTH, max(MIN_GROWTH, (entries / typical) ** GROWTH)))
 
-    def label(self, score: float, wrong: float) -> None:
-        """Record that a neighbour with this score was wrong (1) or right (0)."""
+    def label(self, score: float, wrong: float, client: str = TOGETHER) -> None:
+        """Record that a neighbour with this score was wrong (1) or right (0). `client`: the one that asked."""
         band = band_of(score)
         self.labels[band] += 1
         self.wrong[band] += wrong
+        self.clients.add(client, band, wrong)
 
     def state_for(self, max_wrong_hits: float, growth: float = 1.0) -> ThresholdState:
         """Return the state for a promise in wrong hits over all requests. `growth`: factor on expected wrong hits."""
         shares, rates = self.wrong_shares(), self._rates()
         return ThresholdState(_lowest(shares, rates, AIM * max_wrong_hits / growth), shares, rates)
+
+    def threshold_for(self, client: str | None, state: ThresholdState, max_wrong_hits: float, growth: float) -> float:
+        """Return the threshold of one client, at least that of all. `client`: as `ClientLabels.group` gives it.
+
+        `state`: for the same promise and growth.
+        """
+        counted = self.clients.view(client)
+        if counted is None:
+            return state.threshold
+        shares = self._model.posterior(counted[0], counted[1]).shares()
+        return max(state.threshold, _lowest(shares, state.rates, AIM * max_wrong_hits / growth))
 
     def threshold(self, max_wrong_hits: float, growth: float = 1.0) -> float:
         """Return the threshold for a promise. See `ThresholdState`."""

@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.cache.threshold.client_labels import TOGETHER, ClientLabels, bounded_weights
 from gateway.cache.threshold.drift import DriftDetector
 from gateway.cache.threshold.ledger import (
     BANDS,
@@ -38,6 +39,8 @@ from gateway.ports import Acceptance, PriorBands
 # r_i = right_i - probability_i            the label minus the verifier's expectation
 # K_i = max(0, (cos(question, question_i) - FLOOR) / (1 - FLOOR)) ** 2
 #
+# Residuals of other clients that raise a score count within bounds (`gateway.cache.threshold.client_labels`).
+#
 # This is kernel regression of the residuals (Nadaraya 1964, Watson 1964) with a prior of no residual. On the
 # development streams, the share served at an error of 1 % of all requests rose over plain similarity: 13.5 % -> 19 %,
 # banking77 19 % -> 29 %, clinc150 37 % -> 43 %. REACH 0.3 to 0.5, PRIOR 0.5 to 1 and FLOOR 0.3 to 0.5 differ by a point
@@ -52,6 +55,11 @@ CAPACITY = 2000  # labelled lookups per route: 3 MB, and 0.1 ms to search
 
 IntArray = NDArray[np.intp]
 
+EvidenceRows = tuple[bytes, bytes, bytes, int]
+"""The labelled lookups of a snapshot: see `Evidence.rows`."""
+
+NO_ROWS: EvidenceRows = (b"", b"", b"", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class LabelledLookup:
@@ -60,6 +68,7 @@ class LabelledLookup:
     vector: Vector  # of the new question
     probability: float  # from the verifier, that the answer is right
     right: float  # 1 or 0
+    client: str = TOGETHER  # the one that asked: 16 hex digits, or not known
 
 
 class Evidence:
@@ -69,6 +78,8 @@ class Evidence:
         self._capacity = capacity
         self._vectors: Any = None  # (capacity, d) float32; allocated when the first label gives d
         self._residuals = np.zeros(capacity, np.float32)
+        self._clients = np.zeros(capacity, np.uint64)
+        self._groups: tuple[dict[int, int], IntArray] | None = None
         self._next = 0
         self._count = 0
 
@@ -80,6 +91,7 @@ class Evidence:
             self._vectors = np.zeros((self._capacity, label.vector.shape[0]), np.float32)
         self._vectors[self._next] = label.vector
         self._residuals[self._next] = label.right - label.probability
+        self._clients[self._next], self._groups = _number(label.client), None
         self._next = (self._next + 1) % self._capacity
         self._count = min(self._count + 1, self._capacity)
 
@@ -92,7 +104,9 @@ class Evidence:
         dropped = int(same.sum())
         if dropped:
             kept = order[~same]
-            self._vectors[: len(kept)], self._residuals[: len(kept)] = self._vectors[kept], self._residuals[kept]
+            for column in (self._vectors, self._residuals, self._clients):
+                column[: len(kept)] = column[kept]
+            self._groups = None
             self._count = len(kept)
             self._next = self._count % self._capacity
         return dropped
@@ -102,39 +116,60 @@ class Evidence:
         start = self._next if self._count == self._capacity else 0
         return np.asarray((np.arange(self._count) + start) % self._capacity)
 
-    def shift(self, vector: Vector) -> float:
-        """Return how far labels near `vector` move a score: in [-REACH, REACH], 0 without labels."""
-        if self._count == 0:
+    def shift(self, vector: Vector, client: str = TOGETHER) -> float:
+        """Return how far labels near `vector` move a score of this client: in [-REACH, REACH], 0 without labels."""
+        count = self._count
+        if count == 0:
             return 0.0
-        nearness = (self._vectors[: self._count] @ vector - FLOOR) / (1 - FLOOR)
+        nearness = (self._vectors[:count] @ vector - FLOOR) / (1 - FLOOR)
         weights = np.square(np.maximum(nearness, 0.0))
-        return float(REACH * (weights @ self._residuals[: self._count]) / (PRIOR + weights.sum()))
+        residuals, number = self._residuals[:count], _number(client)
+        if number:
+            clients, groups = self._grouped()
+            if clients.keys() != {number}:
+                weights = np.where(residuals > 0, bounded_weights(weights, groups, clients.get(number)), weights)
+        return float(REACH * (weights @ residuals) / (PRIOR + weights.sum()))
 
-    def rows(self) -> tuple[bytes, bytes, int]:
-        """Return vectors (float16) and residuals (float32), oldest first, and the dimension, for a snapshot."""
+    def _grouped(self) -> tuple[dict[int, int], IntArray]:
+        """Return the number of the group of each client, and the group of each lookup."""
+        if self._groups is None:
+            clients, groups = np.unique(self._clients[: self._count], return_inverse=True)
+            self._groups = {int(client): group for group, client in enumerate(clients)}, groups
+        return self._groups
+
+    def rows(self) -> EvidenceRows:
+        """Return vectors (float16), residuals (float32) and clients (uint64), oldest first, and the dimension, for a
+        snapshot."""
         if self._vectors is None:
-            return b"", b"", 0
+            return NO_ROWS
         order = self._order()
-        vectors = self._vectors[order].astype("<f2")
-        return vectors.tobytes(), self._residuals[order].astype("<f4").tobytes(), int(vectors.shape[1])
+        vectors, residuals = self._vectors[order].astype("<f2"), self._residuals[order].astype("<f4")
+        clients = self._clients[order].astype("<u8")
+        return vectors.tobytes(), residuals.tobytes(), clients.tobytes(), int(vectors.shape[1])
 
-    def restore(self, vectors: bytes, residuals: bytes, dimension: int) -> None:
+    def restore(self, vectors: bytes, residuals: bytes, clients: bytes, dimension: int) -> None:
         """Load the result of `rows`. Raise ValueError where its parts do not fit together."""
         if dimension == 0:
             return
         kept = np.frombuffer(vectors, "<f2").reshape(-1, dimension).astype(np.float32)
-        said = np.frombuffer(residuals, "<f4")
-        if len(kept) != len(said) or not (np.isfinite(kept).all() and np.isfinite(said).all()):
-            raise ValueError(f"{len(kept)} vectors with {len(said)} residuals")
-        kept, said = kept[-self._capacity :], said[-self._capacity :]
+        said, asked = np.frombuffer(residuals, "<f4"), np.frombuffer(clients, "<u8")
+        if not len(kept) == len(said) == len(asked) or not (np.isfinite(kept).all() and np.isfinite(said).all()):
+            raise ValueError(f"{len(kept)} vectors with {len(said)} residuals of {len(asked)} clients")
+        kept, said, asked = kept[-self._capacity :], said[-self._capacity :], asked[-self._capacity :]
         self._vectors = np.zeros((self._capacity, dimension), np.float32)
         self._vectors[: len(kept)] = kept
         self._residuals[: len(said)] = said
+        self._clients[: len(asked)], self._groups = asked, None
         self._count = len(said)
         self._next = self._count % self._capacity
 
 
-VERSION = 4
+def _number(client: str) -> int:
+    """Return a client as a number; 0: all together. Raise `ValueError` unless it has hex digits."""
+    return int(client[:16], 16) if client else 0
+
+
+VERSION = 5
 
 GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this ratio
 
@@ -153,6 +188,7 @@ class Observation:
     score: float  # that it was judged by, evidence included
     probability: float  # from the verifier, that the answer is right
     label: Label
+    client: str = TOGETHER  # the one that asked: 16 hex digits, or not known
 
 
 # An event for other gateways: its kind, then the fields that `RouteControl.apply_event` reads. msgpack can carry it.
@@ -193,7 +229,8 @@ class RouteControl:
         self._requests = 0
         self._changes_since_refresh = 0
         self._pending = 0  # requests not yet applied to `_wrong_hits`
-        self._thresholds: dict[tuple[float, int], float] = {}
+        self._states: dict[tuple[float, int], ThresholdState] = {}
+        self._thresholds: dict[tuple[float, int, str | None], float] = {}
         self._shares = self._ledger.wrong_shares().mean
         self._labels_since_shares = 0
         self._budget: float | None = None  # the promise of the last lookup
@@ -230,16 +267,19 @@ class RouteControl:
 
     # One lookup
 
-    def shift(self, vector: Vector) -> float:
-        """Return how far the labels near this question move the verifier's scores."""
-        return self._evidence.shift(vector) if self.learning else 0.0
+    def shift(self, vector: Vector, client: str = TOGETHER) -> float:
+        """Return how far the labels near this question move the verifier's scores for this client."""
+        return self._evidence.shift(vector, client) if self.learning else 0.0
 
     def score(self, vector: Vector, score: float) -> float:
         """Return the verifier's score, moved by the labels near this question."""
         return score + self.shift(vector)
 
-    def threshold(self, acceptance: Acceptance, entries: int = 0, *, is_part: bool = False) -> float:
-        """Return the score that the best neighbour among `entries` must reach. A `min_similarity` is returned as is.
+    def threshold(
+        self, acceptance: Acceptance, entries: int = 0, client: str = TOGETHER, *, is_part: bool = False
+    ) -> float:
+        """Return the score that the best neighbour among `entries` must reach, to serve `client`. A `min_similarity` is
+        returned as is.
 
         `is_part`: the question is the part of a long prompt that asks. However loose the promise, it has to reach the
         threshold of `MOST_WRONG_OF_PARTS`. Such prompts are equal but for it, so its score says less than elsewhere.
@@ -249,25 +289,36 @@ class RouteControl:
             return acceptance.min_similarity
         budget = self._budget = acceptance.max_wrong_hits or 0.0
         if self._changes_since_refresh >= self.refresh_every:
-            self._thresholds.clear()
+            self._forget_thresholds()
             self._changes_since_refresh = 0
-        step = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP))
-        known = self._thresholds.get((budget, step))
-        if known is None:
-            self._threshold_state = self._ledger.state_for(budget, GROWTH_STEP**step)
-            known = self._thresholds[budget, step] = self._threshold_state.threshold
-            self._shares, self._weights = self._threshold_state.shares.mean, None
-            self._labels_since_shares = 0
-        self.current_threshold = known
-        return max(known, self._strict_threshold(step)) if is_part and budget > MOST_WRONG_OF_PARTS else known
-
-    def _strict_threshold(self, step: int) -> float:
-        """Return the threshold of `MOST_WRONG_OF_PARTS` at a growth step."""
-        known = self._thresholds.get((MOST_WRONG_OF_PARTS, step))
-        if known is None:
-            state = self._ledger.state_for(MOST_WRONG_OF_PARTS, GROWTH_STEP**step)
-            known = self._thresholds[MOST_WRONG_OF_PARTS, step] = state.threshold
+        step, group = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP)), self._ledger.clients.group(client)
+        known = self.current_threshold = self._threshold_of(budget, step, group)
+        if is_part and budget > MOST_WRONG_OF_PARTS:
+            return max(known, self._threshold_of(MOST_WRONG_OF_PARTS, step, group))
         return known
+
+    def _threshold_of(self, budget: float, step: int, group: str | None) -> float:
+        """Return the threshold of a promise at a growth step, for a group of clients."""
+        known = self._thresholds.get((budget, step, group))
+        if known is None:
+            state = self._state(budget, step)
+            known = self._ledger.threshold_for(group, state, budget, GROWTH_STEP**step)
+            self._thresholds[budget, step, group] = known
+        return known
+
+    def _state(self, budget: float, step: int) -> ThresholdState:
+        """Return the state of the ledger for all clients together."""
+        state = self._states.get((budget, step))
+        if state is None:
+            state = self._states[budget, step] = self._ledger.state_for(budget, GROWTH_STEP**step)
+            self._threshold_state = state
+            self._shares, self._weights = state.shares.mean, None
+            self._labels_since_shares = 0
+        return state
+
+    def _forget_thresholds(self) -> None:
+        self._states.clear()
+        self._thresholds.clear()
 
     def probability(self, score: float) -> float:
         """Return the probability that an answer with this score is right on this route, in [0, 1]."""
@@ -324,7 +375,8 @@ class RouteControl:
         self._learn(observation)
         self.version += 1
         vector = observation.vector.astype("<f2").tobytes()
-        self._report(("label", vector, observation.score, observation.probability, observation.label.value))
+        facts = observation.score, observation.probability, observation.label.value, observation.client
+        self._report(("label", vector, *facts))
         if not self._drift.is_raised:
             return False
         self._fall_back(*self._labels_to_keep())
@@ -338,8 +390,10 @@ class RouteControl:
         if self.labels_since_drift is not None:
             self.labels_since_drift += 1
         self._labels_since_shares += 1
-        self._ledger.label(observation.score, float(wrong))
-        self._evidence.add(LabelledLookup(observation.vector, observation.probability, float(not wrong)))
+        self._ledger.label(observation.score, float(wrong), observation.client)
+        self._evidence.add(
+            LabelledLookup(observation.vector, observation.probability, float(not wrong), observation.client)
+        )
         self._changes_since_refresh += 1
 
     def _predicted(self, score: float) -> float:
@@ -374,7 +428,7 @@ class RouteControl:
         """Forget all labels but these. The traffic and the measured wrong hits stay."""
         self._raw_ledger = self._ledger_with(labels, wrong)
         self._evidence, self._drift, self.labels_since_drift = Evidence(), DriftDetector(), 0
-        self._thresholds.clear()
+        self._forget_thresholds()
         self._shares, self._labels_since_shares = self._ledger.wrong_shares().mean, 0
 
     def forget(self, vectors: Vector) -> int:
@@ -383,7 +437,7 @@ class RouteControl:
         dropped = self._evidence.forget(vectors)
         if dropped:
             self.version += 1
-            self._thresholds.clear()
+            self._forget_thresholds()
         return dropped
 
     def audited(self, label: Label, chance: float) -> None:
@@ -412,10 +466,10 @@ class RouteControl:
         """
         kind, *row = said
         if kind == "label":
-            vector, score, probability, label = row
+            vector, score, probability, label, client = row
             if self.learning:
                 known = np.frombuffer(vector, "<f2").astype(np.float32)
-                self._learn(Observation(known, float(score), float(probability), Label(label)))
+                self._learn(Observation(known, float(score), float(probability), Label(label), str(client)))
         elif kind == "traffic":
             traffic = TrafficCounts.of_row(tuple(row))
             self._ledger.add(traffic)
@@ -474,7 +528,8 @@ class RouteControl:
                 arrays,
                 (ledger.requests, ledger.sized_lookups, ledger.log_size),
                 asdict(self._advanced_wrong_hits()),
-                self._evidence.rows() if evidence else (b"", b"", 0),
+                self._evidence.rows() if evidence else NO_ROWS,
+                self._ledger.clients.rows(),
                 self.version,
                 (self.labels_since_drift, *self._drift.row()),
             )
@@ -485,7 +540,7 @@ class RouteControl:
         """Load a snapshot. Raise `SnapshotInvalid`."""
         try:
             fields = msgpack.unpackb(data, use_list=False)
-            form, basis, arrays, sizes, wrong_hits, rows, version, (since_drift, *drift_row) = fields
+            form, basis, arrays, sizes, wrong_hits, rows, clients, version, (since_drift, *drift_row) = fields
             if (form, basis) != (VERSION, self.basis):
                 raise SnapshotInvalid(
                     f"learned by version {form!r} with {basis!r}, expected version {VERSION} with {self.basis!r}"
@@ -493,6 +548,8 @@ class RouteControl:
             labels, wrong, met = (band_counts(array, BANDS) for array in arrays)
             evidence = Evidence()
             evidence.restore(*rows)
+            by_client = ClientLabels(BANDS)
+            by_client.restore(clients)
             requests, sized_lookups, log_size = map(float, sizes)
             version = int(version)
             drift = DriftDetector.of_row(tuple(drift_row))
@@ -501,10 +558,11 @@ class RouteControl:
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise SnapshotInvalid(str(error) or type(error).__name__) from None
         self._ledger.restore(labels, wrong, met, requests, sized_lookups, log_size)
+        self._ledger.clients = by_client
         self._evidence, self._wrong_hits = evidence, known
         self._drift, self.labels_since_drift = drift, since_drift
         self.version = version
-        self._thresholds.clear()
+        self._forget_thresholds()
         self._shares, self._labels_since_shares = self._ledger.wrong_shares().mean, 0
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gateway.config import Config
 from gateway.config.errors import ConfigError, ConfigInvalid, sort_errors
+from gateway.config.policy.complexity import compile_complexity
 from gateway.config.policy.consistency import rule_errors, rule_warnings, unused_backends
 from gateway.config.policy.limits import compile_limits
 from gateway.config.policy.model import (
@@ -20,6 +21,7 @@ from gateway.config.policy.model import (
     McpSettings,
     Policy,
     PolicySource,
+    PrivacySettings,
     RecordSettings,
     ReplaySettings,
     ResultRule,
@@ -81,6 +83,7 @@ def _compile_route(rule: RouteRule, file: str, line: int) -> Route:
         client_priority=rule.route.client_priority,
         record=None if rule.record is None else RecordSettings(rule.record.share, rule.record.prompts),
         session=None if rule.session is None else _compile_session(rule.session),
+        privacy=None if rule.privacy is None else PrivacySettings(frozenset(rule.privacy.pii), rule.privacy.action),
         expose_headers=rule.expose_headers,
         file=file,
         line=line,
@@ -96,6 +99,7 @@ def _compile_target(rule: TargetRule) -> Target:
         _compile_tiers(rule),
         large_share=rule.large_share,
         quality=rule.quality,
+        classifier=compile_complexity(rule.complexity),
         audit=_compile_audit(rule.audit),
         learn=rule.learn,
         fallback=rule.fallback,

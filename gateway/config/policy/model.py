@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from gateway.config.errors import ConfigError
+from gateway.config.policy.complexity import ClassifierSettings
 from gateway.config.policy.parameters import TunedBackend
 from gateway.config.policy.targets import Cascade, Shadow, TierPart
 from gateway.config.policy.tests import Expectation
@@ -124,7 +125,17 @@ class RecordSettings:
     prompts: bool = False  # whether the texts of the questions are recorded
 
 
+PersonalData = Literal["email", "phone", "card", "iban", "ssn"]
+"""The kinds of personal data that `gateway.cache.personal_data` finds."""
 SessionName = Literal["x-session-id", "previous_response_id", "prompt_cache_key", "user", "turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacySettings:
+    """The treatment of personal data on a route."""
+
+    kinds: frozenset[PersonalData]
+    action: Literal["bypass", "redact-key", "store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +181,7 @@ class Target:
     # Instead of a fixed threshold, one that follows the traffic; at most one of the two.
     large_share: float | None = None  # share of the misses that the large model answers, in [0, 1]
     quality: float | None = None  # share of the quality gap between both models to keep, in [0, 1]
+    classifier: ClassifierSettings | None = None  # that scores the requests; None: the gateway's own score
     audit: AuditSettings = AuditSettings()  # comparisons of the light model's answers with the large model's
     learn: bool = True  # whether labels change the learnt meaning of scores
     fallback: tuple[str, ...] = ()  # backends to try, in order, if all tiers have failed
@@ -228,6 +240,7 @@ class Route:
     client_priority: bool = False  # whether clients may raise the priority; they may always lower it
     record: RecordSettings | None = None  # None: off
     session: SessionSettings | None = None  # None: off
+    privacy: PrivacySettings | None = None  # None: personal data is not looked for
     expose_headers: bool = True
     file: str = ""  # the file of the rule
     line: int = 0
@@ -273,6 +286,10 @@ class Policy:
             if not route.match.headers or route.match.matches_headers(headers):
                 return route
         return self.routes[-1]
+
+    def privacy_of(self, route: str) -> PrivacySettings | None:
+        """Return the privacy rule of a route; None: it has none, or there is no such route."""
+        return next((each.privacy for each in self.routes if each.name == route), None)
 
     def _match_names(self, names: Names) -> tuple[Route, ...]:
         """Return the routes whose names match, up to the first without headers."""

@@ -9,8 +9,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.config.errors import format_value
 from gateway.config.fields import HeaderName, Name, Text, Version, optional_section
+from gateway.config.policy.complexity import ComplexityRule
 from gateway.config.policy.limits import LimitRules, duplicate_limit_problems, tier_limit_problems
-from gateway.config.policy.model import SessionName
+from gateway.config.policy.model import PersonalData, SessionName
 from gateway.config.policy.targets import (
     CascadeRule,
     OptionalTierParts,
@@ -325,6 +326,9 @@ class TargetRule(Section):
     """Instead of `escalate_above`: the share of the misses that the large model answers, such as `30%`."""
     quality: Share | None = None
     """Instead of `escalate_above`: the share of the quality gap between both models to keep, such as 0.95."""
+    complexity: ComplexityRule | None = None
+    """`{adapter: http, url: http://127.0.0.1:7000/classify}`: a classifier of one's own scores the requests. If it is
+    late or fails, the gateway's own score counts."""
     audit: Annotated[AuditRule | None, BeforeValidator(_share_or_rule), or_schemas(SHARE)] = None
     """The share of the light model's answers to compare with the large model's, such as `2%`. Needs a cache: stored
     answers are compared."""
@@ -395,6 +399,24 @@ class SessionRule(Section):
                     return
 
 
+_NO_NAMES = {"name": "no pattern finds names, and a language model misses too many (docs/security.md)"}
+
+
+class PrivacyRule(Section):
+    """Personal data in requests, and what the caches make of it."""
+
+    pii: Annotated[
+        tuple[Annotated[PersonalData, one_of(*get_args(PersonalData), refused=_NO_NAMES)], ...],
+        Field(strict=False),
+        NOT_EMPTY,
+    ] = Field(examples=["[email, phone]"])
+    """The kinds to look for: `email`, `phone`, `card`, `iban`, `ssn`. Cards and IBANs count only with the right check
+    digits."""
+    action: Annotated[Literal["bypass", "redact-key", "store"], one_of("bypass", "redact-key", "store")] = "bypass"
+    """`bypass`: a request with such data is neither looked up nor stored. `redact-key`: the question is embedded and
+    stored without the data, and only questions with the same data match. `store`: they are only counted."""
+
+
 class MatchRule(Section):
     """The requests of a route. Every given pattern must match; `{}` matches all requests."""
 
@@ -411,6 +433,19 @@ class MatchRule(Section):
 def _enabled_caches(cache: object) -> bool:
     """Return whether a cache is on. `cache` is the section as written."""
     return isinstance(cache, dict) and any(isinstance(cache.get(kind), dict) for kind in ("exact", "semantic"))
+
+
+def _privacy_problems(privacy: object, cache: object, record: object) -> Iterator[Problem]:
+    """Yield the faults of `privacy` next to the caches and the traffic log. All are as written."""
+    if not isinstance(privacy, dict):
+        return
+    caches = cache if isinstance(cache, dict) else {}
+    if caches.get("mcp") not in (None, False, "off"):
+        yield Problem("privacy", "reads no MCP messages, expected only one of privacy and cache.mcp")
+    elif not _enabled_caches(cache) and record in (None, False, "off"):
+        yield Problem("privacy", "has nothing to protect, expected cache.exact, cache.semantic or record")
+    elif privacy.get("action") == "redact-key" and not isinstance(caches.get("semantic"), dict):
+        yield Problem("privacy", "redact-key changes the text that is embedded, expected cache.semantic")
 
 
 class RouteRule(Section):
@@ -433,6 +468,9 @@ class RouteRule(Section):
     prompts: on}`."""
     session: SessionRule | None = None
     """`{idle: 10m, hold: tier}`: a conversation keeps to its backend. Without it, each request is routed alone."""
+    privacy: PrivacyRule | None = None
+    """`{pii: [email, phone], action: redact-key}`: what the caches make of personal data. Without it, nobody looks for
+    it."""
     expose_headers: Switch = True
     """`off`: clients do not see `Cache-Status`, `Age`, `Server-Timing` and `x-nearhit-*`."""
 
@@ -450,6 +488,7 @@ class RouteRule(Section):
         if isinstance(target, dict) and target.get("late") == "stale" and not stale:
             yield Problem("route", "late: stale has nothing to serve, expected cache.stale_if_error")
         yield from duplicate_limit_problems(limits)
+        yield from _privacy_problems(given.get("privacy"), cache, given.get("record"))
 
 
 class PolicyFile(Section):

@@ -204,7 +204,7 @@ def tier_problems(given: Mapping[str, Any], thresholds: tuple[str, ...]) -> Iter
     tiers only.
     """
     has = {key for key, value in given.items() if value is not None}
-    pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "learn", "cascade"}
+    pair, of_tiers = has & {"light", "large"}, has & {*thresholds, "audit", "cascade", "complexity", "learn"}
     if "backend" in has:
         if isinstance(given["backend"], dict) and isinstance(given["backend"].get("parameters"), dict):
             yield Problem("backend", "parameters need tiers to choose from, expected light and large, or tiers")

@@ -22,6 +22,7 @@ MAX_EXPECTATIONS = 200  # in one file
 _REASONS = (
     Bypass.PASS_THROUGH,
     Bypass.NO_STORE,
+    Bypass.PERSONAL_DATA,
     Bypass.NO_CACHE,
     Bypass.NO_TEXT,
     Bypass.SEQUENCE,

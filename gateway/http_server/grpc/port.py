@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -26,6 +28,7 @@ from gateway.observability.response_headers import ResponseHeaders
 from gateway.ports import Clock
 from gateway.steps.error_boundary import Inflight
 from gateway.streams import with_completion
+from gateway.tasks import FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S, Backoff, cancelled, start_task
 
 
 def credentials_of(certificate: ReloadingCertificate) -> grpc.ServerCredentials:
@@ -53,7 +56,9 @@ def _configuration(certificate: ReloadingCertificate) -> grpc.ServerCertificateC
 
 LOG = logging.getLogger("nearhit.grpc")
 
-SERVICE = "inference.GRPCInferenceService"
+SERVICE, INFER_REQUEST = "inference.GRPCInferenceService", "ModelInferRequest"
+
+WATCH_INTERVAL_S = 1.0
 
 Context = Any  # grpc.aio.ServicerContext
 
@@ -77,11 +82,17 @@ class GrpcPort:
         self._own_headers = ResponseHeaders()
         self._tls = None if certificate is None else credentials_of(certificate)
         self._server: Any = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
         """Listen and return the address, with the port that the system chose if the configured one is 0. Raise
         `OSError`."""
         assert self._config.grpc is not None  # else there is no gRPC port
+        address = await self._listen(self._config.grpc)
+        self._watching = start_task(self._watch(address))
+        return address
+
+    async def _listen(self, address: Address) -> Address:
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=self._config.max_inflight,
             options=[
@@ -95,7 +106,6 @@ class GrpcPort:
         self._health = health.aio.HealthServicer()
         add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
-        address = self._config.grpc
         try:
             if self._tls is None:
                 port = self._server.add_insecure_port(str(address))
@@ -111,50 +121,72 @@ class GrpcPort:
             await self._health.set(service, HealthCheckResponse.SERVING)
         return Address(address.host, port)
 
+    async def _watch(self, address: Address) -> None:
+        """Listen again when the server has stopped by itself: an unexpected error in its own code ends it."""
+        backoff, began = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_UPTIME_S), self._clock.monotonic()
+        while True:
+            try:
+                while await self._server.wait_for_termination(WATCH_INTERVAL_S):
+                    pass
+            except Exception as error:  # the one that ended it
+                LOG.error(
+                    "the gRPC server stopped, and starts again", extra={"fields": {"error": type(error).__name__}}
+                )
+            await asyncio.sleep(backoff.next_delay(self._clock.monotonic() - began))
+            with suppress(OSError):  # the port may not be free yet
+                await self._listen(address)
+                began = self._clock.monotonic()
+
     async def stop(self) -> None:
         """Accept no more calls, wait up to `drain_timeout` for the calls in flight, then abort them."""
+        if self._watching is not None:
+            await cancelled(self._watching)
         if self._server is not None:
             await self._health.enter_graceful_shutdown()
             await self._server.stop(self._config.drain_timeout)
 
     def _methods(self) -> dict[str, Any]:
+        """Return the handlers. They parse the bytes: for grpcio, a message that is none is a fault of the server."""
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._unary(about), _message(f"{name}Request").FromString, _message(f"{name}Response").SerializeToString
+                self._unary(about, f"{name}Request"), None, _message(f"{name}Response").SerializeToString
             )
             for name, about in ABOUT.items()
         }
         methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
-            self._infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+            self._infer, None, pb.ModelInferResponse.SerializeToString
         )
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, pb.ModelInferRequest.FromString, pb.ModelStreamInferResponse.SerializeToString
+            self._stream, None, pb.ModelStreamInferResponse.SerializeToString
         )
         return methods
 
-    def _unary(self, about: About) -> Any:
-        async def answer(message: Any, context: Context) -> Any:
+    def _unary(self, about: About, kind: str) -> Any:
+        async def answer(data: bytes, context: Context) -> Any:
             try:
-                return await about(message, self._rpc_request(context), self._answer)
+                return await about(_parsed(kind, data), self._rpc_request(context), self._answer)
             except RpcError as error:
                 return await _abort(context, error)
 
         return answer
 
-    async def _infer(self, message: Any, context: Context) -> Any:
+    async def _infer(self, data: bytes, context: Context) -> Any:
         try:
-            reply = await infer(message, self._rpc_request(context), self._answer)
+            reply = await infer(_parsed(INFER_REQUEST, data), self._rpc_request(context), self._answer)
         except RpcError as error:
             return await _abort(context, error)
         context.set_trailing_metadata(reply.metadata)
         return reply.message
 
-    async def _stream(self, messages: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+    async def _stream(self, messages: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Any, None]:
         """Answer the messages one after the other, so that the requests of a sequence stay in order. A failure becomes
         an error message in the stream, and the stream goes on."""
         rpc = self._rpc_request(context)
-        async for message in messages:
+        async for data in messages:
+            identity = ""
             try:
+                message = _parsed(INFER_REQUEST, data)
+                identity = message.id
                 async with aclosing(infer_all(message, rpc, self._answer)) as answers:
                     async for reply in answers:
                         context.set_trailing_metadata(reply.metadata)
@@ -162,7 +194,7 @@ class GrpcPort:
             except RpcError as error:
                 context.set_trailing_metadata(error.metadata)
                 failure = pb.ModelStreamInferResponse(error_message=error.message)
-                failure.infer_response.id = message.id
+                failure.infer_response.id = identity
                 yield failure
 
     async def _answer(self, request: RequestContext) -> Response:
@@ -191,6 +223,16 @@ def address_of(peer: str) -> str:
 
 def _message(name: str) -> Any:
     return getattr(pb, name)
+
+
+def _parsed(kind: str, data: bytes) -> Any:
+    """Return the message of that kind. Raise `RpcError`."""
+    try:
+        return _message(kind).FromString(data)
+    except DecodeError:
+        raise RpcError(
+            grpc.StatusCode.INVALID_ARGUMENT, f"the message cannot be parsed: expected a {kind} in protobuf's form"
+        ) from None
 
 
 async def _abort(context: Context, error: RpcError) -> None:

@@ -50,16 +50,17 @@ class TritonServer:
         ports: TritonPorts,
         *,
         control: bool = False,
+        gpu: bool = False,
     ) -> TritonServer:
         """Start a server and return it when every model is ready.
 
-        With `control`, its API can load and unload models. Raises `TritonUnavailable` if a port is taken or the server
-        does not start; then nothing is left running.
+        With `control`, its API can load and unload models. With `gpu`, its metrics cover the GPUs.
+        Raises `TritonUnavailable` if a port is taken or the server does not start; then nothing is left running.
         """
         require_free(ports)
         prefix = region_prefix(run_dir)
         _remove_regions(prefix)  # left by a server with this `run_dir` that was killed
-        command = _command(env, model_repository, _prepare_run_dir(env, run_dir), prefix, ports)
+        command = _command(env, model_repository, _prepare_run_dir(env, run_dir), prefix, ports, gpu=gpu)
         if control:
             command += ["--model-control-mode=explicit", "--load-model=*"]
         try:
@@ -169,7 +170,7 @@ def _environment(env: TritonEnvironment, run_dir: Path) -> dict[str, str]:
 
 
 def _command(
-    env: TritonEnvironment, repository: Path, backends: Path, prefix: str, ports: TritonPorts
+    env: TritonEnvironment, repository: Path, backends: Path, prefix: str, ports: TritonPorts, *, gpu: bool
 ) -> list[str | Path]:
     return [
         env.server / "bin" / "tritonserver",
@@ -181,7 +182,7 @@ def _command(
         f"--metrics-port={ports.metrics}",
         "--http-thread-count=2",  # the default is 8; only health probes and a manual curl use HTTP
         "--disable-auto-complete-config",  # the configurations are complete; this saves one stub start per model
-        "--allow-gpu-metrics=false",
+        f"--allow-gpu-metrics={str(gpu).lower()}",
         "--pinned-memory-pool-byte-size=0",  # pinned memory is for copies to a GPU
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         f"--backend-config=python,shm-region-prefix-name={prefix}",

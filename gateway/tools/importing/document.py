@@ -12,7 +12,9 @@ from gateway.config.errors import ConfigInvalid, KeyPath, format_value
 from gateway.config.yaml_loader import YamlSource, load_yaml, read_file
 from gateway.tools.importing.report import Finding, Outcome
 
-_REFERENCE = re.compile(r"os\.environ/([A-Za-z_][A-Za-z0-9_]{0,127})")
+_NAME = r"([A-Za-z_][A-Za-z0-9_]{0,127})"
+LITELLM_VARIABLE = re.compile(rf"os\.environ/{_NAME}")
+SHELL_VARIABLE = re.compile(rf"\$\{{{_NAME}\}}")
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,9})?([eE][+-]?\d{1,2})?", re.ASCII)
 
 Advice = Callable[[KeyPath], str]
@@ -37,9 +39,10 @@ class _Verbatim(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file with the findings so far."""
+    """One file with the findings so far. `reference`: the form of a value that names an environment variable."""
 
     source: YamlSource
+    reference: re.Pattern[str]
     findings: dict[tuple[KeyPath, str], Finding] = field(default_factory=dict)
 
     @property
@@ -122,8 +125,8 @@ class Setting:
             self.document.add(self.path, outcome, text)
 
     def variable(self) -> str | None:
-        """Return NAME of a value `os.environ/NAME`, or None."""
-        match = _REFERENCE.fullmatch(self.value) if isinstance(self.value, str) else None
+        """Return NAME of a value such as `os.environ/NAME`, or None."""
+        match = self.document.reference.fullmatch(self.value) if isinstance(self.value, str) else None
         return match[1] if match else None
 
     def text(self) -> str | None:
@@ -158,9 +161,9 @@ class Setting:
         return None
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path, reference: re.Pattern[str]) -> Document:
     """Read a file. Raise `ConfigInvalid` if it is not readable, or if YAML's readers could disagree about it."""
     source = load_yaml(read_file(path, "the configuration to import"), str(path), _Verbatim())
     if source.faults:
         raise ConfigInvalid(source.faults)
-    return Document(source)
+    return Document(source, reference)

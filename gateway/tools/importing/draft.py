@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _GLOB = re.compile(r"[*?\[]")
+_RESERVED = ("light", "large")  # names of the first and the last tier in metrics
 _MAX_NAME = 56  # of at most 64 characters: the rest is for a number
 
 
@@ -45,6 +46,20 @@ class Draft:
         chosen = unique_name(name, {route["name"] for route in self.routes} | {"default"})
         self.routes.append({"name": chosen, **rule})
         return chosen
+
+    def route_by_complexity(self, tiers: Sequence[Any]) -> dict[str, Any]:
+        """Return the section `route` for tiers, lightest first. The steps between them divide [0, 1] evenly."""
+        kept = [tier for at, tier in enumerate(tiers) if at in (0, len(tiers) - 1) or tier not in _RESERVED]
+        if len(kept) < len(tiers):
+            self.differences.append(
+                "a middle tier cannot be a backend named light or large, so it is left out: name that backend otherwise"
+            )
+        if len(kept) == 1:
+            return {"backend": kept[0]}
+        steps = [round(step / len(kept), 2) for step in range(1, len(kept))]
+        if len(kept) == 2:
+            return {"light": kept[0], "large": kept[1], "escalate_above": steps[0]}
+        return {"tiers": kept, "escalate_above": steps}
 
 
 def unique_name(text: str, taken: Iterable[str]) -> str:

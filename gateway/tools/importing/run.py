@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.tools.importing.document import read_document
-from gateway.tools.importing.litellm.advice import advice
+from gateway.tools.importing.document import LITELLM_VARIABLE, SHELL_VARIABLE, read_document
+from gateway.tools.importing.litellm.advice import advice as litellm_advice
 from gateway.tools.importing.litellm.mapping import map_litellm
 from gateway.tools.importing.report import ImportReport
+from gateway.tools.importing.semantic_router.advice import advice as semantic_router_advice
+from gateway.tools.importing.semantic_router.mapping import map_semantic_router
 from gateway.tools.importing.writing import write
 
 
@@ -25,8 +27,19 @@ class ImportOptions:
 
 def import_litellm(options: ImportOptions, environ: Mapping[str, str]) -> ImportReport:
     """Import LiteLLM's configuration. Raise `ConfigInvalid` if it is not readable, and `ImportFailed`."""
-    document = read_document(options.file)
+    document = read_document(options.file, LITELLM_VARIABLE)
     draft = map_litellm(document, options.through)
     title = f"Imported from {options.file.name} of LiteLLM by `nearhit import litellm`."
     files = write(draft, title, options.out, environ, overwrite=options.overwrite)
-    return ImportReport(str(options.file), document.account(advice), draft.differences, draft.variables, files)
+    return ImportReport(str(options.file), document.account(litellm_advice), draft.differences, draft.variables, files)
+
+
+def import_semantic_router(options: ImportOptions, environ: Mapping[str, str]) -> ImportReport:
+    """Import vLLM Semantic Router's configuration. Raise `ConfigInvalid` if it is not readable, and `ImportFailed`."""
+    document = read_document(options.file, SHELL_VARIABLE)
+    draft = map_semantic_router(document)
+    title = f"Imported from {options.file.name} of vLLM Semantic Router by `nearhit import vllm-semantic-router`."
+    files = write(draft, title, options.out, environ, overwrite=options.overwrite)
+    return ImportReport(
+        str(options.file), document.account(semantic_router_advice), draft.differences, draft.variables, files
+    )

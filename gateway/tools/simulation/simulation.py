@@ -169,7 +169,15 @@ NOT_REPLAYED: tuple[tuple[str, Callable[[Route], bool]], ...] = (
         "questions that would share a similar call in flight (coalesce: on) count as misses",
         lambda r: r.semantic is not None and r.semantic.coalesce,
     ),
+    (
+        "classifiers are not asked: each request keeps its recorded complexity",
+        lambda r: r.target.classifier is not None,
+    ),
     ("sessions are not replayed: each request is routed alone", lambda r: r.session is not None),
+    (
+        "personal data is not looked for again: requests keep what privacy made of them when they were recorded",
+        lambda r: r.privacy is not None,
+    ),
 )
 
 ALWAYS = (

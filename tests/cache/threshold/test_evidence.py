@@ -68,13 +68,14 @@ def test_rows_bring_back_what_was_known(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vectors", "residuals", "dimension"),
+    ("vectors", "residuals", "clients", "dimension"),
     [
-        (b"\0" * 6, b"\0" * 8, 3),
-        (b"\0" * 5, b"\0" * 4, 3),
-        (np.full(3, np.nan, "<f2").tobytes(), b"\0" * 4, 3),
+        (b"\0" * 6, b"\0" * 8, b"\0" * 8, 3),
+        (b"\0" * 6, b"\0" * 4, b"\0" * 16, 3),
+        (b"\0" * 5, b"\0" * 4, b"\0" * 8, 3),
+        (np.full(3, np.nan, "<f2").tobytes(), b"\0" * 4, b"\0" * 8, 3),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(vectors: bytes, residuals: bytes, dimension: int) -> None:
+def test_rows_that_do_not_fit_are_refused(vectors: bytes, residuals: bytes, clients: bytes, dimension: int) -> None:
     with pytest.raises(ValueError):
-        Evidence().restore(vectors, residuals, dimension)
+        Evidence().restore(vectors, residuals, clients, dimension)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
-from gateway.cache.threshold.route_control import VERSION, Controls, Observation, RouteControl
+from gateway.cache.threshold.route_control import NO_ROWS, VERSION, Controls, Observation, RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.errors import SnapshotInvalid
 from gateway.ports import Acceptance
@@ -16,6 +16,7 @@ from tests.fixtures.entries import vector_of
 PRIOR = [(max(0.02, 0.9 - 1.2 * max(0.0, LOWEST + WIDTH * b - 0.6)), 0.02) for b in range(BANDS)]
 PROMISE = Acceptance(max_wrong_hits=0.01)
 NO_DRIFT = (0, 0.0, [0.0] * BANDS, [0.0] * BANDS)
+UNEQUAL_ROWS = (b"\0" * 6, b"\0" * 8, b"\0" * 8, 3)  # one vector, two residuals
 NO_COUNTS = [[0.0] * BANDS] * 3
 
 
@@ -85,17 +86,16 @@ def test_a_restart_keeps_what_was_learnt() -> None:
         b"",
         b"\xc1",
         msgpack.packb((VERSION, "basis")),
-        msgpack.packb((VERSION - 1, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
-        msgpack.packb((VERSION, "another basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
-        msgpack.packb((VERSION, "basis", [[0.0] * 3] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
-        msgpack.packb((VERSION, "basis", [[-1.0] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
-        msgpack.packb((VERSION, "basis", [[1e300] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
-        msgpack.packb(
-            (VERSION, "basis", [[float("nan")] * BANDS] * 3, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)
-        ),
-        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {"no": 1}, [b"", b"", 0], 7, NO_DRIFT)),
-        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"\0" * 6, b"\0" * 8, 3], 7, NO_DRIFT)),
-        msgpack.packb((VERSION, "basis", NO_COUNTS, ("many", 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT)),
+        msgpack.packb((VERSION - 1, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, NO_ROWS, [], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "another basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, NO_ROWS, [], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", [[0.0] * 3] * 3, (0.0, 0.0, 0.0), {}, NO_ROWS, [], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", [[-1.0] * BANDS] * 3, (0.0, 0.0, 0.0), {}, NO_ROWS, [], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", [[1e300] * BANDS] * 3, (0.0, 0.0, 0.0), {}, NO_ROWS, [], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", [[float("nan")] * BANDS] * 3, (0.0, 0.0, 0.0), {}, NO_ROWS, [], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {"no": 1}, NO_ROWS, [], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, UNEQUAL_ROWS, [], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, NO_ROWS, [("a",)], 7, NO_DRIFT)),
+        msgpack.packb((VERSION, "basis", NO_COUNTS, ("many", 0.0, 0.0), {}, NO_ROWS, [], 7, NO_DRIFT)),
     ],
 )
 def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing(data: bytes) -> None:
@@ -109,7 +109,7 @@ def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing(data: bytes
 def test_a_snapshot_that_fits_is_not_refused() -> None:
     """The same form as those that are refused."""
     RouteControl(PRIOR, "basis").restore(
-        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, [b"", b"", 0], 7, NO_DRIFT))
+        msgpack.packb((VERSION, "basis", NO_COUNTS, (0.0, 0.0, 0.0), {}, NO_ROWS, [], 7, NO_DRIFT))
     )
 
 

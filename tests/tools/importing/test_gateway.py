@@ -10,7 +10,7 @@ import yaml
 
 from gateway.config.load import load_config
 from gateway.config.policy.load import load_policy
-from gateway.tools.importing.run import ImportOptions, import_litellm
+from gateway.tools.importing.run import ImportOptions, import_litellm, import_semantic_router
 from tests.fixtures.anthropic_upstream import anthropic
 from tests.fixtures.gateways import ARRIVES, PATIENT_ENVIRON, Served, gateway_of
 from tests.fixtures.upstream import Upstream
@@ -95,3 +95,42 @@ async def test_each_model_of_the_old_file_is_answered(imported: Served, light: U
     again = await imported.chat("Is small there?", model="small", max_tokens=50, headers=headers)
     assert "hit" in again.cache_status
     assert (await imported.chat("Is small there?", model="small")).status == 401
+
+
+ROUTER = """\
+version: v0.3
+providers:
+  defaults: {{default_model: org/small}}
+  models:
+    - {{name: org/small, provider_model_id: small, backend_refs: [{{base_url: "{light}", api_key_env: KEY}}]}}
+    - {{name: org/large, provider_model_id: large, backend_refs: [{{base_url: "{large}", api_key: "${{KEY}}"}}]}}
+routing:
+  decisions:
+    - name: hard
+      rules: {{operator: AND, conditions: [{{type: complexity, name: "reasoning:hard"}}]}}
+      modelRefs: [{{model: org/large, use_reasoning: true, reasoning_effort: high}}]
+      plugins: [{{type: response_cache, configuration: {{enabled: true, mode: exact}}}}]
+"""
+
+
+async def test_an_imported_semantic_router_sends_hard_questions_to_the_model_of_their_decision(
+    light: Upstream, large: Upstream, tmp_path: Path
+) -> None:
+    (tmp_path / "old.yaml").write_text(ROUTER.format(light=light.url, large=large.url))
+    report = import_semantic_router(ImportOptions(tmp_path / "old.yaml", tmp_path / "new"), {})
+    assert list(report.variables) == ["KEY"]
+    connect = {f"NEARHIT_BACKENDS__{name}__TIMEOUTS__CONNECT": ARRIVES for name in ("SMALL", "LARGE")}
+    settings = {"KEY": "a-secret"} | LOCAL | PATIENT_ENVIRON | connect | {"NEARHIT_EMBEDDER__ADAPTER": "hash"}
+    config = load_config(tmp_path / "new" / "config.yaml", settings)
+    easy, hard = (
+        "What is the capital of France?",
+        "Prove that the square root of 5 is irrational, and explain each step.",
+    )
+    async with gateway_of(config, load_policy(config.policies, config), settings) as served:
+        assert (await served.chat(easy, model="auto")).status == 200
+        assert (await served.chat(hard, model="auto")).status == 200
+        assert (await served.chat(hard, model="org/small")).status == 200
+        assert "hit" in (await served.chat(easy, model="auto")).cache_status
+    assert [call.json["model"] for call in light.calls] == ["small", "small"]
+    assert [(call.json["model"], call.json["reasoning_effort"]) for call in large.calls] == [("large", "high")]
+    assert light.calls[0].headers["Authorization"] == "Bearer a-secret"

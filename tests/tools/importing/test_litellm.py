@@ -320,3 +320,71 @@ def test_any_value_in_any_place_is_accounted_for_or_refused(
     except (ImportFailed, ConfigInvalid):
         return
     assert unaccounted(yaml.safe_load(text), imported.report) == []
+
+
+ROUTER = {
+    "as": "smart",
+    "model": "auto_router/complexity_router",
+    "complexity_router_default_model": "b",
+    "api_key": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("tiers", "route"),
+    [
+        ({"SIMPLE": "a", "COMPLEX": "b"}, {"light": "a", "large": "b", "escalate_above": 0.5}),
+        ({"SIMPLE": "a", "MEDIUM": "a", "COMPLEX": ["b"], "REASONING": "b"},
+         {"light": "a", "large": "b", "escalate_above": 0.5}),
+        ({"REASONING": "c", "SIMPLE": "a", "MEDIUM": ["b", "a"]},
+         {"tiers": ["a", "b", "c"], "escalate_above": [0.33, 0.67]}),
+        ({"SIMPLE": "a", "COMPLEX": "lost"}, {"backend": "a"}),
+    ],
+)  # fmt: skip
+def test_a_complexity_router_becomes_a_route_with_tiers(
+    tiers: dict[str, Any], route: dict[str, Any], tmp_path: Path
+) -> None:
+    models = [{"as": name, "model": f"openai/{name}"} for name in ("a", "b", "c")]
+    router = {**ROUTER, "complexity_router_config": {"tiers": tiers, "keyword_rules": [1]}}
+    imported = import_document(tmp_path, [*models, router])
+    assert imported.routes["smart"] == {"name": "smart", "match": {"model": "smart"}, "route": route}
+    assert "learned complexity" in imported.said("model_list[3].litellm_params.model", Outcome.CHANGED)
+    assert "nearhit simulate" in imported.said("model_list[3].litellm_params.complexity_router_config.keyword_rules")
+    if "lost" in str(tiers):
+        path = "model_list[3].litellm_params.complexity_router_config.tiers.COMPLEX"
+        assert "left out of the tiers" in imported.said(path, Outcome.MISSING)
+
+
+def test_a_complexity_router_without_a_known_model_is_left_out(tmp_path: Path) -> None:
+    imported = import_document(tmp_path, [{}, {**ROUTER, "complexity_router_config": {"tiers": {"SIMPLE": "lost"}}}])
+    assert "smart" not in imported.routes
+    assert "left out" in imported.said("model_list[1]", Outcome.MISSING)
+
+
+def test_a_middle_tier_with_a_reserved_name_is_left_out(tmp_path: Path) -> None:
+    models = [{"as": name, "model": f"openai/{name}"} for name in ("small", "large", "huge")]
+    tiers = {"SIMPLE": "small", "MEDIUM": "large", "COMPLEX": "huge"}
+    imported = import_document(tmp_path, [*models, {**ROUTER, "complexity_router_config": {"tiers": tiers}}])
+    assert imported.routes["smart"]["route"] == {"light": "small", "large": "huge", "escalate_above": 0.5}
+    assert any("left out" in said for said in imported.report.differences)
+
+
+@pytest.mark.parametrize(
+    ("sections", "path", "said"),
+    [
+        ({"mcp_servers": {"docs": {"url": "https://d/mcp"}}}, "mcp_servers.docs", "adapter: mcp"),
+        ({"router_settings": {"optional_pre_call_checks": ["prompt_caching"]}},
+         "router_settings.optional_pre_call_checks", "sticky: prefix"),
+        ({"litellm_settings": {"enable_json_schema_validation": True}},
+         "litellm_settings.enable_json_schema_validation", "check: schema"),
+    ],
+)  # fmt: skip
+def test_the_report_names_what_nearhit_has_instead(
+    sections: dict[str, Any], path: str, said: str, tmp_path: Path
+) -> None:
+    assert said in import_document(tmp_path, [{}], **sections).said(path, Outcome.MISSING)
+
+
+def test_an_effort_of_a_model_is_reported_with_the_parameters_of_tiers(tmp_path: Path) -> None:
+    imported = import_document(tmp_path, [{"reasoning_effort": "low"}])
+    assert "parameters: {reasoning_effort: low}" in imported.said("model_list[0].litellm_params.reasoning_effort")

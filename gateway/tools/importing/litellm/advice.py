@@ -12,12 +12,22 @@ UNKNOWN = "this import does not know the setting; look it up and decide whether 
 _AUTOMATIC = "nearhit ejects failing upstreams and tries them again on its own (circuit breakers); nothing to set"
 _OBSERVING = "see docs/observing.md: metrics, OTLP traces (telemetry.traces) and the access log"
 _CLIENT = "nearhit leaves requests as they are: let the client send it"
+_MCP = (
+    "write a backend with adapter: mcp for each server that speaks streamable HTTP, and a route with match: {path: "
+    '"*/mcp"}; docs/cookbook.md has a recipe'
+)
+_EFFORT = "parameters of a tier set it: light: {backend: NAME, parameters: {reasoning_effort: low}}"
+_AFFINITY = "session: {hold: upstream} of a route, or sticky: prefix of a backend for its prompt cache"
 _INFO = "it describes the model; nearhit needs no description"
+_GUARDRAILS = (
+    "nearhit checks no texts: put guardrails in front of it or behind it; privacy: {pii: [...]} of a route keeps "
+    "personal data out of the caches"
+)
 _DATABASE = "nearhit has no database of keys and spend; keys are in the store"
 
 # Parameters of requests, which LiteLLM adds to those of the client.
 _REQUEST_KEYS = (
-    "temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop", "thinking", "reasoning_effort",
+    "temperature", "top_p", "max_completion_tokens", "seed", "stop", "merge_reasoning*", "allowed_openai_params*",
     "web_search_options", "response_format", "presence_penalty", "frequency_penalty", "extra_body*",
 )  # fmt: skip
 
@@ -25,6 +35,9 @@ _REQUEST_KEYS = (
 ADVICE: Mapping[str, str] = {
     "environment_variables*": "nearhit sets no variables: set them where the gateway starts",
     "include*": "included files are not read: merge them into one file and import again",
+    "model_list.*.litellm_params.complexity_router_config*": (
+        "the complexity is learned, without keywords, weights or plugins; choose escalate_above with nearhit simulate"
+    ),
     "model_list.*.model_info.*": _INFO,
     "model_list.*.model_info": _INFO,
     "model_list.*.litellm_params.api_version": "the adapter needs no version of the API",
@@ -33,6 +46,9 @@ ADVICE: Mapping[str, str] = {
     "model_list.*.litellm_params.extra_headers*": f"{_CLIENT}: headers of the client pass through",
     "model_list.*.litellm_params.headers*": f"{_CLIENT}: headers of the client pass through",
     "model_list.*.litellm_params.cache_control*": f"{_CLIENT}: cache_control passes through",
+    "model_list.*.litellm_params.reasoning_effort*": _EFFORT,
+    "model_list.*.litellm_params.thinking*": f"{_EFFORT}, or thinking_budget: TOKENS",
+    "model_list.*.litellm_params.max_tokens": f"{_EFFORT}, and max_tokens: TOKENS likewise",
     **{f"model_list.*.litellm_params.{key}": _CLIENT for key in _REQUEST_KEYS},
     "model_list.*.litellm_params.base_model": _INFO,
     "model_list.*.litellm_params.azure_*": "the backend sends a key; nearhit fetches no tokens of Entra ID",
@@ -63,8 +79,8 @@ ADVICE: Mapping[str, str] = {
     "router_settings.cache_responses": "caches are those of litellm_settings.cache",
     "router_settings.caching_groups*": "each route has its own entries; give several models one route",
     "router_settings.enable_pre_call_check*": "nearhit does not compare prompts with context windows",
-    "router_settings.optional_pre_call_checks*": "sticky: conversation or sticky: user in a backend",
-    "router_settings.*affinity*": "sticky: conversation or sticky: user in a backend",
+    "router_settings.optional_pre_call_checks*": _AFFINITY,
+    "router_settings.*affinity*": _AFFINITY,
     "router_settings.*tag_filtering*": "use routes with match: {headers: ...}",
     "router_settings.provider_budget_config*": "caps are on routes: limits with per: route and cost",
     "router_settings.default_litellm_params*": _CLIENT,
@@ -79,9 +95,13 @@ ADVICE: Mapping[str, str] = {
     "*_settings.debug_level": _OBSERVING,
     "*_settings.json_logs": "logs are JSON lines",
     "litellm_settings.drop_params": "nearhit drops no parameters: remove them from the requests",
+    "litellm_settings.enable_json_schema_validation": (
+        "answers that do not fit the schema of their request are never stored; route.cascade: {check: schema} "
+        "escalates them to the large model"
+    ),
     "litellm_settings.modify_params": "nearhit changes no parameters",
-    "litellm_settings.*guardrail*": "nearhit has no guardrails: put them in front of it or behind it",
-    "guardrails*": "nearhit has no guardrails: put them in front of it or behind it",
+    "litellm_settings.*guardrail*": _GUARDRAILS,
+    "guardrails*": _GUARDRAILS,
     "litellm_settings.force_ipv4": "the system decides",
     "litellm_settings.ssl_verify": "nearhit always verifies certificates",
     "litellm_settings.cache_params.namespace": "tenants separate entries: give each application a tenant",
@@ -102,9 +122,9 @@ ADVICE: Mapping[str, str] = {
     "litellm_settings.*team*": "a team is a tenant: nearhit keys create NAME --tenant TEAM",
     "litellm_settings.*end_user*": "limits with per: user bound the users that clients name",
     "litellm_settings.*cost*": "price of a backend is what you pay: write discounts and margins into it",
-    "litellm_settings.*mcp*": "nearhit has no MCP gateway",
-    "general_settings.*mcp*": "nearhit has no MCP gateway",
-    "mcp_servers*": "nearhit has no MCP gateway",
+    "litellm_settings.*mcp*": _MCP,
+    "general_settings.*mcp*": _MCP,
+    "mcp_servers*": _MCP,
     "general_settings.custom_auth*": "auth.keys lists digests of keys, or check clients in front of the gateway",
     "general_settings.*jwt*": "auth.oidc opens the admin port; clients need keys",
     "general_settings.*oauth2*": "auth.oidc opens the admin port; clients need keys",

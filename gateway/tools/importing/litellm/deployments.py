@@ -9,6 +9,7 @@ from typing import Any
 from gateway.config.units import format_duration
 from gateway.tools.importing.document import Setting
 from gateway.tools.importing.draft import Draft, unique_name
+from gateway.tools.importing.litellm.auto_router import is_complexity_router
 from gateway.tools.importing.litellm.providers import PROVIDERS, base_url, split_model, unknown_provider
 
 LITELLM_KEY = "LITELLM_API_KEY"
@@ -73,6 +74,8 @@ def read_groups(root: Setting, defaults: Defaults, draft: Draft) -> dict[str, li
     groups: dict[str, list[Deployment]] = {}
     secrets: dict[str, str] = {}
     for entry in root.key("model_list").entries():
+        if is_complexity_router(entry):
+            continue
         deployment = _EntryReader(entry, credentials, defaults, draft, secrets).read()
         if deployment is not None:
             groups.setdefault(deployment.model_name, []).append(deployment)

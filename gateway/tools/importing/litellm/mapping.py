@@ -12,6 +12,7 @@ from gateway.tools.importing.document import Document, Setting
 from gateway.tools.importing.draft import Draft, escape_glob, split_shares
 from gateway.tools.importing.errors import ImportFailed
 from gateway.tools.importing.litellm.access import client_limits, read_access
+from gateway.tools.importing.litellm.auto_router import is_complexity_router, tier_models
 from gateway.tools.importing.litellm.cache import CacheRules, read_cache
 from gateway.tools.importing.litellm.deployments import (
     CHAT,
@@ -160,6 +161,7 @@ class _Mapping:
                 taken |= {path} if path else set()
         for alias, name in self._aliases():
             self._draft.add_route(alias, {"match": {"model": escape_glob(alias)}, **self._rule(name)})
+        self._add_complexity_routers()
         self._add_default()
 
     def _place(self, name: str) -> Setting:
@@ -271,6 +273,23 @@ class _Mapping:
                     apart = ", whose limits count apart" if self._groups[name].limits else ""
                     alias.carried(f"a route of its own, with the rule of {name}{apart}")
                     yield alias.name, name
+
+    def _add_complexity_routers(self) -> None:
+        """Add a route with tiers for each entry that chooses by complexity."""
+        for entry in self._document.root.key("model_list").entries():
+            if not is_complexity_router(entry):
+                continue
+            name, models = entry.key("model_name"), tier_models(entry, self._groups)
+            if not isinstance(name.value, str) or not models:
+                entry.missing("the entry is left out, because none of its tiers names a model with a backend")
+                continue
+            name.carried(f"a route with the tiers {', '.join(models)}")
+            cache, limits = self._caches.of(CHAT), [dict(limit) for limit in self._common]
+            rule = ({} if cache is None else {"cache": _copy(cache)}) | {
+                "route": self._draft.route_by_complexity([self._groups[model].target for model in models])
+            }
+            matched = {"match": {"model": escape_glob(name.value)}}
+            self._draft.add_route(name.value, matched | rule | ({"limits": limits} if limits else {}))
 
     def _add_default(self) -> None:
         """Add the last rule, which matches every request."""

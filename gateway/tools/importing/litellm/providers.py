@@ -96,6 +96,11 @@ def unknown_provider(provider: str, model: str) -> str:
         return (
             "the model is left out; write a backend with adapter: triton and url: grpc://HOST:PORT, or adapter: kserve"
         )
+    if provider == "auto_router":
+        return (
+            "the model is left out: nearhit chooses by difficulty itself; write a route with match: {model: NAME}, and "
+            "light and large, or tiers, with escalate_above"
+        )
     named = f"the provider {format_value(provider)}" if provider else f"a provider for {format_value(model)}"
     return (
         f"nearhit does not know {named}; the model is left out. Give an OpenAI-compatible endpoint as openai/NAME with "

@@ -1,0 +1,180 @@
+"""Ask a route's own classifier for the complexity of a text, within bounds.
+
+The gateway's own score counts whenever the classifier gives none, so no outcome here fails a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from importlib import import_module
+from weakref import WeakValueDictionary
+
+from gateway.adapters.classifier.http import HttpClassifier
+from gateway.cache.personal_data import find, redact
+from gateway.circuit_breaker import CircuitBreaker
+from gateway.config.policy.complexity import ClassifierSettings
+from gateway.config.policy.model import Route, Target
+from gateway.context import RequestContext
+from gateway.errors import ClassifierAnswerInvalid, ClassifierFailed
+from gateway.messages import Call, Classification, ClassifierOutcome
+from gateway.observability.telemetry import Telemetry
+from gateway.ports import ClassifierAnswer, ClassifierQuestion, Clock, TextClassifier
+from gateway.upstream.aiohttp_session import AiohttpSession
+
+LOG = logging.getLogger("nearhit.routing")
+
+MAX_TEXT = 32_768  # characters of a text that a classifier gets, from its beginning
+MAX_INFLIGHT = 64  # questions to one classifier at once
+MAX_CONNECTIONS = 128  # to all HTTP classifiers together
+CONNECT_TIMEOUT_S = 5.0  # a bound for connections that no request waits for any more
+# After so many failures in a row nobody waits for a classifier. One request tries it after a second, and after at most
+# 30 seconds if it keeps failing.
+FAILURES, COOLDOWN_S, LONGEST_S = 5, 1.0, 30.0
+
+
+class Classifier:
+    """`Classifier` asks one classifier. All routes with equal settings share it, with its circuit breaker."""
+
+    def __init__(self, settings: ClassifierSettings, texts: TextClassifier, clock: Clock) -> None:
+        self.settings = settings
+        self.name = f"the classifier at {settings.url}"
+        self._texts = texts
+        self._clock = clock
+        self._breaker = CircuitBreaker(FAILURES, COOLDOWN_S, LONGEST_S)
+        self._inflight = 0
+        self._is_away = False  # as the log says
+
+    async def score(
+        self, question: ClassifierQuestion, target: Target, due: float
+    ) -> tuple[ClassifierOutcome, float | None, str]:
+        """Return the outcome, the complexity if there is one, and the reason in words.
+
+        `due`: when the request's answer is due, in seconds on the monotonic clock.
+        """
+        now, timeout_s = self._clock.monotonic(), self.settings.timeout_s
+        left_s = due - now
+        if left_s <= 0:
+            return ClassifierOutcome.NO_TIME, None, "the latency budget is spent"
+        if self._inflight >= MAX_INFLIGHT:
+            return ClassifierOutcome.BUSY, None, f"it has {MAX_INFLIGHT} questions already"
+        if not self._breaker.allow(now):
+            return ClassifierOutcome.PAUSED, None, f"it is paused after {FAILURES} failures in a row"
+        self._inflight += 1
+        try:
+            async with asyncio.timeout(min(timeout_s, left_s)):
+                answer = await self._texts.ask(question)
+        except TimeoutError:
+            if left_s < timeout_s:  # this says nothing about the classifier
+                return ClassifierOutcome.NO_TIME, None, "the latency budget ended first"
+            return self._failed(ClassifierOutcome.LATE, f"it gave no answer within {1e3 * timeout_s:g} ms", now)
+        except ClassifierAnswerInvalid as error:
+            return self._failed(ClassifierOutcome.INVALID, str(error), now)
+        except ClassifierFailed as error:
+            return self._failed(ClassifierOutcome.FAILED, str(error), now)
+        finally:
+            self._inflight -= 1
+        self._succeeded(now)
+        try:
+            return ClassifierOutcome.ANSWERED, score_of(answer, target), ""
+        except ClassifierAnswerInvalid as error:  # such as the label of a model that is not sure: no reason for a pause
+            return ClassifierOutcome.INVALID, None, str(error)
+
+    async def close(self) -> None:
+        await self._texts.close()
+
+    def _failed(
+        self, outcome: ClassifierOutcome, why: str, sent_at: float
+    ) -> tuple[ClassifierOutcome, float | None, str]:
+        self._breaker.failed(self._clock.monotonic(), sent_at)
+        if self._breaker.failures >= FAILURES and not self._is_away:
+            self._is_away = True
+            LOG.warning("a classifier is paused: the gateway's own score counts", extra={"fields": self._fields(why)})
+        return outcome, None, why
+
+    def _succeeded(self, sent_at: float) -> None:
+        self._breaker.succeeded(sent_at)
+        if self._is_away and self._breaker.failures == 0:
+            self._is_away = False
+            LOG.info("a classifier answers again", extra={"fields": self._fields("")})
+
+    def _fields(self, why: str) -> dict[str, object]:
+        return {"url": self.settings.url, **({"reason": why} if why else {})}
+
+
+class RouteClassifier:
+    """`RouteClassifier` asks the classifier of one route, and counts the outcomes."""
+
+    def __init__(self, route: Route, classifier: Classifier, telemetry: Telemetry) -> None:
+        self._route = route
+        self._classifier = classifier
+        self._telemetry = telemetry
+
+    async def classify(self, request: RequestContext, call: Call, text: str) -> Classification:
+        """Return what the classifier says of a text. It waits for `complexity.timeout` at most, and never raises.
+
+        The classifier reads no personal data that the route keeps out of its caches.
+        """
+        read, privacy = text[:MAX_TEXT], self._route.privacy
+        if privacy is not None and privacy.action != "store":
+            read = redact(read, find(read, privacy.kinds))
+        question = ClassifierQuestion(read, self._route.name, call.model, call.operation, call.max_tokens)
+        with request.timer("classify"):
+            outcome, score, why = await self._classifier.score(question, self._route.target, request.due)
+        self._telemetry.classifier.add(self._route.name, str(outcome))
+        name = self._classifier.name
+        return Classification(text, outcome, score, name if score is not None else f"{name} does not count: {why}")
+
+
+def score_of(answer: ClassifierAnswer, target: Target) -> float:
+    """Return the complexity of an answer. A tier stands for the middle of the scores that choose it.
+
+    So a rule that follows the traffic, such as `large_share`, still decides. Raise `ClassifierAnswerInvalid` if the
+    route does not have the tier.
+    """
+    if answer.score is not None:
+        return answer.score
+    names = [tier.name for tier in target.tiers]
+    name = answer.tier if answer.tier in names else target.tier_with_backend(answer.tier or "")
+    if name is None:
+        raise ClassifierAnswerInvalid(f"the route has no such tier, expected one of {', '.join(names)}")
+    edges, rank = (0.0, *target.escalate_above, 1.0), names.index(name)
+    return (edges[rank] + edges[rank + 1]) / 2
+
+
+class Classifiers:
+    """`Classifiers` has the classifiers of the routes in force.
+
+    A classifier lives as long as a route uses it. A new policy keeps those that the former one has too, with their
+    connections and their state.
+    """
+
+    def __init__(self, clock: Clock, telemetry: Telemetry) -> None:
+        self._clock = clock
+        self._telemetry = telemetry
+        self._session = AiohttpSession(CONNECT_TIMEOUT_S, MAX_CONNECTIONS)
+        self._used: WeakValueDictionary[ClassifierSettings, Classifier] = WeakValueDictionary()
+
+    def of(self, route: Route) -> RouteClassifier | None:
+        """Return the classifier of a route; None: its policy has none. A running event loop is needed."""
+        settings = route.target.classifier
+        if settings is None:
+            return None
+        classifier = self._used.get(settings)
+        if classifier is None:
+            classifier = self._used[settings] = Classifier(settings, self._open(settings), self._clock)
+        return RouteClassifier(route, classifier, self._telemetry)
+
+    async def close(self) -> None:
+        for classifier in list(self._used.values()):
+            with suppress(OSError):
+                await classifier.close()
+        await self._session.close()
+
+    def _open(self, settings: ClassifierSettings) -> TextClassifier:
+        if settings.adapter == "triton":
+            triton = import_module("gateway.adapters.classifier.triton")  # imports gRPC, which is large
+            texts: TextClassifier = triton.TritonClassifier(settings.url, settings.model)
+            return texts
+        return HttpClassifier(settings.url, self._session.get)

@@ -1,0 +1,1 @@
+"""Import of vLLM Semantic Router's config.yaml, version v0.3."""

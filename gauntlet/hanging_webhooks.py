@@ -1,0 +1,139 @@
+"""Receivers of webhooks that hang, redirect or never end must not delay those of other tenants, nor lead elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from bench.load import rss_mb
+from gauntlet.part import Finding, Part, judged
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, Bystander, in_parallel, target
+from tests.fixtures.gateways import NO_CACHE
+from tests.fixtures.upstream import Upstream, serving
+from tests.jobs.asking import ALICE, BOB, submit
+
+SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
+AT_ONCE, SPARE_MB = 8, 64
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"
+
+
+class Receivers:
+    """One server: the path of a request says how it answers. `told_at` has the time of each good webhook by its id."""
+
+    def __init__(self) -> None:
+        self.port = self.elsewhere = 0
+        self.begun: Counter[str] = Counter()
+        self.told_at: dict[str, float] = {}
+        self.led_elsewhere = 0
+        self._held: list[asyncio.StreamWriter] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._held.append(writer)
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                length = int(head.lower().partition("content-length:")[2].partition("\r\n")[0] or 0)
+                body = await reader.readexactly(length)
+                path = head.split(" ")[1]
+                self.begun[path] += 1
+                if path == "/good":
+                    self.told_at[json.loads(body)["data"]["id"]] = time.monotonic()
+                await self._behave(path, writer)
+
+    async def _behave(self, path: str, writer: asyncio.StreamWriter) -> None:
+        if path == "/hang":
+            await asyncio.Event().wait()
+        elif path == "/trickle":
+            for byte in HEAD:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(1.0)
+        elif path == "/endless":
+            writer.write(HEAD)
+            while True:
+                writer.write(bytes(65536))
+                await writer.drain()
+        elif path == "/reset":
+            writer.transport.abort()
+        else:
+            statuses = {"/good": b"204 No Content", "/gone": b"410 Gone", "/fails": b"500 Internal Server Error"}
+            status = statuses.get(path, b"307 Temporary Redirect")
+            elsewhere = b"Location: http://127.0.0.1:%d/secret\r\n" % self.elsewhere if path not in statuses else b""
+            writer.write(b"HTTP/1.1 " + status + b"\r\n" + elsewhere + b"Content-Length: 0\r\n\r\n")
+
+    async def note(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.led_elsewhere += 1
+        writer.close()
+
+    def close(self) -> None:
+        for writer in self._held:
+            writer.transport.abort()
+
+
+BAD = ("/hang", "/trickle", "/redirect", "/endless", "/hang", "/reset", "/fails", "/gone")
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[Receivers]:
+    receivers = Receivers()
+    async with (
+        await asyncio.start_server(receivers.answer, "127.0.0.1", 0) as server,
+        await asyncio.start_server(receivers.note, "127.0.0.1", 0) as other,
+    ):
+        receivers.port, receivers.elsewhere = (each.sockets[0].getsockname()[1] for each in (server, other))
+        try:
+            yield receivers
+        finally:
+            receivers.close()
+
+
+async def run(quick: bool) -> Finding:
+    """Let one tenant name bad receivers, and another one good receivers, and measure when these are told."""
+    bad, good = (48, 12) if quick else (1000, 100)
+    os.environ["GAUNTLET_HOOK"] = SECRET
+    submitted: dict[str, float] = {}
+    async with serving(Upstream()) as upstream, receiving() as receivers:
+        url = f"http://127.0.0.1:{receivers.port}"
+        jobs = {"webhook_secret_env": "GAUNTLET_HOOK", "webhook_hosts": [f"127.0.0.1:{receivers.port}"]}
+        async with target(upstream.url, NO_CACHE, jobs=jobs) as it:
+            other = Bystander(it)
+            await other.ask()
+            before = rss_mb(it.process.pid)
+            named = (submit(it, f"bad {n}", ALICE, webhook=url + BAD[n % len(BAD)]) for n in range(bad))
+            await in_parallel(AT_ONCE, named)
+
+            async def ask(number: int) -> None:
+                job = await submit(it, f"good {number}", BOB, webhook=url + "/good")
+                submitted[job] = time.monotonic()
+
+            for number in range(good):
+                await ask(number)
+                await other.ask()
+            until = time.monotonic() + PATIENCE_S
+            while receivers.told_at.keys() < submitted.keys() and time.monotonic() < until:
+                await asyncio.sleep(PAUSE_S)
+            grown = rss_mb(it.process.pid) - before
+    delays = [receivers.told_at.get(job, time.monotonic()) - at for job, at in submitted.items()]
+    tried = sum(number for path, number in receivers.begun.items() if path != "/good")
+    figure = (
+        f"{bad} jobs with bad receivers ({tried} attempts), {len(receivers.told_at)} of {good} others told within "
+        f"{max(delays):.1f} s; {receivers.led_elsewhere} connections elsewhere; +{grown:.0f} MB; {other.figure}"
+    )
+    return judged(
+        figure,
+        {
+            **other.levels,
+            f"a webhook of another tenant took {max(delays):.1f} s": max(delays) <= ONE_REQUEST_S,
+            f"{receivers.led_elsewhere} connections to where a redirect pointed": not receivers.led_elsewhere,
+            f"memory grew by {grown:.0f} MB, expected at most {SPARE_MB}": grown <= SPARE_MB,
+            f"only {len(receivers.begun)} kinds of receivers were asked": set(receivers.begun) == {*BAD, "/good"},
+        },
+    )
+
+
+PART = Part("hanging webhooks", "those of others told within 10 s; redirects lead nowhere; 64 MB at most", run)

@@ -1,0 +1,118 @@
+"""Workers that are killed must cost only the requests that they had, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import aiohttp
+
+from bench.load import children
+from gauntlet.part import Finding, Part, judged
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, says, target
+from tests.fixtures.gateways import EXACT_CACHE
+from tests.fixtures.processes import Process
+from tests.fixtures.upstream import Upstream, serving
+
+WORKERS, CLIENTS, QUESTIONS = 2, 8, 40
+STORE = {"timeout": "250ms"}  # as shipped
+
+
+def pids(it: Process, program: bytes) -> list[int]:
+    """Return the children of the supervisor that run a program."""
+    assert it.process.pid is not None
+    running = [child for child in children(it.process.pid) if Path(f"/proc/{child}/cmdline").exists()]
+    return [child for child in running if program in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+class Crowd:
+    """Clients that ask over a new connection or over a kept one, and check each answer."""
+
+    def __init__(self, it: Process) -> None:
+        self._it = it
+        self.asked = 0
+        self.cut: list[str] = []
+        self.failed: list[str] = []
+        self.wrong: list[str] = []
+        self.slowest_s = 0.0
+        self.over = False
+
+    async def client(self, seed: int) -> None:
+        draw = random.Random(seed)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=bool(seed % 2))) as session:
+            while not self.over:
+                await self._ask(session, f"question {draw.randrange(QUESTIONS)}")
+                await asyncio.sleep(PAUSE_S / 5)
+
+    async def _ask(self, session: aiohttp.ClientSession, question: str) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+        began = time.monotonic()
+        self.asked += 1
+        try:
+            async with session.post(f"{self._it.url}/v1/chat/completions", json=body) as answer:
+                data = await answer.read()
+        except aiohttp.ClientError as error:  # the connection ended, so the client knows that there is no answer
+            self.cut.append(repr(error))
+            return
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        if answer.status != 200:
+            self.failed.append(f"{answer.status} {data[:100]!r}")
+        elif not says(data, question):
+            self.wrong.append(f"{question} got {data[-300:]!r}")
+
+
+async def replaced(it: Process, program: bytes, number: int, pid: int) -> bool:
+    """Return whether there are that many processes again, without the killed one, before patience ends."""
+    until = time.monotonic() + PATIENCE_S
+    while pid in (now := pids(it, program)) or len(now) < number:
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(PAUSE_S)
+    return True
+
+
+async def run(quick: bool) -> Finding:
+    """Kill workers, and the embedded store, one after the other under traffic."""
+    kills, settled_s = (2, 0.5) if quick else (10, 3.0)
+    back = list[bool]()
+    section, began = {"workers": WORKERS}, time.monotonic()
+    async with serving(Upstream()) as upstream, target(upstream.url, EXACT_CACHE, server=section, store=STORE) as it:
+        most_s = ONE_REQUEST_S + time.monotonic() - began  # new connections to a killed worker wait for the next one
+        crowd = Crowd(it)
+        clients = [asyncio.create_task(crowd.client(seed)) for seed in range(CLIENTS)]
+        for number in range(kills):
+            await asyncio.sleep(settled_s)
+            program, many = (b"valkey", 1) if number % 3 == 1 else (b"gateway", WORKERS)
+            pid = pids(it, program)[number % many]
+            os.kill(pid, signal.SIGKILL)
+            back.append(await replaced(it, program, many, pid))
+        await asyncio.sleep(settled_s)
+        crowd.over = True
+        await asyncio.gather(*clients)
+    most = kills * CLIENTS  # a client has one request at a time
+    figure = (
+        f"{kills} kills, {crowd.asked} requests: {len(crowd.cut)} cut, {len(crowd.failed)} failed, "
+        f"{len(crowd.wrong)} wrong, slowest {crowd.slowest_s:.2f} s; {sum(back)} came back"
+    )
+    return judged(
+        figure,
+        {
+            f"{len(crowd.cut)} requests were cut, expected at most {most}: {''.join(crowd.cut[-1:])}": len(crowd.cut)
+            <= most,
+            f"{len(crowd.failed)} failed, the first: {''.join(crowd.failed[:1])}": not crowd.failed,
+            f"{len(crowd.wrong)} wrong, the first: {''.join(crowd.wrong[:1])}": not crowd.wrong,
+            f"a request took {crowd.slowest_s:.1f} s, expected at most {most_s:.1f}": crowd.slowest_s <= most_s,
+            f"{kills - sum(back)} processes did not come back": all(back),
+        },
+    )
+
+
+PART = Part(
+    "killed workers",
+    "only requests of a killed worker are cut; 0 failed, 0 wrong, each within 10 s and a start; all come back",
+    run,
+)
