@@ -225,9 +225,9 @@ class LearnedVerifier:
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         mine, readings = read(question), [kept(candidate.question) for candidate in candidates]
-        told = self._told(mine, question, readings, [candidate.question for candidate in candidates])
+        compared = self._doubts_and_overlaps(mine, question, readings, [candidate.question for candidate in candidates])
         found = list[Opinion]()
-        for candidate, other, (doubt, words_shared) in zip(candidates, readings, told, strict=True):
+        for candidate, other, (doubt, words_shared) in zip(candidates, readings, compared, strict=True):
             log_odds = self.weights.first.log_odds(candidate.similarity, doubt)
             if _is_foreign(question, candidate):
                 log_odds -= FOREIGN
@@ -270,9 +270,12 @@ class LearnedVerifier:
 
     def doubts(self, query: str, stored: Sequence[str]) -> list[float]:
         """Return (k,) doubts in [0, 1] that the questions ask the same."""
-        return [doubt for doubt, _ in self._told(read(query), query, [kept(other) for other in stored], stored)]
+        return [
+            doubt
+            for doubt, _ in self._doubts_and_overlaps(read(query), query, [kept(other) for other in stored], stored)
+        ]
 
-    def _told(
+    def _doubts_and_overlaps(
         self, mine: QuestionReading, query: str, readings: Sequence[QuestionReading], stored: Sequence[str]
     ) -> list[tuple[float, float]]:
         """Return (k,) doubts, and shares of the words of both questions that both have."""
