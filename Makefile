@@ -241,7 +241,7 @@ SEEDS ?= 10
 quality: setup $(QUALITY_ENV)/.requirements  ## measure hits, wrong hits, and whether promises are kept (docs/quality.md)
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m quality --seeds $(SEEDS) --tools $(QUALITY_ENV)/bin/python \
 	  $(if $(EVAL),--eval $(EVAL)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(DATA),--data $(DATA)) \
-	  $(if $(VERIFIER),--verifier $(VERIFIER)) --picture $(if $(EVAL),docs/images,build)/quality.svg
+	  $(if $(VERIFIER),--verifier $(VERIFIER)) $(if $(TUNED),--tuned $(TUNED)) --picture $(if $(EVAL),docs/images,build)/quality.svg
 
 # BANKING is the training CSV of banking77, CLINC data_full.json of clinc150, SNIPS a folder with the commands of SNIPS,
 # and EVAL the folder of the evaluation tools.

@@ -222,6 +222,11 @@ class RequestContext:
         return self.deadline is not None or self.ttft_deadline is not None or self.tpot_s is not None
 
     @property
+    def is_part(self) -> bool:
+        """Whether the question that is matched by meaning is a part of a long prompt."""
+        return self.call is not None and self.call.is_split
+
+    @property
     def due(self) -> float:
         """When the answer or its first token is due, whichever is earlier; infinite if nobody waits for it."""
         whole, first = self.deadline, self.ttft_deadline

@@ -424,6 +424,11 @@ class Call:
         return self.decisive.focus
 
     @property
+    def is_split(self) -> bool:
+        """Whether the focus is only a part of a long question."""
+        return self.focus is not self.question
+
+    @property
     def no_question(self) -> Bypass | None:
         return self.decisive.no_question
 

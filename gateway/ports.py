@@ -427,7 +427,9 @@ class Opinion:
     veto: Refusal | None = None  # not to be served at any score
     doubt: Refusal | None = None  # the strongest objection: the reason if the candidate is refused
     ceiling: float | None = None  # the most that a second opinion could say; None: this opinion is final
-    trees_doubt: float = 1.0  # of the first opinion, in [0, 1]: the second opinion weighs it
+    # Of the first opinion, in [0, 1]: the second opinion weighs them.
+    trees_doubt: float = 1.0
+    words_shared: float = 0.0  # share of the words of both questions that both have
 
 
 PriorBands = Sequence[tuple[float, float]]

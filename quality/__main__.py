@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--audit", type=float, default=0.05, help="share of hits")
     parser.add_argument("--verifier", default=VerifierConfig().adapter, help="default: %(default)s")
     parser.add_argument("--embedder", default="onnx", help="of the gateway and of the replays")
+    parser.add_argument("--tuned", type=Path, help="data directory whose tuned verifier is a rung of the ladder, too")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument(
         "--tools",
@@ -74,6 +75,7 @@ class Report:
         self.verifier = build_verifier(VerifierConfig(adapter=given.verifier), EmbedderConfig())
         self.embedder = Encoded(self.encoder)
         self.opinions = Opinions(self.verifier, self.folder, self.encoder.fingerprint)
+        self.tuned = self._tuned(given.tuned)
         self.audited = load_audited()
         self.stream = self._stream()
         self.found: dict[str, Any] = {
@@ -91,6 +93,15 @@ class Report:
             "ladder": [],
             "replays": [],
         }
+
+    def _tuned(self, data_dir: Path | None) -> Opinions | None:
+        """The verifier that `nearhit tune` has put in force in a data directory. None: no directory is given."""
+        if data_dir is None:
+            return None
+        verifier = build_verifier(VerifierConfig(), EmbedderConfig(), versions=data_dir)
+        if verifier.basis == self.verifier.basis:
+            raise SystemExit(f"{data_dir} has no tuned verifier in force: expected one that `nearhit tune` has made")
+        return Opinions(verifier, self.folder, self.encoder.fingerprint)
 
     def _stream(self) -> Stream:
         if self.given.eval is not None:
@@ -121,6 +132,8 @@ class Report:
             if name in self.given.only:
                 section()
                 self.opinions.save()
+                if self.tuned is not None:
+                    self.tuned.save()
         self.given.folder.mkdir(parents=True, exist_ok=True)
         target = self.given.folder / "quality.json"
         target.write_text(json.dumps(rounded(self.found), indent=1) + "\n")
@@ -178,6 +191,8 @@ class Report:
     def _ladder(self, world: World) -> None:
         loosest, audit, rungs = max(self.given.budgets), self.given.audit, []
         scores = {"similarity": Opinions(Plain(), None), "verifier": self.opinions}
+        if self.tuned is not None:
+            scores["tuned"] = self.tuned
         for (name, opinions), labels in product(scores.items(), self._label_names()):
             self.note(f"curve: {name}, {labels} labels")
             replay = self.replay_of(world, opinions, labels)
@@ -231,15 +246,17 @@ class Report:
 
     def traps(self) -> None:
         pairs = traps.load(self.given.eval)
-        ledger = ThresholdLedger(self.verifier.prior)
-        thresholds = {budget: ledger.threshold(budget, ledger.growth(1)) for budget in self.given.budgets}
-        tallies = {b: traps.tally(pairs, self.opinions, self.embedder, each) for b, each in thresholds.items()}
-        self.found["traps"] = {f"{b:g}": [asdict(each) for each in group] for b, group in tallies.items()}
-        self.say(
-            "Traps",
-            "Each pair alone in the cache of a gateway that has seen nothing.",
-            tables.traps(tallies, thresholds),
-        )
+        verifiers = {"traps": self.opinions} | ({"traps, tuned": self.tuned} if self.tuned is not None else {})
+        for name, opinions in verifiers.items():
+            ledger = ThresholdLedger(opinions.prior)
+            thresholds = {budget: ledger.threshold(budget, ledger.growth(1)) for budget in self.given.budgets}
+            tallies = {b: traps.tally(pairs, opinions, self.embedder, each) for b, each in thresholds.items()}
+            self.found[name] = {f"{b:g}": [asdict(each) for each in group] for b, group in tallies.items()}
+            self.say(
+                name.capitalize(),
+                "Each pair alone in the cache of a gateway that has seen nothing.",
+                tables.traps(tallies, thresholds),
+            )
 
     def cost(self) -> None:
         found = cost(self.verifier, self.encoder)

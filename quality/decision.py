@@ -74,7 +74,7 @@ class Fixed(RouteControl):
         super().__init__(verifier.prior, verifier.basis, learn=learn)
         self._fixed = threshold
 
-    def threshold(self, acceptance: Acceptance, entries: int = 0, client: str = "") -> float:
+    def threshold(self, acceptance: Acceptance, entries: int = 0, client: str = "", *, is_part: bool = False) -> float:
         return self._fixed
 
     def advance(self, requests: int) -> None:

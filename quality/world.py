@@ -18,7 +18,7 @@ from quality.streams import Stream
 
 BLOCK = 1000  # rows of the matrix of similarities at a time
 LOWEST_SIMILARITY = 0.5  # below it no verifier reads a neighbour
-Row = tuple[float, float, str | None, str | None, float | None, float]
+Row = tuple[float, float, str | None, str | None, float | None, float, float]
 GATEWAY = Path(__file__).parents[1] / "gateway"
 
 
@@ -105,13 +105,14 @@ def _key(question: str, candidate: StoredCandidate) -> bytes:
 
 
 def _row(opinion: Opinion) -> Row:
-    return (opinion.score, opinion.probability, opinion.veto, opinion.doubt, opinion.ceiling, opinion.trees_doubt)
+    told = (opinion.trees_doubt, opinion.words_shared)
+    return (opinion.score, opinion.probability, opinion.veto, opinion.doubt, opinion.ceiling, *told)
 
 
 def _opinion(row: Row) -> Opinion:
-    score, probability, veto, doubt, ceiling, trees_doubt = row
+    score, probability, veto, doubt, ceiling, trees_doubt, words_shared = row
     found = [Refusal(each) if each else None for each in (veto, doubt)]
-    return Opinion(score, probability, found[0], found[1], ceiling, trees_doubt)
+    return Opinion(score, probability, found[0], found[1], ceiling, trees_doubt, words_shared)
 
 
 class World:

@@ -107,7 +107,7 @@ async def explain_pair(
     `knowledge` has the links and decoys of the gateway, in any scope. A short template is not recognised, because that
     needs other stored questions. Raise `EmbedderUnavailable`.
     """
-    pair, refusal = _focus_of(pair, privacy)
+    pair, refusal, is_part = _focus_of(pair, privacy)
     # One after the other, as in a lookup: texts in one batch of the quantised model change each other's third digit.
     asked, stored = await embedder.embed(pair.asked), await embedder.embed(pair.stored)
     entry, similarity = _stored_entry(pair), _similarity(asked, stored)
@@ -129,7 +129,7 @@ async def explain_pair(
         first = scorer.of(pair.asked, "", asked, near, control, 0, [Opinion(similarity, 0.0)]).chosen
         return build_explanation(first, first, look)
     look = replace(look, features=verifier.features(pair.asked, StoredCandidate(pair.stored, similarity)))
-    scores = scorer.of(pair.asked, "", asked, near, control, 0)
+    scores = scorer.of(pair.asked, "", asked, near, control, 0, is_part=is_part)
     first = scores.chosen
     if knowledge is not None and rule.acceptance.min_similarity is None and not first.verbatim:
         linked = await knowledge.linked_entry(pair.asked, pair.stored)
@@ -141,8 +141,10 @@ async def explain_pair(
     return build_explanation(first, scores.chosen, look)
 
 
-def _focus_of(pair: PairRequest, privacy: PrivacySettings | None) -> tuple[PairRequest, Bypass | None]:
+def _focus_of(pair: PairRequest, privacy: PrivacySettings | None) -> tuple[PairRequest, Bypass | None, bool]:
     """Return the parts of the questions that a lookup compares, and why no lookup compares them.
+
+    The last value says whether the new question is a part of a long prompt.
 
     Different rests are different scopes, and so are different personal data.
     """
@@ -152,7 +154,8 @@ def _focus_of(pair: PairRequest, privacy: PrivacySettings | None) -> tuple[PairR
         (asked, mine), (stored, others) = (redact_question(each, privacy.kinds) for each in (asked, stored))
         if (mine or others) and (privacy.action == "bypass" or asked.context != stored.context):
             refusal = refusal or Bypass.PERSONAL_DATA
-    return replace(pair, asked=asked.focus or pair.asked, stored=stored.focus or pair.stored), refusal
+    pair = replace(pair, asked=asked.focus or pair.asked, stored=stored.focus or pair.stored)
+    return pair, refusal, asked.focus not in (None, asked.question)
 
 
 def _as_linked(judged: Judgement) -> Judgement:

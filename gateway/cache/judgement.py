@@ -179,10 +179,13 @@ class CandidateScorer:
         entries: int,
         opinions: Sequence[Opinion] | None = None,
         client: str = "",
+        *,
+        is_part: bool = False,
     ) -> CandidateScores:
         """Score at least one neighbour. `opinions`: on the neighbours; None: ask the verifier. `client`: the one that
-        asks; empty: none in particular (`gateway.cache.threshold.client_labels`)."""
-        threshold = control.threshold(self._acceptance, entries, client)
+        asks; empty: none in particular (`gateway.cache.threshold.client_labels`). `is_part`: see
+        `RouteControl.threshold`."""
+        threshold = control.threshold(self._acceptance, entries, client, is_part=is_part)
         shift = 0.0 if self._is_similarity_only else control.shift(embedding.vector, client)
         scores = CandidateScores(question, owner, embedding, neighbours, control, entries, threshold, shift, client)
         if opinions is None:

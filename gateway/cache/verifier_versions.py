@@ -24,7 +24,7 @@ from gateway.files import replaced, shared_dir
 
 FOLDER, POINTER, MANIFEST = "verifier", "in_force.json", "manifest.json"
 KEPT = 5  # versions on disk, the one in force included
-FORMAT = 1
+FORMAT = 2
 NAME = re.compile(r"(\d{4,9})-[0-9a-f]{8}")
 WEIGHT_FILES = ("verifier.json", "verifier.npz", "cross_encoder.json", "cross_encoder.onnx")
 

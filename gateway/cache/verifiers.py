@@ -74,21 +74,27 @@ def calibration_of(about: Mapping[str, Any], verifier: str) -> Calibration:
 #     first opinion:   log-odds = bias + similarity * c + doubt * d
 #     second opinion:  log-odds = bias + similarity * c + doubt * d + refusal * min(l, 0) + approval * max(l, 0)
 #                                 + n * (near_doubt * d + near_refusal * min(l - SURE_LOGIT, 0))
+#                                 + w * (wording + wording_doubt * d + wording_approval * max(l, 0))
 #
 #     c: similarity    d: (1 - p) ** power, with the trees' probability p that both questions ask the same
 #     l: the cross-encoder's logit    n: nearness, 0 up to a similarity of NEAR_FROM and 1 at a similarity of 1
+#     w: common wording, 0 while the questions share at most WORDING_FROM of their words, and 1 if they share all
 #
 # Questions whose words are exchanged, or that differ by one decisive word, are nearly equal to the encoder. There the
 # trees and the cross-encoder count for more. At a score that serves 20 % of real questions with 1 % wrong, 7 of 40
 # exchanged pairs that ask something else are served, and 29 without these terms.
 #
+# Questions that share most words are similar whatever they ask. There the similarity may count for less, and a word
+# that differs for more. The shipped numbers of `wording` are 0, and `nearhit tune` fits them.
+#
 # The similarity is not an input of the trees: fitted together on generated pairs, the result lost on real ones (AUC
-# 0.826 against 0.867 for similarity alone). `training.combination` fits the ten numbers. Each route learns its own
+# 0.826 against 0.867 for similarity alone). `training.combination` fits the ten others. Each route learns its own
 # threshold.
 
 TOP, SPREAD = 5.0, 12.0
 NEAR_FROM = 0.92  # similarity
 SURE_LOGIT = 2.0  # logit that nearly equal questions must have to lose nothing
+WORDING_FROM = 0.6  # share of words; .5 to .7 differ little on the calibration split of the development pairs
 
 # Log-odds that a pair loses whose language neither the trees nor the cross-encoder were trained on. In German and
 # Spanish the wordings with one harmful change are closer than free wordings of the same question.
@@ -127,14 +133,20 @@ class SecondCombination:
     approval: float  # per unit of a logit above 0
     near_doubt: float  # what `doubt` gains up to a similarity of 1
     near_refusal: float  # per unit of a logit below `SURE_LOGIT`, at a similarity of 1
+    wording: float  # of questions that share all words
+    wording_doubt: float  # what `doubt` gains there
+    wording_approval: float  # what `approval` gains there
 
-    def log_odds(self, similarity: float, doubt: float, logit: float) -> float:
-        """`doubt`: of the trees, in [0, 1]. `logit`: from the cross-encoder, limited to +-`MAX_LOGIT`."""
+    def log_odds(self, similarity: float, doubt: float, logit: float, words_shared: float = 0.0) -> float:
+        """`doubt`: of the trees, in [0, 1]. `logit`: from the cross-encoder, limited to +-`MAX_LOGIT`. `words_shared`:
+        share of the words of both that both have, in [0, 1]."""
         limited = min(MAX_LOGIT, max(-MAX_LOGIT, logit))
         read = (self.refusal if limited < 0.0 else self.approval) * limited
         nearness = max(0.0, similarity - NEAR_FROM) / (1.0 - NEAR_FROM)
         near = self.near_doubt * doubt + self.near_refusal * min(0.0, limited - SURE_LOGIT)
-        return self.bias + self.similarity * similarity + self.doubt * doubt + read + nearness * near
+        alike = max(0.0, words_shared - WORDING_FROM) / (1.0 - WORDING_FROM)
+        worded = self.wording + self.wording_doubt * doubt + self.wording_approval * max(0.0, limited)
+        return self.bias + self.similarity * similarity + self.doubt * doubt + read + nearness * near + alike * worded
 
 
 Combination = TypeVar("Combination", FirstCombination, SecondCombination)
@@ -213,9 +225,9 @@ class LearnedVerifier:
 
     def opinions(self, question: str, candidates: Sequence[StoredCandidate]) -> list[Opinion]:
         mine, readings = read(question), [kept(candidate.question) for candidate in candidates]
-        doubts = self._doubts(mine, question, readings, [candidate.question for candidate in candidates])
+        compared = self._doubts_and_overlaps(mine, question, readings, [candidate.question for candidate in candidates])
         found = list[Opinion]()
-        for candidate, other, doubt in zip(candidates, readings, doubts, strict=True):
+        for candidate, other, (doubt, words_shared) in zip(candidates, readings, compared, strict=True):
             log_odds = self.weights.first.log_odds(candidate.similarity, doubt)
             if _is_foreign(question, candidate):
                 log_odds -= FOREIGN
@@ -223,11 +235,16 @@ class LearnedVerifier:
                 log_odds = TOP  # the embedding model ignores case, and so does the question unless it holds code
             rule = lexical.difference(mine.checks, other.checks)
             hard = lexical.hard_difference(mine.checks, other.checks)
-            found.append(self.opinion(log_odds, rule, hard, doubt))
+            found.append(self.opinion(log_odds, rule, hard, doubt, words_shared))
         return found
 
     def opinion(
-        self, log_odds: float, doubt: Refusal | None = None, veto: Refusal | None = None, trees_doubt: float = 1.0
+        self,
+        log_odds: float,
+        doubt: Refusal | None = None,
+        veto: Refusal | None = None,
+        trees_doubt: float = 1.0,
+        words_shared: float = 0.0,
     ) -> Opinion:
         """Return the opinion for these log-odds. `doubt`: the difference that the rules found.
 
@@ -237,7 +254,8 @@ class LearnedVerifier:
         """
         score = score_of(log_odds)
         veto = doubt if doubt is Refusal.PAYLOAD else veto
-        return Opinion(score, self.weights.calibration.probability(score), veto, doubt, None, trees_doubt)
+        chance = self.weights.calibration.probability(score)
+        return Opinion(score, chance, veto, doubt, None, trees_doubt, words_shared)
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
         return None
@@ -252,11 +270,15 @@ class LearnedVerifier:
 
     def doubts(self, query: str, stored: Sequence[str]) -> list[float]:
         """Return (k,) doubts in [0, 1] that the questions ask the same."""
-        return self._doubts(read(query), query, [kept(other) for other in stored], stored)
+        return [
+            doubt
+            for doubt, _ in self._doubts_and_overlaps(read(query), query, [kept(other) for other in stored], stored)
+        ]
 
-    def _doubts(
+    def _doubts_and_overlaps(
         self, mine: QuestionReading, query: str, readings: Sequence[QuestionReading], stored: Sequence[str]
-    ) -> list[float]:
+    ) -> list[tuple[float, float]]:
+        """Return (k,) doubts, and shares of the words of both questions that both have."""
         rows = [word_features(mine, other) for other in readings]
         words, doubts = query.split(), [1.0] * len(stored)
         undecided = list[int]()  # pairs for the trees, as no rule decides them
@@ -270,7 +292,10 @@ class LearnedVerifier:
                 doubts[at] = 1.0 - sure
         power = self.weights.power
         # `doubt * doubt`, as the library's power of 2 sometimes differs in the last bit.
-        return [doubt * doubt if power == 2.0 else doubt**power for doubt in doubts]
+        return [
+            (doubt * doubt if power == 2.0 else doubt**power, row.words_shared)
+            for doubt, row in zip(doubts, rows, strict=True)
+        ]
 
 
 def provenance(directory: Path = WEIGHTS) -> Mapping[str, object]:
@@ -348,7 +373,9 @@ class TwoStageVerifier:
 
     def _combined(self, candidate: StoredCandidate, first: Opinion, logit: float) -> Opinion:
         """Return the opinion of both stages. It keeps the veto and the doubt of the first."""
-        log_odds = self._first.weights.second.log_odds(candidate.similarity, first.trees_doubt, logit)
+        log_odds = self._first.weights.second.log_odds(
+            candidate.similarity, first.trees_doubt, logit, first.words_shared
+        )
         return replace(self._first.opinion(log_odds), veto=first.veto, doubt=first.doubt)
 
     def features(self, question: str, candidate: StoredCandidate) -> Mapping[str, float]:

@@ -58,7 +58,7 @@ def register(command: Command) -> None:
         default=PROMISE,
         help="share of wrong hits at which candidates are compared, such as 0.5%%; default: 1%%",
     )
-    add("--minutes", metavar="N", type=number_between(0.1, 600), default=15.0, help="limit; default: %(default)s")
+    add("--minutes", metavar="N", type=number_between(0.1, 600), default=60.0, help="limit; default: %(default)s")
     add("--build-env", metavar="DIR", type=Path, default=None, help="environment with torch; default: .venv-build")
     add("--rollback", action="store_true", help="put the previous version in force, and stop")
     add("--list", action="store_true", help="list the versions, and stop")

@@ -17,7 +17,7 @@ from gateway.cache.inflight_questions import InflightQuestion
 from gateway.cache.judgement import MAX_CANDIDATES, CandidateScorer, CandidateScores, NeighbourEntry
 from gateway.cache.keys import client_of
 from gateway.cache.links import Link
-from gateway.cache.threshold.route_control import Controls
+from gateway.cache.threshold.route_control import MOST_WRONG_OF_PARTS, Controls
 from gateway.cache.tool_calls import may_serve
 from gateway.config.policy.model import AdmissionRules, Semantic
 from gateway.context import RequestContext
@@ -88,6 +88,7 @@ class SemanticLookup:
         self._acceptance = rule.acceptance
         self._admission = admission
         self._plain = rule.acceptance.min_similarity is not None
+        self._is_loose = (rule.acceptance.max_wrong_hits or 0.0) > MOST_WRONG_OF_PARTS
         self._lifetime = lifetime
         self._memory = memory
         self._floor = floor
@@ -121,7 +122,13 @@ class SemanticLookup:
             return hit
         entries = self._index.count(request.scope)
         scores = await self._score_fully(
-            request.route, request.owner, search.question, search.embedding, withheld, entries
+            request.route,
+            request.owner,
+            search.question,
+            search.embedding,
+            withheld,
+            entries,
+            is_part=self._is_loose and request.is_part,
         )
         unconfirmed = [judged.entry for judged in scores.judged if judged.reason is None and judged.final]
         if unconfirmed:
@@ -254,7 +261,14 @@ class SemanticLookup:
         with request.timer("verify"):
             entries = self._index.count(request.scope) + len(inflight)
             scores = await self._score_fully(
-                request.route, request.owner, question, embedding, nearby, entries, _client(request)
+                request.route,
+                request.owner,
+                question,
+                embedding,
+                nearby,
+                entries,
+                _client(request),
+                is_part=self._is_loose and request.is_part,
             )
         return None if scores.chosen.reason is not None else inflight[nearest[scores.best_index]]
 
@@ -286,9 +300,11 @@ class SemanticLookup:
         nearby: Sequence[NeighbourEntry],
         entries: int,
         client: str = "",
+        *,
+        is_part: bool = False,
     ) -> CandidateScores:
         control = self._controls.of(route)
-        scores = self._scorer.of(question, owner, embedding, nearby, control, entries, client=client)
+        scores = self._scorer.of(question, owner, embedding, nearby, control, entries, client=client, is_part=is_part)
         if self._scorer.needs_second_opinion(scores):
             await self._scorer.apply_second_opinion(scores)
         return scores
@@ -384,7 +400,14 @@ class SemanticLookup:
         control, entries = self._controls.of(request.route), 0 if self._plain else self._index.count(request.scope)
         client = "" if self._plain else client_of(request.tenant, "" if request.permit is None else request.permit.id)
         scores = self._scorer.of(
-            search.question, request.owner, search.embedding, nearby, control, entries, client=client
+            search.question,
+            request.owner,
+            search.embedding,
+            nearby,
+            control,
+            entries,
+            client=client,
+            is_part=self._is_loose and request.is_part,
         )
         if search.k == 1 and scores.chosen.opinion.veto is not None:
             return self._widen(search)

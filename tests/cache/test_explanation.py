@@ -100,6 +100,18 @@ def test_a_veto_stands_whatever_the_score() -> None:
     assert decision(found) == "not served: payload: a veto, whatever the score"
 
 
+def test_a_loose_promise_does_not_loosen_the_threshold_of_a_part_of_a_long_prompt() -> None:
+    text = "The yard is closed in winter. " * 40
+    long = PairRequest(f"{text}Who cleans the lifts?", f"{text}Who repairs the lifts?")
+    prior = [(1.0 - band / BANDS, 0.02) for band in range(BANDS)]
+    loose = Semantic(60.0, Acceptance(max_wrong_hits=0.05))
+    part, short, strict = (
+        pair_of(Opinion(0.5, 0.5), rule=rule, pair=pair, control=RouteControl(prior, "basis")).threshold
+        for rule, pair in ((loose, long), (loose, None), (PROMISE, long))
+    )
+    assert part == strict > short
+
+
 def test_a_second_opinion_decides_where_it_could_get_the_answer_served() -> None:
     threshold = RouteControl(PRIOR, "basis").threshold(PROMISE.acceptance)
     low, high = Opinion(threshold - 0.1, 0.5), Opinion(threshold + 0.1, 0.5)

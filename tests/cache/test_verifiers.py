@@ -73,7 +73,10 @@ OPPOSITES = [
 
 
 # The arithmetic, with numbers of its own.
-FIRST, SECOND = FirstCombination(-8.0, 12.0, -3.0), SecondCombination(-5.0, 8.0, -1.5, 0.4, 0.6, -1.0, 0.3)
+FIRST, SECOND = (
+    FirstCombination(-8.0, 12.0, -3.0),
+    SecondCombination(-5.0, 8.0, -1.5, 0.4, 0.6, -1.0, 0.3, 0.0, 0.0, 0.0),
+)
 WEIGHED = LearnedVerifier(
     replace(load_weights(), first=FIRST, second=SECOND, calibration=Calibration((12.0, -7.0), [(0.5, 0.02)] * BANDS))
 )
@@ -298,6 +301,23 @@ def test_refusal_and_doubt_count_for_more_between_nearly_equal_questions() -> No
                  for similarity in (0.9, 1.0))  # fmt: skip
     assert near > far > 0.0
     assert weights.log_odds(1.0, 0.0, 3.0) > weights.log_odds(1.0, 0.0, 0.0)
+
+
+def test_a_doubt_counts_for_more_between_questions_that_share_their_words() -> None:
+    weights = replace(SECOND, wording=-1.0, wording_doubt=-1.0, wording_approval=0.5)
+    few, most = (weights.log_odds(0.85, 0.0, 0.0, shared) - weights.log_odds(0.85, 1.0, 0.0, shared)
+                 for shared in (0.2, 0.9))  # fmt: skip
+    assert most > few
+    assert weights.log_odds(0.85, 0.5, 0.0, 0.2) > weights.log_odds(0.85, 0.5, 0.0, 0.9)
+
+
+def test_the_second_opinion_weighs_the_words_that_both_have() -> None:
+    alike, other = VERIFIER.opinions(
+        "How do I turn the alarm on?",
+        [StoredCandidate("How do I turn the lamp on?", 0.8), StoredCandidate("alarm activation", 0.8)],
+    )
+    assert alike.words_shared == pytest.approx(6 / 8)
+    assert other.words_shared == pytest.approx(1 / 8)
 
 
 def test_scores_are_the_same_each_time() -> None:

@@ -175,6 +175,8 @@ GROWTH_STEP = 1.1  # thresholds are cached per growth factor, in steps of this r
 
 NEAR = 0.1  # distance from the threshold at which a label is worth 1/e of one at it
 
+MOST_WRONG_OF_PARTS = 0.01  # share of wrong hits that a question which is part of a long prompt is judged by at most
+
 REFRESH_EVERY = 10  # lookups and labels between two computations of the threshold, which takes 0.5 ms
 
 
@@ -273,9 +275,15 @@ class RouteControl:
         """Return the verifier's score, moved by the labels near this question."""
         return score + self.shift(vector)
 
-    def threshold(self, acceptance: Acceptance, entries: int = 0, client: str = TOGETHER) -> float:
+    def threshold(
+        self, acceptance: Acceptance, entries: int = 0, client: str = TOGETHER, *, is_part: bool = False
+    ) -> float:
         """Return the score that the best neighbour among `entries` must reach, to serve `client`. A `min_similarity` is
-        returned as is."""
+        returned as is.
+
+        `is_part`: the question is the part of a long prompt that asks. However loose the promise, it has to reach the
+        threshold of `MOST_WRONG_OF_PARTS`. Such prompts are equal but for it, so its score says less than elsewhere.
+        """
         if acceptance.min_similarity is not None:
             self.current_threshold = acceptance.min_similarity
             return acceptance.min_similarity
@@ -284,12 +292,18 @@ class RouteControl:
             self._forget_thresholds()
             self._changes_since_refresh = 0
         step, group = math.ceil(math.log(self._ledger.growth(entries), GROWTH_STEP)), self._ledger.clients.group(client)
+        known = self.current_threshold = self._threshold_of(budget, step, group)
+        if is_part and budget > MOST_WRONG_OF_PARTS:
+            return max(known, self._threshold_of(MOST_WRONG_OF_PARTS, step, group))
+        return known
+
+    def _threshold_of(self, budget: float, step: int, group: str | None) -> float:
+        """Return the threshold of a promise at a growth step, for a group of clients."""
         known = self._thresholds.get((budget, step, group))
         if known is None:
             state = self._state(budget, step)
             known = self._ledger.threshold_for(group, state, budget, GROWTH_STEP**step)
             self._thresholds[budget, step, group] = known
-        self.current_threshold = known
         return known
 
     def _state(self, budget: float, step: int) -> ThresholdState:

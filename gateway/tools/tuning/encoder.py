@@ -26,37 +26,38 @@ LONGEST = 96  # tokens of a pair in training: longer ones are rare and cost the 
 class Training:
     """The settings of the fine-tuning, as in `trainer.main.Plan`."""
 
-    epochs: int = 1
+    epochs: int = 3
     rate: float = 1e-4  # highest learning rate
     batch: int = 32
     smoothing: float = 0.1  # labels of traffic are noisy
     warm_up: float = 0.06
-    limit_s: float = 900.0
+    limit_s: float = 3600.0
+    keep: float = (
+        0.4  # share of the shipped weights in the result: as good on the stream, and half of the loss on traps
+    )
     seed: int = 0
 
 
 def fine_tune(
     pairs: Sequence[LabelledPair],
-    said: NDArray[np.float64] | None,
+    targets: NDArray[np.float64] | None = None,
     *,
     weights: Path,
     model_dir: Path,
     python: Path,
     work: Path,
     plan: Training,
-    replay: float = 0.0,
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Write cross_encoder.onnx and cross_encoder.json to `work`, and return the report of the training.
 
-    `weights`: the folder of the weights to begin with. `said`: (n,) probabilities of those weights for the pairs, which
-    count with the share `replay` in each target; None: the labels alone count. Raise `FetchFailed`.
+    `weights`: the folder of the weights to begin with. `targets`: (n,) in [0, 1]; None: the labels. It raises
+    `FetchFailed`.
     """
     reader = PairTokenizer(model_dir / TOKENIZER_FILE)
-    labels = np.array([pair.same for pair in pairs], np.float64)
-    targets = labels if said is None else (1.0 - replay) * labels + replay * said
+    wanted = np.array([pair.same for pair in pairs], np.float64) if targets is None else targets
     rows, used = list[dict[str, Any]](), {PAD: 0}
-    for pair, target in zip(pairs, targets.tolist(), strict=True):
+    for pair, target in zip(pairs, wanted.tolist(), strict=True):
         joined = join_pair(reader.ids(pair.asked), reader.ids(pair.stored))
         if joined is None or len(joined[0]) > LONGEST:
             continue

@@ -12,6 +12,7 @@ import orjson
 MAX_FAULTS = 20  # that are listed
 MAX_PAIRS = 50_000  # the newest are used: beyond it, training takes more than half an hour on two cores
 HELD_OUT, FITTED = 0.2, 0.2  # shares of the pairs, the newest first
+MOST_FITTED = 3000  # pairs that fit the score's numbers: more say little of some ten numbers, and much to the encoder
 MAX_CHARACTERS = 8192  # of a question
 
 
@@ -116,9 +117,9 @@ def cut(pairs: Sequence[LabelledPair]) -> Parts:
         sizes[number] = sizes.get(number, 0) + 1
     waiting = deque(sorted(newest, key=lambda number: -newest[number]))
     parts = list[set[int]]()
-    for share in (HELD_OUT, FITTED):
+    for size in (HELD_OUT * len(pairs), min(FITTED * len(pairs), MOST_FITTED)):
         part, count = set[int](), 0
-        while waiting and count < share * len(pairs):
+        while waiting and count < size:
             part.add(number := waiting.popleft())
             count += sizes[number]
         parts.append(part)

@@ -30,7 +30,8 @@ from gateway.tools.tuning.scoring import PairReader, Tell, logits, teaches
 FOLDS = 2  # the numbers of a candidate are chosen on pairs that they were not fitted on
 AROUND = (0.5, 1.0, 2.0)  # multiples of the promise: their mean chooses between candidates, as it varies less
 EXAMPLES = 5  # of each kind in the report
-REPLAY = 0.2  # share of the former opinion in the targets of the training
+ANCHOR_SHARE = 0.1  # least share of the anchors in the training, in which they are repeated
+REPLAY = 0.2  # share of the shipped opinion in the targets of the anchors
 
 Step = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Tell]]  # (text, total) to a function that counts
@@ -60,6 +61,22 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Readings:
+    """The inputs that a cross-encoder gives for all parts."""
+
+    name: str
+    directory: Path  # with the cross-encoder
+    fitting: Inputs
+    held_out: Inputs
+    anchors: Inputs
+
+    def with_logits(self, name: str, directory: Path, logits: Sequence[FloatArray]) -> Readings:
+        """Return the same with the logits of another cross-encoder, for each of the parts."""
+        parts = (self.fitting, self.held_out, self.anchors)
+        return Readings(name, directory, *(replace(part, logit=each) for part, each in zip(parts, logits, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class Current:
     """The weights in force."""
 
@@ -84,16 +101,16 @@ def tune(pairs: Sequence[LabelledPair], options: TuneOptions, step: Step, bar: B
     if (fault := _fault(parts)) is not None:
         return _refusal(current, len(usable), fault)
     reader = PairReader(OnnxEncoder(options.model_dir), current.verifier)
-    with bar("reading the pairs", len(parts.fitting) + len(parts.held_out)) as tell:
-        fitting = reader.inputs(parts.fitting, current.cross_encoder, tell)
-        held_out = reader.inputs(parts.held_out, current.cross_encoder, tell)
+    anchors = anchor_pairs()
+    with bar("reading the pairs", len(parts.fitting) + len(parts.held_out) + len(anchors)) as tell:
+        inputs = [reader.inputs(part, current.cross_encoder, tell) for part in (parts.fitting, parts.held_out, anchors)]
+    readings = Readings("numbers", current.directory, *inputs)
     (options.data_dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=options.data_dir) as scratch:
-        tuned, training = _fine_tuned(parts, fitting, held_out, options, Path(scratch), step, bar)
-        encoders = [("numbers", current.directory, fitting, held_out), *tuned]
-        chosen, choice = _choose(parts, current, encoders, options.promise)
+        tuned, training = _fine_tuned(parts, readings, anchors, options, Path(scratch), step, bar)
+        chosen, choice = _choose(parts, current, [readings, *tuned], _same(anchors), options.promise)
         lost = None if chosen is None else _lost(reader, current, chosen, options, bar)
-        return _gated(parts, current, chosen, held_out, options, len(usable), choice | training, lost)
+        return _gated(parts, current, chosen, readings.held_out, options, len(usable), choice | training, lost)
 
 
 def _current(options: TuneOptions) -> Current:
@@ -117,64 +134,68 @@ def _fault(parts: Parts) -> str | None:
 
 
 def _fine_tuned(
-    parts: Parts, fitting: Inputs, held_out: Inputs, options: TuneOptions, work: Path, step: Step, bar: Bar
-) -> tuple[list[tuple[str, Path, Inputs, Inputs]], dict[str, Any]]:
-    """Return the tuned cross-encoder with the inputs that it gives, and a report; empty without a build environment."""
+    parts: Parts,
+    readings: Readings,
+    anchors: list[LabelledPair],
+    options: TuneOptions,
+    work: Path,
+    step: Step,
+    bar: Bar,
+) -> tuple[list[Readings], dict[str, Any]]:
+    """Return the inputs that the tuned cross-encoder gives, and a report; empty without a build environment."""
     if options.python is None:
         return [], {"training": "the cross-encoder was not tuned: there is no build environment"}
     shipped = OnnxCrossEncoder(options.model_dir, WEIGHTS)
-    pairs = [*parts.training, *anchor_pairs()]
-    with bar("asking the shipped cross-encoder", len(pairs)) as tell:
-        said = np.array([shipped.probability(each) for each in logits(pairs, shipped, tell).tolist()])
-    step(f"tuning the cross-encoder on {len(parts.training)} pairs, with {len(pairs) - len(parts.training)} others")
+    with bar("asking the shipped cross-encoder", len(anchors)) as tell:
+        said = np.array([shipped.probability(each) for each in logits(anchors, shipped, tell).tolist()])
+    times = max(1, round(ANCHOR_SHARE * len(parts.training) / len(anchors)))
+    kept = np.tile((1.0 - REPLAY) * _same(anchors) + REPLAY * said, times)
+    step(f"tuning the cross-encoder on {len(parts.training)} pairs, with {len(anchors)} others")
     report = fine_tune(
-        pairs,
-        said,
+        [*parts.training, *anchors * times],
+        np.concatenate([_same(parts.training), kept]),
         weights=WEIGHTS,
         model_dir=options.model_dir,
         python=options.python,
         work=work,
         plan=options.training,
-        replay=REPLAY,
         quiet=options.quiet,
     )
     cross_encoder = OnnxCrossEncoder(options.model_dir, work)
-    with bar("asking the tuned cross-encoder", len(parts.fitting) + len(parts.held_out)) as tell:
-        inputs = [
-            replace(before, logit=logits(part, cross_encoder, tell))
-            for part, before in ((parts.fitting, fitting), (parts.held_out, held_out))
-        ]
-    return [("numbers and cross-encoder", work, inputs[0], inputs[1])], {"training": report}
+    every = (parts.fitting, parts.held_out, anchors)
+    with bar("asking the tuned cross-encoder", sum(map(len, every))) as tell:
+        found = [logits(part, cross_encoder, tell) for part in every]
+    return [readings.with_logits("numbers and cross-encoder", work, found)], {"training": report}
 
 
 def _choose(
-    parts: Parts, current: Current, encoders: Sequence[tuple[str, Path, Inputs, Inputs]], promise: float
+    parts: Parts, current: Current, encoders: Sequence[Readings], anchored: NDArray[np.bool_], promise: float
 ) -> tuple[Candidate | None, dict[str, Any]]:
-    """Return the candidate that serves most of the middle part; None: the weights in force do. And their shares."""
+    """Return the candidate that serves most of the middle part; None: the weights in force do. And their shares.
+
+    `anchored`: labels of the anchors.
+    """
     same = _same(parts.fitting)
     folds = np.array(components(parts.fitting)) % FOLDS
-    base = encoders[0][2]
-    earlier = current.numbers.scores(base)
+    earlier = current.numbers.scores(encoders[0].fitting)
     found: dict[str, float] = {"in force": _typical(earlier, same, promise)}
     best: Candidate | None = None
-    for name, directory, fitting, held_out in encoders:
-        scores = np.zeros(len(same))
+    for each in encoders:
+        name, fitting, scores = each.name, each.fitting, np.zeros(len(same))
+        anchors = each.anchors, anchored
         for fold in range(FOLDS):
             out = folds == fold
-            numbers = fit(current.numbers, _only(fitting, ~out), same[~out], earlier[~out])
-            scores[out] = numbers.scores(_only(fitting, out))
+            numbers = fit(current.numbers, fitting.only(~out), same[~out], earlier[~out], anchors)
+            scores[out] = numbers.scores(fitting.only(out))
         found[name] = _typical(scores, same, promise)
         if found[name] > max(value for key, value in found.items() if key != name):
-            best = Candidate(name, directory, fit(current.numbers, fitting, same, earlier), held_out)
+            numbers = fit(current.numbers, fitting, same, earlier, anchors)
+            best = Candidate(name, each.directory, numbers, each.held_out)
     return best, {"candidates": {name: round(value, 4) for name, value in found.items()}}
 
 
 def _typical(scores: FloatArray, same: NDArray[np.bool_], promise: float) -> float:
     return float(np.mean([served(scores, same, promise * each).share for each in AROUND]))
-
-
-def _only(inputs: Inputs, rows: NDArray[np.bool_]) -> Inputs:
-    return Inputs(inputs.similarity[rows], inputs.doubt[rows], inputs.logit[rows], inputs.servable[rows])
 
 
 def _same(pairs: Sequence[LabelledPair]) -> NDArray[np.bool_]:

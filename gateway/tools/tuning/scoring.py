@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gateway.cache.judgement import is_verbatim
 from gateway.cache.verifiers import CrossEncoder, LearnedVerifier, score_of
 from gateway.messages import Vector
-from gateway.ports import StoredCandidate, TextEncoder
+from gateway.ports import Opinion, StoredCandidate, TextEncoder
 from gateway.tools.tuning.numbers import Inputs
 from gateway.tools.tuning.pairs import LabelledPair
 
@@ -32,19 +32,20 @@ class PairReader:
         rows = []
         for pair in pairs:
             similarity = min(1.0, max(0.0, float(vectors[pair.asked] @ vectors[pair.stored])))
-            doubt, servable = self._first(pair, similarity)
-            rows.append((similarity, doubt, cross_encoder.score(pair.asked, [pair.stored])[0], servable))
+            opinion, servable = self._first(pair, similarity)
+            logit = cross_encoder.score(pair.asked, [pair.stored])[0]
+            rows.append((similarity, opinion.trees_doubt, logit, opinion.words_shared, servable))
             tell(1)
-        table = np.array(rows, np.float64).reshape(-1, 4)
-        return Inputs(table[:, 0], table[:, 1], table[:, 2], table[:, 3] > 0)
+        table = np.array(rows, np.float64).reshape(-1, 5)
+        return Inputs(table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4] > 0)
 
-    def _first(self, pair: LabelledPair, similarity: float) -> tuple[float, bool]:
-        """Return the doubt of the trees, and whether the pair could be served at all."""
+    def _first(self, pair: LabelledPair, similarity: float) -> tuple[Opinion, bool]:
+        """Return the first opinion, and whether the pair could be served at all."""
         (opinion,) = self._verifier.opinions(pair.asked, [StoredCandidate(pair.stored, similarity)])
-        (doubt,) = self._verifier.doubts(pair.asked, [pair.stored])
+        log_odds = self._verifier.weights.first.log_odds(similarity, opinion.trees_doubt)
         # Questions in a language that the models do not read get no second opinion: nothing to tune.
-        is_read = opinion.score >= score_of(self._verifier.weights.first.log_odds(similarity, doubt)) - ROUNDING
-        return doubt, is_read and opinion.veto is None and similarity >= self._verifier.floor
+        is_read = opinion.score >= score_of(log_odds) - ROUNDING
+        return opinion, is_read and opinion.veto is None and similarity >= self._verifier.floor
 
     def _vectors(self, pairs: Sequence[LabelledPair]) -> dict[str, Vector]:
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.asked, pair.stored)))

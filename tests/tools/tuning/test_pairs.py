@@ -43,6 +43,13 @@ def test_pairs_keep_their_order(tmp_path: Path) -> None:
     assert read_pairs(path) == [LabelledPair(f"a{n}", f"b{n}", n % 2 == 1) for n in range(4)]
 
 
+def test_a_large_file_goes_to_the_training() -> None:
+    """Some ten numbers need no more than 3,000 labels."""
+    pairs = [LabelledPair(f"a{n}", f"b{n}", n % 2 == 0) for n in range(20_000)]
+    parts = cut(pairs)
+    assert (len(parts.training), len(parts.fitting), len(parts.held_out)) == (13_000, 3_000, 4_000)
+
+
 def texts(pairs: object) -> set[str]:
     return {text.casefold() for pair in pairs for text in (pair.stored, pair.asked)}  # type: ignore[attr-defined]
 

@@ -131,7 +131,7 @@ def _job(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
 def test_training_teaches_the_language_of_a_company(python: Path, tmp_path: Path) -> None:
     pairs = desks(400)
     plan = Training(epochs=4, rate=6e-4)
-    report = fine_tune(pairs, None, weights=WEIGHTS, model_dir=MODEL_DIR, python=python, work=tmp_path, plan=plan)
+    report = fine_tune(pairs, weights=WEIGHTS, model_dir=MODEL_DIR, python=python, work=tmp_path, plan=plan)
     assert report["pairs"] == 400
     others = desks(120, seed=1)
     right = [

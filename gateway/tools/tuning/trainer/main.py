@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ class Plan:
     smoothing: float  # a label of 1 counts as 1 - smoothing / 2
     warm_up: float  # share of the steps
     limit_s: float  # the rate falls to nothing by then
+    keep: float  # share of the weights before in the result, in [0, 1)
     seed: int
 
 
@@ -46,7 +47,9 @@ def run(given: Sequence[str]) -> None:
     torch.set_num_threads(job["threads"])
     rows = [Row(**json.loads(line)) for line in (folder / "rows.jsonl").read_text().splitlines()]
     network, started = load(Path(job["graph"])), time.monotonic()
+    before = {name: each.clone() for name, each in network.state_dict().items()}
     steps, loss = train(network, rows, np.load(folder / "words.npy"), plan, quiet=quiet)
+    network.load_state_dict(mean(before, network.state_dict(), plan.keep))
     save(network, folder / "cross_encoder.onnx")
     about = {"steps": steps, "loss": round(loss, 4), "seconds": round(time.monotonic() - started, 1)}
     (folder / "trained.json").write_text(json.dumps(about))
@@ -83,6 +86,17 @@ def train(
             losses.append(loss.item())
             step += 1
     return step, float(np.mean(losses[-100:]))
+
+
+def mean(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], keep: float) -> dict[str, torch.Tensor]:
+    """Return the weighted mean of two states of one network. `keep`: the share of the first.
+
+    A mean of the weights before and after a fine-tuning knows most of both kinds of pairs (Wortsman et al. 2022).
+    """
+    return {
+        name: keep * before[name] + (1.0 - keep) * each if each.is_floating_point() else each
+        for name, each in after.items()
+    }
 
 
 def _batches(rows: Sequence[Row], size: int, random: np.random.Generator) -> list[list[Row]]:
