@@ -73,6 +73,8 @@ def instructions_in(text: str) -> frozenset[str]:
 
 def remark_of(text: str) -> str:
     """Return the short remark behind the last question mark, such as "#wrong" or "(2016)"; empty if there is none."""
+    if text.endswith("?"):  # as most questions do
+        return ""
     behind = text[max(text.rfind("?"), text.rfind("\uff1f")) + 1 :]
     is_short = len(behind) < len(text) and len(behind.split(maxsplit=MAX_REMARK)) <= MAX_REMARK
     return behind if is_short else ""

@@ -347,7 +347,7 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
             return found
         if have_other_numbers(mine.exact, other.exact) and _is_number_swapped(only_mine, only_other):
             return Refusal.NUMBERS
-        if counts_otherwise(mine.exact, other.exact):
+        if mine.numbers and other.numbers and counts_otherwise(mine.exact, other.exact):
             return Refusal.NUMBERS
     if len(only_mine) + len(only_other) > MAX_DIFFERING:
         return None

@@ -228,7 +228,7 @@ async def test_health_and_metadata_are_the_backends(front: Front) -> None:
 
     async with front(POLICY, **tiers()) as served:
         found = await asyncio.to_thread(asked, served.url.removeprefix("http://"))
-        assert found == (True, True, True, "triton", *["label_large"] * 3, 5)
+        assert found == (True, True, True, "triton", *["label_large"] * 3, 7)
 
 
 @pytest.mark.parametrize(
