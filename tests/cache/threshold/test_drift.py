@@ -78,9 +78,13 @@ def test_the_labels_since_the_change_stay_where_the_calibration_would_serve_more
     lenient = [(0.02, 0.02)] * BANDS
     control, cold = RouteControl(lenient, "basis"), RouteControl(lenient, "basis")
     stream(control, 0.2, 2000, 1, score=0.7)
-    assert stream(control, 0.6, 300, 2, score=0.7) is not None
+    raised_after = stream(control, 0.6, 300, 2, score=0.7)
+    assert raised_after is not None
+    for _ in range(2000 + raised_after):  # the same traffic without labels
+        cold.advance(cold._requests + 2)
+        cold.met(0.7)
     for each in (control, cold):
-        spread(each, 5000)
+        spread(each, 2000)
     assert control.threshold(PROMISE) > cold.threshold(PROMISE)
 
 
