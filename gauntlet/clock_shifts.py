@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from gauntlet.part import Finding, Part, judged
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, target
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, hits_again, target
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, completion, serving
 from tests.jobs.asking import over, submit
@@ -103,14 +103,6 @@ class Crowd:
         self.ages.add(int(answer.headers.get("Age", 0)))
         return True
 
-    async def hits_again(self) -> bool:
-        until = time.monotonic() + PATIENCE_S
-        while not await self.ask("question 0"):
-            if time.monotonic() > until:
-                return False
-            await asyncio.sleep(PAUSE_S)
-        return True
-
 
 async def run(quick: bool) -> Finding:
     """Set the clock forward and back under traffic, and each time wait for hits and for a job of before."""
@@ -123,12 +115,12 @@ async def run(quick: bool) -> Finding:
         async with serving(upstream), target(upstream.url, POLICY, program=clock.program) as it:
             crowd = Crowd(it)
             clients = [asyncio.create_task(crowd.client(seed)) for seed in range(CLIENTS)]
-            await crowd.hits_again()
+            await hits_again(crowd.ask)
             for number, ahead_s in enumerate(jumps):
                 job = await submit(it, f"slow job {number}")
                 clock.set(ahead_s)
                 began = time.monotonic()
-                if not await crowd.hits_again() or time.monotonic() - began > ONE_REQUEST_S:
+                if not await hits_again(crowd.ask) or time.monotonic() - began > ONE_REQUEST_S:
                     lost.append(ahead_s)
                 jobs.append((await over(it, job, timeout_s=PATIENCE_S))["status"])
                 await asyncio.sleep(settled_s)

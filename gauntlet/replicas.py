@@ -16,7 +16,7 @@ import aiohttp
 
 from gauntlet.part import Finding, Part, judged
 from gauntlet.store_faults import CLIENTS, STORE, Store, Traffic
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, target
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, hits_again, target
 from tests.fixtures.gateways import EXACT_CACHE, Answer
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, serving
@@ -117,7 +117,7 @@ async def run(quick: bool) -> Finding:
             for turn in range(rounds):
                 for fault in faults:
                     await fault()
-                    again = [await Traffic(replica).hits_again() for replica in fleet.replicas.values()]
+                    again = [await hits_again(Traffic(replica).ask) for replica in fleet.replicas.values()]
                     recovered[fault.__name__] = recovered.get(fault.__name__, True) and all(again)
                 for number in range(kills):
                     await fleet.restart((number + turn) % replicas, fault_s)

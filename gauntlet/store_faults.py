@@ -14,7 +14,7 @@ import aiohttp
 
 from bench.gateways import free_port
 from gauntlet.part import Finding, Part, judged
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, says, target
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, hits_again, says, target
 from tests.faults.test_store_faults import is_hit
 from tests.faults.test_store_garbage import DAMAGES, ENTRY
 from tests.fixtures.gateways import EXACT_CACHE, Answer
@@ -83,15 +83,6 @@ class Traffic:
             f"a request took {self.slowest_s:.1f} s": self.slowest_s <= ONE_REQUEST_S,
         }
 
-    async def hits_again(self) -> bool:
-        """Return whether the store is used again before patience ends."""
-        until = time.monotonic() + PATIENCE_S
-        while not await self.ask("question 0"):
-            if time.monotonic() > until:
-                return False
-            await asyncio.sleep(PAUSE_S)
-        return True
-
 
 class Store:
     """A real server that faults happen to. It starts again on its port after it was killed."""
@@ -151,10 +142,10 @@ async def run(quick: bool) -> Finding:
                 await it.recovered()
                 traffic = Traffic(it)
                 clients = [asyncio.create_task(traffic.client(seed)) for seed in range(CLIENTS)]
-                recovered["the start"] = await traffic.hits_again()
+                recovered["the start"] = await hits_again(traffic.ask)
                 for fault in (store.delay, store.freeze, store.garble, store.kill) * rounds:
                     await fault()
-                    recovered[fault.__name__] = recovered.get(fault.__name__, True) and await traffic.hits_again()
+                    recovered[fault.__name__] = recovered.get(fault.__name__, True) and await hits_again(traffic.ask)
                     await asyncio.sleep(fault_s)  # the traffic goes on with a healthy store
                 traffic.stop()
                 await asyncio.gather(*clients)

@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +66,16 @@ async def permits_come_back(it: Process) -> float:
     while (held := total(await metrics(it), "nearhit_backend_inflight")) and time.monotonic() < until:
         await asyncio.sleep(PAUSE_S)
     return held
+
+
+async def hits_again(ask: Callable[[str], Awaitable[bool]]) -> bool:
+    """Return whether `ask` reports a hit for a question before patience ends."""
+    until = time.monotonic() + PATIENCE_S
+    while not await ask("question 0"):
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(PAUSE_S)
+    return True
 
 
 def says(body: bytes, question: str) -> bool:

@@ -398,7 +398,7 @@ class SemanticLookup:
             return None
         nearby = [(entry, similarity) for entry, similarity, _ in fresh_neighbours]
         control, entries = self._controls.of(request.route), 0 if self._plain else self._index.count(request.scope)
-        client = "" if self._plain else client_of(request.tenant, "" if request.permit is None else request.permit.id)
+        client = "" if self._plain else _client(request)
         scores = self._scorer.of(
             search.question,
             request.owner,
