@@ -141,3 +141,19 @@ def test_a_parser_keeps_few_events_however_many_come_at_once() -> None:
     parser = SSEParser()
     parser.feed(b"".join(b"data: %d\n\n" % number for number in range(1_000)))
     assert [event.data for event in parser.recent] == [b"%d" % number for number in range(1_000 - RECENT, 1_000)]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_parser_keeps_few_bytes_however_large_the_events_are(at_once: bool) -> None:
+    parser, events = SSEParser(), [b"data: %d %b\n\n" % (number, b"x" * 100_000) for number in range(20)]
+    for chunk in [b"".join(events)] if at_once else events:
+        parser.feed(chunk)
+    assert [event.data[:3] for event in parser.recent] == [b"19 "]
+
+
+def test_a_large_event_is_kept_behind_the_notes_that_follow_it() -> None:
+    """An end may hold the whole answer, as `response.completed` does."""
+    parser = SSEParser()
+    parser.feed(b"data: before\n\ndata: %b\n\n" % (b"x" * 100_000))
+    parser.feed(b"data: usage\n\ndata: [DONE]\n\n")
+    assert [len(event.data) for event in parser.recent] == [100_000, 5, 6]
