@@ -431,6 +431,7 @@ class _Pump(Generic[T]):
     def __init__(self, flow: ObservedStream[T], write: Callable[[Sequence[T]], bool]) -> None:
         self._flow = flow
         self._write = write
+        self._waiter: asyncio.Future[bool] | None = None  # None: it does not run
 
     async def run(self) -> bool:
         """Run until the writer is full (return True) or the stream ends (return False)."""
@@ -443,15 +444,20 @@ class _Pump(Generic[T]):
             return await waiter
         finally:
             self._flow.tell(None)
+            # An error holds the frames that it passed, with their batch. If one of these held the future, and so the
+            # error, the batch would stay until a garbage collection.
+            self._waiter = None
+            del waiter
 
     def __call__(self) -> None:
         waiter = self._waiter
-        if waiter.done():
+        if waiter is None or waiter.done():
             return
         try:
             while items := self._flow.take():
                 if not self._write(items):
                     waiter.set_result(True)
+                    self._flow.tell(None)  # at once, so that the source stops before it has read more
                     return
                 if self._flow.drained:
                     return
@@ -459,6 +465,8 @@ class _Pump(Generic[T]):
                 waiter.set_result(False)
         except Exception as error:  # raised again in the task that runs the pump
             waiter.set_exception(error)
+        finally:
+            del waiter  # see `run`
 
 
 # An answer that is read completely before any of it is sent.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -119,33 +120,55 @@ async def test_all_of_it_has_to_come_in_time_whatever_comes_meanwhile(client: Cl
     assert isinstance(told.error, TimedOut)
 
 
-async def test_while_nobody_waits_nothing_is_late_and_what_comes_is_bounded(
-    client: Client, server: WireUpstream
-) -> None:
-    """A client that does not read is no silence of the server's."""
+PIECES = 8192  # 4 KiB each: more than all sockets take
+
+
+def sending(server: WireUpstream) -> Callable[[], Awaitable[int]]:
+    """The server sends `PIECES`. Return a function that returns how many it sent once it sends no more."""
     sent, piece = 0, b"1000\r\n%s\r\n" % (b"x" * 4096)
 
     async def script(wire: Wire, _: Message) -> None:
         nonlocal sent
         await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for _i in range(8192):  # 32 MiB
+        for _i in range(PIECES):
             wire.writer.write(piece)
             await wire.writer.drain()
             sent += 1
         wire.writer.write(b"0\r\n\r\n")
 
+    async def settled() -> int:
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(SHORT_S)
+        return sent
+
     server.script = script
+    return settled
+
+
+async def test_while_nobody_waits_nothing_is_late_and_nothing_is_read(client: Client, server: WireUpstream) -> None:
+    """A client that does not read is no silence of the server's."""
+    settled = sending(server)
     answer = await client.send(GET, repeatable=True, deadline=deadline())
     answer.tell(lambda: None, SHORT_S, deadline())
     answer.tell(None, SHORT_S, deadline())
+    had = answer.unread
     await asyncio.sleep(3 * SHORT_S)
-    before = -1
-    while sent != before:
-        before = sent
-        await asyncio.sleep(SHORT_S)
-    assert sent < 8192
+    assert await settled() < PIECES
     assert answer.error is None
-    assert answer.unread < MAX_UNREAD_BYTES + 2**20
+    assert answer.unread == had
     told = Told(answer)
     await until(lambda: told.over)
-    assert sum(map(len, told.got)) == 8192 * 4096
+    assert sum(map(len, told.got)) == PIECES * 4096
+
+
+async def test_what_is_told_and_not_taken_is_bounded(client: Client, server: WireUpstream) -> None:
+    settled = sending(server)
+    answer = await client.send(GET, repeatable=True, deadline=deadline())
+    answer.tell(lambda: None, LONG_S, deadline())
+    assert await settled() < PIECES
+    assert MAX_UNREAD_BYTES < answer.unread < MAX_UNREAD_BYTES + 2**20
+    told = Told(answer)
+    await until(lambda: told.over)
+    assert sum(map(len, told.got)) == PIECES * 4096

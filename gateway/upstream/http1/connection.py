@@ -157,7 +157,7 @@ class ClientConnection(asyncio.Protocol):
         self._listener: Callable[[], None] | None = None
         self._idle_timeout_s = self._deadline = self._last_read_at = 0.0  # see `subscribe`; event-loop time
         self._quickack_set = False  # since the last request
-        self.reading_paused = False  # too much of the body is unread
+        self._is_paused = False  # nothing is read from the socket until somebody waits for it
         self._is_reusable = True  # False: close after this exchange
         self.exchange_count = 0  # exchanges begun
 
@@ -190,24 +190,23 @@ class ClientConnection(asyncio.Protocol):
         """
         if self._parser.has_started and not self._quickack_set:
             self._set_quickack()
+        self._resume_reading()
         waiter = self._waiter = self._loop.create_future()
         self._timer.set(deadline)
         return waiter
 
     def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None:
-        """Implement `HttpResponse.tell`."""
+        """Implement `HttpResponse.tell`. While nobody listens, the body stays in the sockets: here it would take memory
+        that no setting bounds."""
         self._listener, self._idle_timeout_s, self._deadline = listener, idle_timeout_s, deadline
-        if listener is not None:
+        if listener is None:
+            self._pause_reading()
+        else:
+            self._resume_reading()
             if not self._quickack_set:
                 self._set_quickack()
             self._last_read_at = self._loop.time()
             self._timer.set(min(self._last_read_at + idle_timeout_s, deadline))
-
-    def taken(self) -> None:
-        """Resume reading after the received body was consumed."""
-        if self.reading_paused and self.transport is not None:
-            self.reading_paused = False
-            self.transport.resume_reading()
 
     def close(self) -> None:
         """Close an idle connection."""
@@ -255,15 +254,14 @@ class ClientConnection(asyncio.Protocol):
             return
         if parser.ended:
             self._finish(answer)
-        elif answer.unread > MAX_UNREAD_BYTES and not self.reading_paused and self.transport is not None:
-            self.reading_paused = True
-            self.transport.pause_reading()
         if self._listener is not None and not parser.ended:
             if answer.unread > before:
                 self._last_read_at = self._loop.time()
                 self._listener()
         elif answer.status and (parser.ended or answer.unread > before or before == 0):
             self._notify()
+        if answer.unread > MAX_UNREAD_BYTES and answer is self._answer:  # the listener took nothing
+            self._pause_reading()
 
     def pause_writing(self) -> None:
         if self._upload is not None:
@@ -304,10 +302,19 @@ class ClientConnection(asyncio.Protocol):
                 upload.cancel()
             self.abort()
             return
-        if self.reading_paused:
-            self.taken()
+        self._resume_reading()
         self._timer.set(self._loop.time() + idle_s)
         self._owner.release(self)
+
+    def _pause_reading(self) -> None:
+        if not self._is_paused and self.transport is not None:
+            self._is_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_paused and self.transport is not None:
+            self._is_paused = False
+            self.transport.resume_reading()
 
     def _fail(self, error: BaseException) -> None:
         if self._answer is not None:

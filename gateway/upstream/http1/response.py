@@ -9,13 +9,9 @@ from typing import Any, Protocol
 class ResponseConnection(Protocol):
     """The connection that a response comes over."""
 
-    reading_paused: bool  # nothing is read from the socket until `taken` is called
-
     def wait(self, deadline: float) -> Awaitable[None]: ...
 
     def subscribe(self, listener: Callable[[], None] | None, idle_timeout_s: float, deadline: float) -> None: ...
-
-    def taken(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -76,8 +72,6 @@ class HttpResponse:
         chunks = self.chunks
         taken = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         self.chunks, self.unread = [], 0
-        if self._connection is not None and self._connection.reading_paused:
-            self._connection.taken()
         return taken
 
     def ended(self) -> None:
