@@ -10,14 +10,20 @@ READ_AHEAD_PART = 0.75
 class UnreadMemory:
     """`UnreadMemory` counts the bytes of unread answers, of all connections and shared calls of a process together.
 
-    `limit`: `server.max_unread`. Each owner of unread bytes adds them to `used`, and takes them back.
+    `limit`: `server.max_unread`. Each owner of unread bytes adds them to `used`, and takes them back once they are
+    freed. `leaving` is the part of `used` that belongs to clients that were cut off, which is freed in a moment.
     """
 
-    __slots__ = ("limit", "used")
+    __slots__ = ("leaving", "limit", "used")
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self.used = 0
+        self.used = self.leaving = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether more clients must be cut off."""
+        return self.used - self.leaving > self.limit
 
     @property
     def has_room(self) -> bool:

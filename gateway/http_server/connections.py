@@ -494,6 +494,7 @@ class PlainConnection(asyncio.Protocol):
             keep_alive = await self._write_response(request, answer if isinstance(answer, Response) else await answer)
         except asyncio.CancelledError:
             self._output.abort()
+            self._task = None  # it keeps the error, which holds this frame: a cycle would keep the answer in memory
             raise
         except (UpstreamStreamError, ConnectionError):
             # No dialect has an error event here: abort, so that the client sees an incomplete body.

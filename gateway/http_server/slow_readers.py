@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
+from gateway.adapters.system.memory import trim_heap
 from gateway.unread_memory import UnreadMemory
 
 LOG = logging.getLogger("nearhit")
@@ -26,6 +28,8 @@ class SlowReaders:
         self.min_rate = min_rate
         self.timeout_s = timeout_s
         self.most_of_answer = memory.limit / ANSWER_PART
+        self.give_back: Callable[[], None] = trim_heap
+        self._most_used = 0  # bytes, since memory was given back
         self._paces: set[ReadingPace] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -39,12 +43,12 @@ class SlowReaders:
 
     def make_room(self) -> None:
         """Cut off the slowest clients while all unread answers together exceed the memory."""
-        if self.memory.used <= self.memory.limit:
+        if not self.memory.is_exceeded:
             return
         for pace in self._paces:
             pace.measure()
         for pace in sorted(self._paces, key=lambda pace: pace.credit_s):
-            if self.memory.used <= self.memory.limit:
+            if not self.memory.is_exceeded:
                 return
             pace.cut_off("server.max_unread")
 
@@ -53,10 +57,14 @@ class SlowReaders:
 
     def _check(self) -> None:
         self._timer = None
+        self._most_used = max(self._most_used, self.memory.used)
         for pace in tuple(self._paces):
             pace.check()
-        if self._paces:
+        if self._paces or self.memory.leaving:
             self._schedule()
+        elif self._most_used > self.most_of_answer:  # glibc keeps what was freed
+            self._most_used = 0
+            asyncio.get_running_loop().run_in_executor(None, self.give_back)
 
 
 class ReadingPace:
@@ -67,7 +75,7 @@ class ReadingPace:
     does the time in which nothing waits for it.
     """
 
-    __slots__ = ("_at", "_loop", "_readers", "_size", "_transport", "_waiter", "counts_writes", "credit_s")
+    __slots__ = ("_at", "_leaving", "_loop", "_readers", "_size", "_transport", "_waiter", "counts_writes", "credit_s")
 
     def __init__(self, readers: SlowReaders, transport: asyncio.Transport) -> None:
         self._readers = readers
@@ -75,6 +83,7 @@ class ReadingPace:
         self._loop = asyncio.get_running_loop()
         self._at = self._loop.time()
         self._size = 0  # unread bytes
+        self._leaving = 0  # those of a client that was cut off
         self._waiter: asyncio.Future[None] | None = None
         self.credit_s = readers.timeout_s
         self.counts_writes = True
@@ -96,9 +105,13 @@ class ReadingPace:
     def end(self) -> None:
         """Stop: the client has caught up or has left."""
         self._readers.remove(self)
-        if not self._transport.is_closing():
+        if self._transport.is_closing():
+            # uvloop frees what was not sent at the end of this round of the event loop, after it has read all sockets.
+            # If the memory counted as free before, other answers would fill it a second time.
+            self._loop.call_soon(self._release)
+        else:
             self.measure()
-        self._count(0)
+            self._count(0)
         self._wake()
 
     @property
@@ -114,6 +127,8 @@ class ReadingPace:
 
     def measure(self, written: int = 0) -> None:
         """Update the credit. `written`: bytes since the last call."""
+        if self._transport.is_closing():
+            return
         now, size = self._loop.time(), self._transport.get_write_buffer_size()
         taken = self._size + written - size
         if not self.counts_writes:  # at least
@@ -131,10 +146,17 @@ class ReadingPace:
             self._wake()
 
     def cut_off(self, setting: str) -> None:
-        """Abort the connection, so that the client sees an incomplete answer."""
+        """Abort the connection, so that the client sees an incomplete answer. `end` follows."""
         LOG.info("a client that reads too slowly is cut off", extra={"fields": {"unread": self._size, "by": setting}})
         self._transport.abort()
-        self.end()
+        self._readers.remove(self)
+        self._leaving = self._size
+        self._readers.memory.leaving += self._leaving
+
+    def _release(self) -> None:
+        self._readers.memory.leaving -= self._leaving
+        self._leaving = 0
+        self._count(0)
 
     def _count(self, size: int) -> None:
         self._readers.memory.used += size - self._size
