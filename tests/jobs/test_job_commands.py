@@ -16,7 +16,6 @@ from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.jobs.asking import main_of, submit
 
-
 Nearhit = Callable[..., Coroutine[Any, Any, tuple[int, str]]]
 
 

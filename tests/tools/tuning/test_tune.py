@@ -20,8 +20,10 @@ from gateway.adapters.onnx.tokenizer import PairTokenizer, join_pair
 from gateway.cache.verifier_versions import WEIGHT_FILES, VerifierVersions
 from gateway.cache.verifiers import WEIGHTS
 from gateway.cli import tune as tune_command
+from gateway.tools.tuning import run as tuning_run
 from gateway.tools.tuning.encoder import Training, fine_tune
 from gateway.tools.tuning.pairs import LabelledPair
+from gateway.tools.tuning.reference import anchor_pairs, reference_pairs
 from tests.tools.distillation.conftest import python as python  # the fixture
 
 MODEL_DIR = default_model_dir() / MODEL
@@ -144,6 +146,9 @@ def test_training_teaches_the_language_of_a_company(python: Path, tmp_path: Path
 def test_a_run_prints_its_report_and_a_version_can_be_rolled_back(
     python: Path, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It uses a third of the shipped pairs, of both kinds: to read all of them takes longer than the training."""
+    for name, pairs in (("anchor_pairs", anchor_pairs()), ("reference_pairs", reference_pairs())):
+        monkeypatch.setattr(tuning_run, name, partial(list[LabelledPair], pairs[: len(pairs) // 3]))
     monkeypatch.setattr(tune_command, "Training", partial(Training, epochs=1, rate=RATE))
     code, report = tune(desks(1040), "--minutes", "30")
     assert code == 0
