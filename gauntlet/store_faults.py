@@ -130,7 +130,7 @@ class Store:
 
 async def run(quick: bool) -> Finding:
     """Let each fault happen under traffic, and wait for hits after it."""
-    rounds, fault_s = (1, 1.5) if quick else (3, 4.0)
+    rounds, fault_s = (1, 1.0) if quick else (3, 4.0)
     recovered: dict[str, bool] = {}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder), fault_s)

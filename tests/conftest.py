@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
     "pytester",
+    "tests.fixtures.collection",
     "tests.fixtures.parallel",
     "tests.fixtures.quick",
     "tests.fixtures.stolen",

@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.adapters.redis.client import connect
+from gateway.adapters.redis.metrics import BATCH, RedisTimeline
+from gateway.adapters.redis.store import RedisStore
 from gateway.admin.history import SPANS
 from gateway.observability.metrics import LATENCY_BUCKETS, quantile_of
 from gateway.observability.timeline import COARSE, FINE, MAX_SERIES, MIDDLE, UP, Timeline, quantiles
 from tests.fixtures.clock import FakeClock
-from tests.fixtures.gateways import Served, config_of, gateway_of
+from tests.fixtures.gateways import PATIENT_S, Served, config_of, gateway_of
+from tests.fixtures.stores import OutsideServer
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
 
@@ -64,6 +68,23 @@ def test_quantiles_of_many_slots_are_those_of_each(counts: list[int], q: float) 
     (found,) = quantiles(np.array([counts], dtype=float), LATENCY_BUCKETS, q)
     one = quantile_of(counts, LATENCY_BUCKETS, q)
     assert np.isnan(found) if one is None else found == pytest.approx(one)
+
+
+async def test_slots_that_nobody_has_written_are_not_read(outside_store: OutsideServer) -> None:
+    """A start reads a thousand slots, and a new store has none of them."""
+
+    def hashes_read() -> int:
+        return int(outside_store.client.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"])
+
+    client = connect(outside_store.url, PATIENT_S)
+    history = RedisTimeline(RedisStore(client, embedder="e", timeout_s=PATIENT_S, clock=FakeClock()))
+    slots, before = [(MIDDLE.step_s, number) for number in range(BATCH + 1)], hashes_read()
+    assert await history.read(slots) == {}
+    assert hashes_read() == before
+    await history.write({slots[0]: {"a": 1.0}}, {MIDDLE.step_s: 10**10})
+    assert await history.read(slots) == {slots[0]: {history.name: {"a": 1.0}}}
+    assert hashes_read() == before + BATCH
+    await client.aclose()
 
 
 async def test_what_was_refused_before_it_met_a_route_is_no_lookup(served: Served) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ TESTDATA = Path(__file__).parent / "testdata"
 SCHEMAS = {"policy": policy_schema, "config": config_schema}
 
 
+@cache
 def validator(kind: str) -> Draft202012Validator:
     return Draft202012Validator(SCHEMAS[kind]())
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gateway import app
+from gateway.adapters.embedding import embedders
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.messages import Embedding
@@ -141,12 +142,13 @@ async def test_routing_goes_on_without_an_embedding(
 
 @pytest.mark.parametrize("fault", ["fails", "hangs"])
 async def test_a_gateway_starts_though_its_encoder_does_not_answer(
-    encoder: Unreliable, upstream: Upstream, tmp_path: Path, fault: str
+    encoder: Unreliable, upstream: Upstream, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the start the embedder is asked where difficulty lies: that is worth no refusal to serve."""
     encoder.failing = fault == "fails"
     if fault == "hangs":
         encoder.timeout_s = HUNG_S
+        monkeypatch.setattr(embedders, "IDLE_TIMEOUT_S", HUNG_S)  # the vector of an answer is waited for, too
         encoder.go.clear()
     config = config_of(tmp_path, {"main": {"adapter": "openai", "url": upstream.url}}, embedder={"adapter": "onnx"})
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from gateway.config.schema import ServerConfig
 from gateway.http_server.grpc import port as port_module
@@ -20,16 +20,18 @@ from tests.fixtures.triton import free_ports
 from tests.fixtures.waiting import until
 from tests.fixtures.wire import connected
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 HEALTH, SERVING = b"/grpc.health.v1.Health/Check", b"\0\0\0\0\x02\x08\x01"
 
 
-@pytest.fixture
-async def port(tmp_path: Path) -> AsyncIterator[str]:
-    """Yield the URL of the gRPC port of a gateway process."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """Yield the URL of the gRPC port of a gateway process. It serves all tests: none of them may end it."""
+    home = tmp_path_factory.mktemp("gateway")
     address = f"127.0.0.1:{free_ports(1)[0]}"
     server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "grpc": address, "drain_timeout": "1s"}
     backends = {"main": {"adapter": "openai", "url": "http://127.0.0.1:9/v1"}}
-    config = write_config(tmp_path, backends, NO_CACHE, server=server, data_dir=str(tmp_path / "var"))
+    config = write_config(home, backends, NO_CACHE, server=server, data_dir=str(home / "var"))
     async with served_by_process(config):
         yield f"http://{address}"
 

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from gateway.__main__ import main
 from gateway.job_store import Conclusion, JobStatus
 from tests.fixtures.gateways import NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.jobs.asking import main_of, submit
 
+Nearhit = Callable[..., Coroutine[Any, Any, tuple[int, str]]]
 
-async def nearhit(served: Served, *arguments: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "jobs", *arguments, "--admin", served.admin_url),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await process.communicate()
-    return process.returncode or 0, out.decode()
+
+@pytest.fixture
+def nearhit(capsys: pytest.CaptureFixture[str]) -> Nearhit:
+    """Runs `nearhit jobs` beside the gateway. Yields its exit status and all that it prints."""
+
+    async def nearhit(served: Served, *arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = await asyncio.to_thread(main, ["jobs", *arguments, "--admin", served.admin_url])
+        return code, "".join(capsys.readouterr())
+
+    return nearhit
 
 
 async def dead_one(served: Served, question: str) -> str:
@@ -31,7 +39,7 @@ async def dead_one(served: Served, question: str) -> str:
     return job
 
 
-async def test_jobs_are_listed_shown_retried_and_dropped(upstream: Upstream, tmp_path: Path) -> None:
+async def test_jobs_are_listed_shown_retried_and_dropped(nearhit: Nearhit, upstream: Upstream, tmp_path: Path) -> None:
     async with gateway_of(config_of(tmp_path, main_of(upstream), jobs={"workers": 0}), NO_CACHE) as served:
         job = await dead_one(served, "a secret question")
         code, text = await nearhit(served, "list", "--state", "dead")

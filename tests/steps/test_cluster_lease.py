@@ -1,5 +1,6 @@
 """One call for a crowd that is spread over several gateways on one store: one of them killed, stopped or cut off in the
-middle of its call. Those that are killed or stopped, and a large crowd's, are processes of their own."""
+middle of its call. Those that are killed or stopped, and a large crowd's, are processes of their own: each start of one
+takes more than a second of CPU time."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ LEASED, STORED, SHARED = "nearhit:1:lease:*", "nearhit; fwd=miss; stored", "near
 
 @pytest.fixture
 async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
-    """Starts gateways on one store. Their leases end by time only where the test is about that, and then the first
-    one's alone (`ttl_s`): else a machine that stands still would end them."""
+    """Starts gateways on one store, the first `processes` of them as processes. Their leases end by time only where the
+    test is about that, and then the first one's alone (`ttl_s`): else a machine that stands still would end them."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -45,7 +46,7 @@ async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             limit: str = "20s",
             ttl_s: float = LONG_S,
             first_by: str | None = None,
-            processes: bool = False,
+            processes: int = 0,
         ) -> list[Served]:
 
             async def one(i: int) -> Served:
@@ -55,7 +56,7 @@ async def fleet(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 backends = {"main": {"adapter": "openai", "url": upstream.url}}
                 shared = {"url": first_by if wired else store.url, "timeout": "5s" if wired else limit}
                 replay_duration_s = ttl_s if i == 0 else LONG_S
-                if not processes:
+                if i >= processes:
                     monkeypatch.setattr(stores, "LEASE_TTL_S", replay_duration_s)
                     return await stack.enter_async_context(gateway_of(config_of(folder, backends, store=shared)))
                 config = write_config(folder, backends, store=shared)
@@ -134,7 +135,7 @@ async def led_by_first(
 async def test_a_crowd_over_three_gateways_makes_one_call(
     fleet: Fleet, store: OutsideServer, upstream: Upstream
 ) -> None:
-    processes = await fleet(store, processes=True)
+    processes = await fleet(store, processes=3)
     upstream.gate.clear()
     crowds = [await asked(store, process, 20) for process in processes]
     await until(lambda: upstream.calls)
@@ -187,7 +188,7 @@ async def test_the_followers_elsewhere_of_a_stream_get_it_when_it_is_complete(
 async def test_a_leader_that_dies_or_hangs_costs_one_more_call(
     fleet: Fleet, store: OutsideServer, upstream: Upstream, stopped_by: signal.Signals
 ) -> None:
-    processes = await fleet(store, processes=True, ttl_s=TTL_S)
+    processes = await fleet(store, processes=1, ttl_s=TTL_S)
     crowds = await led_by_first(store, processes, upstream, per_request=5)
     processes[0].process.send_signal(stopped_by)
     await until(lambda: len(upstream.calls) == 2, timeout_s=PATIENCE_S)  # the lease has expired

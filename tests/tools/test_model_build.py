@@ -8,16 +8,28 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gateway.adapters.onnx.encoder import OnnxEncoder
-from gateway.adapters.onnx.model_files import MODEL, ModelCorrupt, ModelMissing, default_model_dir, load_manifest
+from gateway.adapters.onnx.model_files import (
+    GRAPH,
+    MODEL,
+    STATIC_FILE,
+    ModelCorrupt,
+    ModelMissing,
+    default_model_dir,
+    load_manifest,
+)
+from gateway.adapters.onnx.static_encoder import load_table
 from gateway.adapters.triton.encoder import load_reader
 from gateway.cache.model_factory import build_encoder, build_verifier
 from gateway.config.schema import EmbeddingModel, VerifierConfig
+from gateway.tools.embedding_model import fetch as fetching
+from gateway.tools.embedding_model import static_vectors
 from gateway.tools.embedding_model.build import build
 from gateway.tools.embedding_model.environment import FetchFailed
 from gateway.tools.embedding_model.static_vectors import has_static_vectors
@@ -94,8 +106,19 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = tmp_path_factory.mktemp("models")
-    build(str(sources / "tiny"), None, models, silent, prompt=None, keep_env=BUILD_ENV)
+    with few_questions(models):
+        build(str(sources / "tiny"), None, models, silent, prompt=None, keep_env=BUILD_ENV)
     return models
+
+
+@contextmanager
+def few_questions(folder: Path) -> Iterator[None]:
+    """Fit the map of static vectors to some questions only: all 8,000 take seconds."""
+    file = folder.with_name("questions.txt")
+    file.write_text("".join(static_vectors.QUESTIONS.read_text().splitlines(keepends=True)[:500]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static_vectors, "QUESTIONS", file)
+        yield
 
 
 @pytest.mark.slow
@@ -133,6 +156,37 @@ def test_the_manifest_says_how_it_was_made(models: Path, sources: Path) -> None:
     assert "model.safetensors" in manifest.about["source"]["sha256"]
     assert has_static_vectors(models / "tiny")
     assert sorted(file.name for file in models.iterdir()) == ["tiny"]
+
+
+@pytest.mark.slow
+def test_a_model_whose_static_vectors_are_damaged_gets_them_without_a_new_export(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As does a model that was built before there were any. No other file changes."""
+    model = Path(shutil.copytree(models / "tiny", tmp_path / "models" / MODEL))
+    about = json.loads((model / "manifest.json").read_text())
+    (model / "manifest.json").write_text(json.dumps(about | {"graph": GRAPH}))
+    former = load_table(model, load_manifest(model).identity)
+    (model / STATIC_FILE).write_bytes(b"damaged")
+    before = times_of(model)
+    lines: list[str] = []
+
+    def no_step(*_: object) -> None:
+        raise AssertionError("a step ran")
+
+    monkeypatch.setattr(fetching, "run_step", no_step)
+    with few_questions(tmp_path / "models"):
+        assert fetching.fetch(model.parent, lines.append) == model
+    assert lines[0].startswith("distilling static token vectors")
+    made = load_table(model, load_manifest(model).identity)
+    np.testing.assert_array_equal(made.tokens, former.tokens)
+    np.testing.assert_allclose(made.scales, former.scales)
+    assert times_of(model) == before
+
+
+def times_of(model: Path) -> dict[str, int]:
+    """When each file of the model was written, but for its static vectors."""
+    return {file.name: file.stat().st_mtime_ns for file in model.iterdir() if file.name != STATIC_FILE}
 
 
 @pytest.mark.slow

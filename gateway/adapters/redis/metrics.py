@@ -94,10 +94,15 @@ class RedisTimeline:
         return found
 
     async def _read(self, slots: Sequence[Slot]) -> list[dict[bytes, bytes]]:
+        keys = [_key(slot) for slot in slots]
+
         async def read(client: Any) -> list[dict[bytes, bytes]]:
+            # One command for each key takes 20 ms of a start, and a new store has none of them.
+            if not await client.exists(*keys):
+                return [{} for _ in keys]
             async with client.pipeline(transaction=False) as pipe:
-                for slot in slots:
-                    pipe.hgetall(_key(slot))
+                for key in keys:
+                    pipe.hgetall(key)
                 return list(await pipe.execute())
 
         return await self._store.execute(read, TIMELINE_TIMEOUT_S)
