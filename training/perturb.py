@@ -7,7 +7,8 @@ import random
 import re
 from collections.abc import Callable
 
-from gateway.cache.features.vocabulary import CALENDAR, OPPOSITES, SYNONYMS, UNITS
+from gateway.cache.exclusive_words import CALENDAR, OPPOSITES, UNITS
+from gateway.cache.features.vocabulary import SYNONYMS
 
 Change = Callable[[str, random.Random], str | None]  # None where the text offers nothing to change
 

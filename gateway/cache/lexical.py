@@ -20,6 +20,7 @@ from gateway.cache.exact_parts import (
     parts_difference,
     read_parts,
 )
+from gateway.cache.exclusive_words import COMMON_OPPOSITES, exclude
 from gateway.cache.instructions import COURTESY, WORDS, instructions_in, remark_of
 from gateway.messages import Refusal
 
@@ -160,28 +161,6 @@ _THAN = PatternIndex(
     ),
     any_of("than"),
 )
-
-# Pairs of opposites, symmetric: a short list of the most frequent ones in questions to assistants. It comes from
-# grammar books, not from a data set. The learned verifier replaces it.
-_ANTONYMS = (
-    ("on", "off"), ("enable", "disable"), ("open", "close"), ("increase", "decrease"), ("raise", "lower"),
-    ("start", "stop"), ("add", "remove"), ("install", "uninstall"), ("buy", "sell"), ("before", "after"),
-    ("first", "last"), ("more", "less"), ("most", "least"), ("best", "worst"), ("good", "bad"), ("up", "down"),
-    ("left", "right"), ("minimum", "maximum"), ("min", "max"), ("high", "low"), ("higher", "lower"),
-    ("fast", "slow"), ("cheap", "expensive"), ("import", "export"), ("upload", "download"), ("encode", "decode"),
-    ("encrypt", "decrypt"), ("lock", "unlock"), ("login", "logout"), ("send", "receive"), ("lend", "borrow"),
-    ("win", "lose"), ("gain", "lose"), ("love", "hate"), ("true", "false"), ("above", "below"), ("inside", "outside"),
-    ("old", "new"), ("oldest", "newest"), ("hot", "cold"), ("advantages", "disadvantages"), ("pros", "cons"),
-    ("ascending", "descending"), ("push", "pull"), ("show", "hide"), ("accept", "reject"), ("legal", "illegal"),
-    ("man", "woman"), ("men", "women"), ("male", "female"), ("boy", "girl"), ("north", "south"), ("east", "west"),
-    ("always", "never"), ("everyone", "nobody"), ("with", "without"), ("input", "output"), ("public", "private"),
-)  # fmt: skip
-
-OPPOSITES: dict[str, frozenset[str]] = {
-    word: frozenset(b if a == word else a for a, b in _ANTONYMS if word in (a, b))
-    for pair in _ANTONYMS
-    for word in pair
-}
 
 # Words that may begin a question with a capital without being a name.
 _FIRST_WORD = re.compile(r"\W{0,9}([^\W\d_]+)")
@@ -353,40 +332,11 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
         return None
     if mine.negations % 2 != other.negations % 2 and all(map(_is_negation, only_mine | only_other)):
         return Refusal.NEGATION
-    is_one_word = len(only_mine) == len(only_other) == 1
-    if is_one_word and (_has_opposites(mine, other) or only_mine | only_other in _FURTHER_OPPOSITES):
+    if exclude(only_mine, only_other):
         return Refusal.ANTONYM
     if mine.vocabulary == other.vocabulary and _has_reversed_direction(mine, other):
         return Refusal.DIRECTION
     return None
-
-
-# Opposites that settle it only if they are the one difference between two texts.
-_FURTHER_OPPOSITES = frozenset(
-    map(
-        frozenset,
-        (
-            ("read", "write"), ("ask", "answer"), ("arrive", "depart"), ("arrive", "leave"), ("give", "take"),
-            ("opens", "closes"), ("opened", "closed"), ("opening", "closing"), ("starts", "ends"), ("start", "end"),
-            ("begin", "end"), ("begins", "ends"), ("rise", "fall"), ("rises", "falls"), ("increases", "decreases"),
-            ("larger", "smaller"), ("largest", "smallest"), ("bigger", "smaller"), ("biggest", "smallest"),
-            ("longest", "shortest"), ("longer", "shorter"), ("highest", "lowest"), ("fastest", "slowest"),
-            ("faster", "slower"), ("cheapest", "costliest"), ("richest", "poorest"), ("older", "younger"),
-            ("oldest", "youngest"), ("newer", "older"), ("better", "worse"), ("early", "late"), ("earliest", "latest"),
-            ("allow", "forbid"), ("allowed", "forbidden"), ("include", "exclude"), ("including", "excluding"),
-            ("encrypted", "decrypted"), ("enabled", "disabled"), ("enabling", "disabling"), ("mother", "father"),
-            ("husband", "wife"), ("king", "queen"), ("brother", "sister"), ("son", "daughter"), ("he", "she"),
-            ("his", "her"), ("morning", "evening"), ("day", "night"), ("summer", "winter"), ("same", "different"),
-            ("northern", "southern"), ("eastern", "western"), ("horizontal", "vertical"), ("positive", "negative"),
-            ("row", "column"), ("rows", "columns"), ("encode", "decode"), ("compress", "decompress"),
-            ("credit", "debit"), ("debtor", "creditor"), ("employer", "employee"), ("teacher", "student"),
-            ("landlord", "tenant"), ("seller", "buyer"), ("imports", "exports"),
-            ("gross", "net"), ("mount", "unmount"), ("attach", "detach"), ("connect", "disconnect"), ("pass", "fail"),
-            ("everything", "nothing"),
-            ("anything", "nothing"), ("somebody", "nobody"), ("someone", "nobody"), ("always", "sometimes"),
-        ),
-    )
-)  # fmt: skip
 
 
 def _is_number_swapped(only_mine: frozenset[str], only_other: frozenset[str]) -> bool:
@@ -418,7 +368,7 @@ def _instructs_otherwise(a: Lexical, b: Lexical) -> bool:
 def _has_opposites(query: Lexical, stored: Lexical) -> bool:
     """Return whether a word in one text meets its opposite, but not itself, in the other."""
     a, b = query.vocabulary, stored.vocabulary
-    return a != b and any(OPPOSITES[word] & (b - a) for word in a - b if word in OPPOSITES)
+    return a != b and any(COMMON_OPPOSITES[word] & (b - a) for word in a - b if word in COMMON_OPPOSITES)
 
 
 def _has_reversed_direction(query: Lexical, stored: Lexical) -> bool:

@@ -165,8 +165,9 @@ def test_the_weights_have_the_signs_of_what_they_weigh() -> None:
     first, second = VERIFIER.weights.first, VERIFIER.weights.second
     assert first.similarity > 0
     assert first.doubt < 0
-    assert second.doubt < 0
+    assert second.doubt <= 0
     assert second.near_doubt < 0
+    assert second.wording_doubt < 0
     assert second.near_refusal > 0
     assert second.refusal > 0
     assert second.approval > 0

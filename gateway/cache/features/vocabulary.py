@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.cache.exact_parts import CARDINALS
-from gateway.cache.lexical import OPPOSITES as COMMON_OPPOSITES
+from gateway.cache.exclusive_words import CALENDAR, UNITS
 
 
 def _words(text: str) -> list[str]:
@@ -58,37 +58,6 @@ NUMBER_WORDS = {word: number for word, number in CARDINALS.items() if word != "o
     "third": "3rd",
     "fourth": "4th",
     "fifth": "5th",
-}
-
-UNITS = {
-    alias: names.split()[0]
-    for names in _groups(
-        "km kilometer kilometers kilometre kilometres|m meter meters metre metres|cm centimeter centimeters|"
-        "mm millimeter millimeters|mi mile miles|ft foot feet|inch inches|yd yard yards|kg kilo kilos kilogram "
-        "kilograms|g gram grams|mg milligram milligrams|lb lbs pound pounds|oz ounce ounces|ton tons tonne tonnes|"
-        "l liter liters litre litres|ml milliliter milliliters|gallon gallons|pint pints|cup cups|tablespoon "
-        "tablespoons tbsp|teaspoon teaspoons tsp|celsius centigrade|fahrenheit|kelvin|second seconds sec secs|"
-        "minute minutes min mins|hour hours hr hrs|day days|week weeks|month months|year years|decade decades|"
-        "century centuries|dollar dollars usd|euro euros eur|yen jpy|rupee rupees inr|gbp|cent cents|byte bytes|"
-        "kb kilobyte kilobytes|mb megabyte megabytes|gb gigabyte gigabytes|tb terabyte terabytes|percent|watt watts|"
-        "kw kilowatt kilowatts|volt volts|ampere amperes amp amps|hz hertz|joule joules|calorie calories|acre acres|"
-        "hectare hectares|mph|kph|degree degrees|radian radians|bar|psi|pascal"
-    )
-    for alias in names.split()
-}
-
-CALENDAR = {
-    alias: names.split()[0]
-    for names in _groups(
-        "january jan januar enero|february feb februar febrero|march m\u00e4rz marzo|april apr abril|may_|june juni "
-        "junio|july juli julio|august aug agosto|september sept septiembre|october oct oktober octubre|november nov "
-        "noviembre|december dec dezember diciembre|monday mon montag lunes|tuesday tue dienstag martes|wednesday wed "
-        "mittwoch mi\u00e9rcoles|thursday thu donnerstag jueves|friday fri freitag viernes|saturday sat samstag "
-        "s\u00e1bado|sunday sun sonntag domingo|today heute hoy|tomorrow morgen ma\u00f1ana|yesterday gestern ayer|"
-        "tonight|morning|afternoon|evening|night|noon|midnight|weekend weekends|spring|summer|autumn fall|winter|"
-        "daily|weekly|monthly|yearly annually annual|hourly|next|last|previous|am|pm|bc|ad|easter|christmas"
-    )
-    for alias in names.split()
 }
 
 QUANTIFIERS = {
@@ -166,51 +135,6 @@ MEANT = {
     for word in table
 }
 MARKED = frozenset(MEANT)
-
-_MORE_OPPOSITES = (
-    "allow forbid|allowed forbidden|attach detach|begin end|bigger smaller|bigger tiny|boil freeze|borrow return|"
-    "bright dark|cause cure|cause prevent|causes prevents|cheapest expensive|clockwise counterclockwise|"
-    "connect disconnect|correct incorrect|create delete|create destroy|credit debit|day night|dead alive|deep shallow|"
-    "deposit withdraw|deposit withdrawal|earliest latest|early late|easy difficult|easy hard|easier harder|empty full|"
-    "enter exit|enter leave|entrance exit|expand shrink|expand collapse|export import|fail "
-    "pass|fail succeed|faster slower|"
-    "fastest slowest|fat thin|forward backward|friend enemy|front back|gain lose|gained lost|grow shrink|happy sad|"
-    "healthy unhealthy|heat cool|heating cooling|heavy light|hide unhide|highest lowest|hire fire|husband wife|"
-    "include exclude|including excluding|increase reduce|indoor outdoor|indoors outdoors|interior exterior|internal "
-    "external|join leave|landlord tenant|large small|larger smaller|largest smallest|lend borrow|lengthen shorten|"
-    "like dislike|load unload|long short|longer shorter|longest shortest|loosen tighten|loose tight|mother father|"
-    "mount unmount|mute unmute|near far|nearest farthest|offline online|older younger|oldest youngest|open shut|"
-    "optimistic pessimistic|parent child|pause resume|permanent temporary|plus minus|positive negative|possible "
-    "impossible|prefix suffix|present absent|profit loss|profitable unprofitable|quiet loud|rich poor|richest poorest|"
-    "right wrong|rise fall|rising falling|safe dangerous|safe unsafe|same different|sender receiver|sender recipient|"
-    "serialize deserialize|shallow deep|shorter taller|simple complex|sit stand|smooth rough|soft hard|son daughter|"
-    "strength weakness|strengths weaknesses|strong weak|stronger weaker|strongest "
-    "weakest|subscribe unsubscribe|sunrise "
-    "sunset|sweet sour|take give|take_off land|tall short|tallest shortest|teacher student|temporary permanent|thick "
-    "thin|top bottom|upgrade downgrade|upper lower|uppercase lowercase|vertical "
-    "horizontal|wake sleep|warm cold|warmer "
-    "colder|wet dry|wide narrow|winner loser|young old|zip unzip|block unblock|follow unfollow|pin unpin|archive "
-    "unarchive|freeze unfreeze|activate deactivate|authorize revoke|approve deny|approve reject|grant revoke|commit "
-    "revert|compress decompress|employer employee|buyer seller|arrive depart|arrival departure|arrivals departures|"
-    "checkin checkout|insert delete|insert remove|lost found|max minimum|maximize minimize|odd even|solid liquid|"
-    "sync async|synchronous asynchronous|static dynamic|valid invalid|visible "
-    "invisible|legal illegal|ending beginning|"
-    "an aus|ein aus|mit ohne|con sin|abrir cerrar|\u00f6ffnen schlie\u00dfen|aktivieren "
-    "deaktivieren|activar desactivar|"
-    "kaufen verkaufen|comprar vender|subir bajar|m\u00e1s menos|\u5f00 \u5173|\u4e70 \u5356"
-)
-
-
-def _opposites() -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {word: set(others) for word, others in COMMON_OPPOSITES.items()}
-    for pair in _groups(_MORE_OPPOSITES):
-        a, b = pair.split()
-        found.setdefault(a, set()).add(b)
-        found.setdefault(b, set()).add(a)
-    return {word: frozenset(others) for word, others in found.items()}
-
-
-OPPOSITES = _opposites()
 
 # Words that ask for the same thing; each group stands for its first word. Only words that rarely differ are here.
 SYNONYMS = {

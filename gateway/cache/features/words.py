@@ -8,8 +8,9 @@ from itertools import chain, combinations
 from operator import add
 from typing import NamedTuple
 
+from gateway.cache.exclusive_words import OPPOSITES
 from gateway.cache.features.reading import STEM_CACHE_SIZE, QuestionReading
-from gateway.cache.features.vocabulary import OPPOSITES, STOP
+from gateway.cache.features.vocabulary import STOP
 
 _MAX_STEMS = 24  # unmatched or shared words that are compared one by one; bounds the quadratic parts
 _CAP = 4.0  # a fifth difference says no more than the fourth

@@ -61,7 +61,8 @@ def test_anchors_count_for_the_score() -> None:
     inputs, same = made(1000, lambda *inputs: np.full(len(inputs[0]), 0.5))
     anchors = made(1000, by_logit, seed=1)
     alone, anchored = (fit(SHIPPED, inputs, same, SHIPPED.scores(inputs), each).second for each in (None, anchors))
-    assert anchored.approval > alone.approval + 0.2
+    said = [second.log_odds(0.8, 0.2, 4.0) - second.log_odds(0.8, 0.2, -4.0) for second in (alone, anchored)]
+    assert said[1] > said[0] + 1.0
 
 
 def test_the_new_prior_has_the_rates_of_the_shipped_traffic() -> None:
