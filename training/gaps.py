@@ -31,8 +31,8 @@ def many_models(path: Path) -> tuple[list[str], list[str], FloatArray]:
     return [row["prompt"] for row in found], models, np.array([[row["scores"][m] for m in models] for row in found])
 
 
-def random_folds(count: int, folds: int) -> npt.NDArray[np.int_]:
-    return np.random.default_rng(0).permutation(count) % folds
+def random_folds(count: int, folds: int, seed: int = 0) -> npt.NDArray[np.int_]:
+    return np.random.default_rng(seed).permutation(count) % folds
 
 
 def curve(score: FloatArray, light: FloatArray, large: FloatArray, steps: int | None = None) -> Curve:

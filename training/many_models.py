@@ -22,6 +22,8 @@ ROOM = 0.02
 # Chosen by leave-part-out: the temperature of the soft minimum over pairs, and the penalty on the weights.
 TEMPERATURE, PENALTY = 0.3, 0.1
 STEPS = 120
+# The penalty on the mean square move of a score with the spelling of its prompt, in units of the scores' variance.
+SPELLING = 40.0
 # The sum must also keep its correlation with the grades of graded prompts, which are more like everyday questions.
 AGREEMENT, AGREEMENT_ROOM = 0.82, 0.02
 # The descent starts at length itself, at so many times the spread of the graded prompts' part.
@@ -37,10 +39,14 @@ class ManyOutcomes:
     vectors: FloatArray  # (n, d)
     models: Sequence[str]
     scores: FloatArray  # (n, m), in [0, 1]
+    # Features and vectors of the same prompts in other spellings, which should not change a score.
+    spellings: Sequence[tuple[FloatArray, FloatArray]]
 
     def at(self, chosen: npt.NDArray[np.bool_]) -> ManyOutcomes:
         prompts = [self.prompts[int(at)] for at in np.flatnonzero(chosen)]
-        return ManyOutcomes(prompts, self.features[chosen], self.vectors[chosen], self.models, self.scores[chosen])
+        spellings = [(features[chosen], vectors[chosen]) for features, vectors in self.spellings]
+        rest = (self.features[chosen], self.vectors[chosen], self.models, self.scores[chosen])
+        return ManyOutcomes(prompts, *rest, spellings)
 
     @property
     def lengths(self) -> FloatArray:
@@ -72,7 +78,31 @@ class Part:
     offset: FloatArray  # (n,), the score that the head adds to
 
 
-def gain_head(asked: Part, seen: ManyOutcomes, graded: Part, grades: FloatArray) -> FloatArray:
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The mean square change of a score with the spelling of its prompt: a quadratic function of the head's weights.
+
+    It makes the head deaf to such noise, as training on noisy copies does (Bishop 1995).
+    """
+
+    squares: FloatArray  # (k, k)
+    products: FloatArray  # (k,), with the changes of the offset
+    constant: float
+
+    def __call__(self, weights: FloatArray) -> tuple[float, FloatArray]:
+        """Return the mean square, and its gradient."""
+        inner = self.squares @ weights
+        return float(weights @ inner + 2 * self.products @ weights + self.constant), 2 * (inner + self.products)
+
+
+def moves(asked: Part, spellings: Sequence[Part]) -> Moves:
+    """`spellings`: the inputs of the same prompts in other spellings."""
+    rows = np.vstack([each.rows - asked.rows for each in spellings])
+    offset = np.concatenate([each.offset - asked.offset for each in spellings])
+    return Moves(rows.T @ rows / len(rows), rows.T @ offset / len(rows), float(np.square(offset).mean()))
+
+
+def gain_head(asked: Part, moved: Moves, seen: ManyOutcomes, graded: Part, grades: FloatArray) -> FloatArray:
     """Return weights (k,) such that `offset + rows @ weights` ranks well for every pair, and the graded prompts too.
 
     The area under a pair's curve is 1/2 + mean(gain * rank(score)). The normal distribution function of the
@@ -98,9 +128,11 @@ def gain_head(asked: Part, seen: ManyOutcomes, graded: Part, grades: FloatArray)
         by_score = by_level / spread - score * (by_level @ score) / (spread**3 * count)
         centred = (rated - rated.mean()) / (rated_spread * len(rated))
         by_rated = parts[-1] / AGREEMENT_ROOM * (grade - agreement * centred) / rated_spread
-        size = float(weights @ weights) / spread**2
-        shrink = 2 * weights / spread**2 - 2 * size / (spread * spread * count) * (rows.T @ score)
-        return float(PENALTY * size - value), PENALTY * shrink - rows.T @ by_score - graded.rows.T @ by_rated
+        move, by_move = moved(weights)
+        size = (PENALTY * float(weights @ weights) + SPELLING * move) / spread**2
+        shrink = (PENALTY * 2 * weights + SPELLING * by_move) / spread**2
+        shrink -= 2 * size / (spread * spread * count) * (rows.T @ score)
+        return float(size - value), shrink - rows.T @ by_score - graded.rows.T @ by_rated
 
     inner = rows.T @ rows + _START_RIDGE * np.eye(rows.shape[1])
     begin = np.linalg.solve(inner, rows.T @ length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from gateway.routing.complexity import (
     weights_from,
 )
 from gateway.routing.prompt_features import HEAD, NAMES, OPTION_NAMES, TAIL, Commonness, PromptReading
+from training.perturb import typo
 
 ENCODER = "all-MiniLM-L6-v2/onnx-int8/0123456789ab"
 MODEL = ComplexityModel(load_weights(), ENCODER)
@@ -329,3 +331,20 @@ def test_courtesies_change_no_feature(bare: str, polite: str) -> None:
 def test_another_case_changes_a_score_little(text: str) -> None:
     assert score(text.upper()) == pytest.approx(score(text), abs=0.05)
     assert score(text.lower()) == pytest.approx(score(text), abs=0.05)
+
+
+def test_a_missing_final_mark_hardly_changes_a_score() -> None:
+    moves = [abs(score(text) - score(text.rstrip("?.! "))) for text in EASY + HARD]
+    assert np.mean(moves) <= 0.005
+
+
+def test_three_typing_errors_change_a_score_little() -> None:
+    draw = random.Random(0)
+
+    def mistyped(text: str) -> str:
+        for _ in range(3):
+            text = typo(text, draw) or text
+        return text
+
+    moves = [abs(score(text) - score(mistyped(text))) for text in EASY + HARD for _ in range(5)]
+    assert np.mean(moves) <= 0.024
