@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from gateway.cache import lexical
+from gateway.cache.exclusive_words import UNITS
 from gateway.cache.features import vocabulary as v
 from gateway.cache.features.phrases import aspects, conditions
 from gateway.cache.lexical import PatternIndex, any_of, digits, written_with
@@ -153,7 +154,7 @@ def stem(word: str) -> str:
 
     Synonyms, units and number words first become the first word of their group.
     """
-    word = v.SYNONYMS.get(word) or v.UNITS.get(word) or v.NUMBER_WORDS.get(word) or word
+    word = v.SYNONYMS.get(word) or UNITS.get(word) or v.NUMBER_WORDS.get(word) or word
     for suffix, put in _SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= 3 and not word.endswith("ss"):
             word = word[: len(word) - len(suffix)] + put
