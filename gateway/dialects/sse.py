@@ -17,6 +17,8 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024  # an image in one event takes some hundred kB
 RECENT = 16  # events: after the end of an answer come its usage, and vendors' notes
 RECENT_BYTES = 8 * 1024  # all these notes together are shorter
 
+LONG_CHUNK = RECENT_BYTES // RECENT  # bytes; `RECENT` shorter ones cannot reach `RECENT_BYTES`
+
 CR = 13  # an integer, like `LF`
 
 
@@ -36,7 +38,9 @@ class SSEParser:
         """Return the events that `chunk` completes. Raise `UpstreamStreamError` if one exceeds `MAX_EVENT_BYTES`."""
         if not self._rest and _is_single_event(chunk):
             events = [Event(chunk[6:-2])]
-            self._keep(events, len(chunk))
+            self._recent += events
+            if len(chunk) > LONG_CHUNK:
+                self._drop_old()
             return events
         buffer = self._rest + chunk if self._rest else chunk
         if CR in buffer:
@@ -47,16 +51,14 @@ class SSEParser:
         if len(self._rest) > MAX_EVENT_BYTES:
             raise UpstreamStreamError(f"an event of the upstream exceeds {MAX_EVENT_BYTES} bytes")
         events = [event for event in map(_event, blocks) if event is not None]
-        self._keep(events, len(buffer))
+        self._recent += events
+        if len(buffer) > LONG_CHUNK:
+            self._drop_old()
         return events
 
-    def _keep(self, events: list[Event], size: int) -> None:
-        """Keep the last `RECENT` events, or as few as reach `RECENT_BYTES` together. `size`: their bytes or more."""
-        recent = self._recent
-        recent += events
-        if size <= RECENT_BYTES // RECENT:
-            return
-        kept = 0
+    def _drop_old(self) -> None:
+        """Keep the last `RECENT` events, or as few as reach `RECENT_BYTES` together."""
+        recent, kept = self._recent, 0
         for count, event in enumerate(reversed(recent), 1):
             kept += len(event.data)
             if kept >= RECENT_BYTES:

@@ -190,7 +190,8 @@ class ClientConnection(asyncio.Protocol):
         """
         if self._parser.has_started and not self._quickack_set:
             self._set_quickack()
-        self._resume_reading()
+        if self._is_paused:
+            self._resume_reading()
         waiter = self._waiter = self._loop.create_future()
         self._timer.set(deadline)
         return waiter
@@ -200,9 +201,11 @@ class ClientConnection(asyncio.Protocol):
         that no setting bounds."""
         self._listener, self._idle_timeout_s, self._deadline = listener, idle_timeout_s, deadline
         if listener is None:
-            self._pause_reading()
+            if not self._is_paused:
+                self._pause_reading()
         else:
-            self._resume_reading()
+            if self._is_paused:
+                self._resume_reading()
             if not self._quickack_set:
                 self._set_quickack()
             self._last_read_at = self._loop.time()
@@ -260,7 +263,7 @@ class ClientConnection(asyncio.Protocol):
                 self._listener()
         elif answer.status and (parser.ended or answer.unread > before or before == 0):
             self._notify()
-        if answer.unread > MAX_UNREAD_BYTES and answer is self._answer:  # the listener took nothing
+        if answer.unread > MAX_UNREAD_BYTES and answer is self._answer and not self._is_paused:  # nothing was taken
             self._pause_reading()
 
     def pause_writing(self) -> None:
@@ -302,17 +305,18 @@ class ClientConnection(asyncio.Protocol):
                 upload.cancel()
             self.abort()
             return
-        self._resume_reading()
+        if self._is_paused:
+            self._resume_reading()
         self._timer.set(self._loop.time() + idle_s)
         self._owner.release(self)
 
     def _pause_reading(self) -> None:
-        if not self._is_paused and self.transport is not None:
+        if self.transport is not None:
             self._is_paused = True
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._is_paused and self.transport is not None:
+        if self.transport is not None:
             self._is_paused = False
             self.transport.resume_reading()
 

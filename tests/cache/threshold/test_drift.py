@@ -18,11 +18,14 @@ PROMISE = Acceptance(max_wrong_hits=0.01)
 BELOW = 0.8  # a score below the threshold, where every label is a miss
 
 
-def stream(control: RouteControl, share: float, labels: int, seed: int, score: float = BELOW) -> int | None:
-    """Send labels with this share of wrong ones, and return after how many the alarm was raised; None: it was not."""
+def stream(
+    control: RouteControl, share: float, labels: int, seed: int, score: float = BELOW, requests: int = 2
+) -> int | None:
+    """Send labels with this share of wrong ones, one in so many requests. Return after how many the alarm was raised;
+    None: it was not."""
     draw = np.random.default_rng(seed)
     for at in range(1, labels + 1):
-        control.advance(control._requests + 2)
+        control.advance(control._requests + requests)
         control.threshold(PROMISE)
         control.met(score)
         label = Label.WRONG if draw.random() < share else Label.RIGHT
@@ -77,11 +80,11 @@ def test_after_the_alarm_the_threshold_is_that_of_the_calibration_or_above() -> 
 def test_the_labels_since_the_change_stay_where_the_calibration_would_serve_more() -> None:
     lenient = [(0.02, 0.02)] * BANDS
     control, cold = RouteControl(lenient, "basis"), RouteControl(lenient, "basis")
-    stream(control, 0.2, 2000, 1, score=0.7)
-    raised_after = stream(control, 0.6, 300, 2, score=0.7)
+    stream(control, 0.2, 2000, 1, score=0.7, requests=20)  # so few that the calibration serves them
+    raised_after = stream(control, 0.6, 300, 2, score=0.7, requests=20)
     assert raised_after is not None
     for _ in range(2000 + raised_after):  # the same traffic without labels
-        cold.advance(cold._requests + 2)
+        cold.advance(cold._requests + 20)
         cold.met(0.7)
     for each in (control, cold):
         spread(each, 2000)
