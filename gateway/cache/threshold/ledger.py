@@ -90,8 +90,8 @@ GROWTH = 0.55
 
 MAX_GROWTH = 8.0  # beyond this factor only labels can tell
 
-# A young cache has few entries to be wrong with. This factor holds up to some 120 entries: there a promise of 1 % allows
-# scores that are wrong one time in five. A lower one would allow worse scores to save a few requests.
+# A young cache has few entries to be wrong with. This factor holds up to some 120 entries. There a promise of 1 % allows
+# scores that are wrong one time in five, and a lower factor would allow worse ones, to save a few requests.
 MIN_GROWTH = 0.3
 
 PRIOR_ENTRIES = 1100  # geometric mean of the entries that the neighbours of the calibration were the nearest of
