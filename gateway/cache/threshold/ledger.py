@@ -90,7 +90,7 @@ GROWTH = 0.55
 
 MAX_GROWTH = 8.0  # beyond this factor only labels can tell
 
-# A young cache has few entries to be wrong with. This factor holds up to some 120 entries. There a promise of 1 % allows
+# A young cache has few entries to be wrong with. This factor holds up to some 120 entries. A promise of 1 % then allows
 # scores that are wrong one time in five, and a lower factor would allow worse ones, to save a few requests.
 MIN_GROWTH = 0.3
 
