@@ -76,6 +76,7 @@ OPPOSITES = _symmetric(_PAIRS)
 
 # Opposites that the features do not know. They settle it only if they are the one difference between two texts.
 _FURTHER = (
+    "millisecond second|milliseconds seconds|"
     "to from|to past|over under|closed opened|columns rows|brother sister|closing opening|disabling enabling|"
     "ends starts|column row|anything nothing|nobody somebody|nobody someone|disabled enabled|gross net|her his|"
     "arrive leave|read write|closes opens|begins ends|biggest smallest|end start|decrypted encrypted|king queen|"

@@ -138,11 +138,7 @@ async def test_an_opposite_is_refused_however_similar(both: TwoStageVerifier, a:
     [
         ("How do I reset my password?", "How can I reset my password?"),
         ("What is the capital of France?", "Tell me the capital of France"),
-        pytest.param(
-            "flights from Oslo to Rome",
-            "Which flights go from Oslo to Rome?",
-            marks=pytest.mark.xfail(reason="these weights give it a logit of -0.2"),
-        ),
+        ("flights from Oslo to Rome", "Which flights go from Oslo to Rome?"),
         ("Why doesn't it work?", "Why does it not work?"),
     ],
 )

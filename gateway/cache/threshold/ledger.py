@@ -73,8 +73,8 @@ BANDS, LOWEST, WIDTH = 50, 0.40, 0.02  # scores outside count in the lowest or t
 CENTRES: FloatArray = LOWEST + WIDTH * (np.arange(BANDS, dtype=np.float64) + 0.5)
 
 # Share of the promise that the expected wrong hits may take. The estimate is on the high side, as the labels above the
-# threshold are few: over 50 orders of the development stream with raw labels, 0.51, 0.63 and 0.73 of promises of 0.5, 1
-# and 2 % are wrong, and 50, 48 and 50 orders keep them. With 1.0 these are 48, 46 and 45 orders.
+# threshold are few: over 50 orders of the development stream with raw labels, 0.50, 0.62 and 0.73 of promises of 0.5, 1
+# and 2 % are wrong, and 50, 49 and 48 orders keep them. With 1.0 these are 48, 46 and 45 orders.
 AIM = 0.9
 
 LABEL_MEMORY = 10_000  # requests after which a label's weight is 1/e, because traffic changes
