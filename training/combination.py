@@ -66,9 +66,8 @@ class Columns:
 
     def __call__(self, pairs: Sequence[Labelled]) -> tuple[FloatArray, FloatArray]:
         """Return (n, 4) inputs and (n,) labels. Pairs with a veto count, as no rule finds all that are like them."""
-        return np.array([self._row(asked, stored) for asked, stored, _ in pairs]), np.array(
-            [float(s) for *_, s in pairs]
-        )
+        inputs = [self._row(asked, stored) for asked, stored, _ in pairs]
+        return np.array(inputs), np.array([float(same) for *_, same in pairs])
 
     def _row(self, asked: str, stored: str) -> tuple[float, float, float, float]:
         similarity = float(np.clip(self._encoder(asked) @ self._encoder(stored), 0.0, 1.0))

@@ -7,11 +7,17 @@ decides the answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 
-def _groups(text: str) -> list[str]:
+def groups(text: str) -> list[str]:
+    """Return the groups of a list in which `|` separates them."""
     return text.split("|")
+
+
+def by_first_word(text: str) -> dict[str, str]:
+    """Return for each word of a list of groups the first word of its group."""
+    return {word: group.split()[0] for group in groups(text) for word in group.split()}
 
 
 def _symmetric(pairs: Iterable[Iterable[str]]) -> dict[str, frozenset[str]]:
@@ -71,7 +77,7 @@ _MORE = (
     "kaufen verkaufen|comprar vender|subir bajar|m\u00e1s menos|\u5f00 \u5173|\u4e70 \u5356"
 )
 
-_PAIRS = [*_COMMON, *(group.split() for group in _groups(_MORE))]
+_PAIRS = [*_COMMON, *(group.split() for group in groups(_MORE))]
 OPPOSITES = _symmetric(_PAIRS)
 
 # Opposites that the features do not know. They settle it only if they are the one difference between two texts.
@@ -89,42 +95,34 @@ _FURTHER = (
     "accepted rejected|pushed pulled|shown hidden|ascend descend"
 )
 
-_EXCLUSIVE = _symmetric([*_PAIRS, *(group.split() for group in _groups(_FURTHER))])
+_EXCLUSIVE = _symmetric([*_PAIRS, *(group.split() for group in groups(_FURTHER))])
 
 # The word for each unit and each part of the calendar. The keys are all ways to write it.
-UNITS: Mapping[str, str] = {
-    alias: names.split()[0]
-    for names in _groups(
-        "km kilometer kilometers kilometre kilometres|m meter meters metre metres|cm centimeter centimeters|"
-        "mm millimeter millimeters|mi mile miles|ft foot feet|inch inches|yd yard yards|kg kilo kilos kilogram "
-        "kilograms|g gram grams|mg milligram milligrams|lb lbs pound pounds|oz ounce ounces|ton tons tonne tonnes|"
-        "l liter liters litre litres|ml milliliter milliliters|gallon gallons|pint pints|cup cups|tablespoon "
-        "tablespoons tbsp|teaspoon teaspoons tsp|celsius centigrade|fahrenheit|kelvin|second seconds sec secs|"
-        "minute minutes min mins|hour hours hr hrs|day days|week weeks|month months|year years|decade decades|"
-        "century centuries|dollar dollars usd|euro euros eur|yen jpy|rupee rupees inr|gbp|cent cents|byte bytes|"
-        "kb kilobyte kilobytes|mb megabyte megabytes|gb gigabyte gigabytes|tb terabyte terabytes|percent|watt watts|"
-        "kw kilowatt kilowatts|volt volts|ampere amperes amp amps|hz hertz|joule joules|calorie calories|acre acres|"
-        "hectare hectares|mph|kph|degree degrees|radian radians|bar|psi|pascal"
-    )
-    for alias in names.split()
-}
+UNITS = by_first_word(
+    "km kilometer kilometers kilometre kilometres|m meter meters metre metres|cm centimeter centimeters|"
+    "mm millimeter millimeters|mi mile miles|ft foot feet|inch inches|yd yard yards|kg kilo kilos kilogram "
+    "kilograms|g gram grams|mg milligram milligrams|lb lbs pound pounds|oz ounce ounces|ton tons tonne tonnes|"
+    "l liter liters litre litres|ml milliliter milliliters|gallon gallons|pint pints|cup cups|tablespoon "
+    "tablespoons tbsp|teaspoon teaspoons tsp|celsius centigrade|fahrenheit|kelvin|second seconds sec secs|"
+    "minute minutes min mins|hour hours hr hrs|day days|week weeks|month months|year years|decade decades|"
+    "century centuries|dollar dollars usd|euro euros eur|yen jpy|rupee rupees inr|gbp|cent cents|byte bytes|"
+    "kb kilobyte kilobytes|mb megabyte megabytes|gb gigabyte gigabytes|tb terabyte terabytes|percent|watt watts|"
+    "kw kilowatt kilowatts|volt volts|ampere amperes amp amps|hz hertz|joule joules|calorie calories|acre acres|"
+    "hectare hectares|mph|kph|degree degrees|radian radians|bar|psi|pascal"
+)
 
-CALENDAR: Mapping[str, str] = {
-    alias: names.split()[0]
-    for names in _groups(
-        "january jan januar enero|february feb februar febrero|march m\u00e4rz marzo|april apr abril|may_|june juni "
-        "junio|july juli julio|august aug agosto|september sept septiembre|october oct oktober octubre|november nov "
-        "noviembre|december dec dezember diciembre|monday mon montag lunes|tuesday tue dienstag martes|wednesday wed "
-        "mittwoch mi\u00e9rcoles|thursday thu donnerstag jueves|friday fri freitag viernes|saturday sat samstag "
-        "s\u00e1bado|sunday sun sonntag domingo|today heute hoy|tomorrow morgen ma\u00f1ana|yesterday gestern ayer|"
-        "tonight|morning|afternoon|evening|night|noon|midnight|weekend weekends|spring|summer|autumn fall|winter|"
-        "daily|weekly|monthly|yearly annually annual|hourly|next|last|previous|am|pm|bc|ad|easter|christmas"
-    )
-    for alias in names.split()
-}
+CALENDAR = by_first_word(
+    "january jan januar enero|february feb februar febrero|march m\u00e4rz marzo|april apr abril|may_|june juni "
+    "junio|july juli julio|august aug agosto|september sept septiembre|october oct oktober octubre|november nov "
+    "noviembre|december dec dezember diciembre|monday mon montag lunes|tuesday tue dienstag martes|wednesday wed "
+    "mittwoch mi\u00e9rcoles|thursday thu donnerstag jueves|friday fri freitag viernes|saturday sat samstag "
+    "s\u00e1bado|sunday sun sonntag domingo|today heute hoy|tomorrow morgen ma\u00f1ana|yesterday gestern ayer|"
+    "tonight|morning|afternoon|evening|night|noon|midnight|weekend weekends|spring|summer|autumn fall|winter|"
+    "daily|weekly|monthly|yearly annually annual|hourly|next|last|previous|am|pm|bc|ad|easter|christmas"
+)
 
 
-# Units and days that a text can also mean otherwise: I'm, a 5 min walk, the next or last of several.
+# Units and days that a text can also mean otherwise: I'm, a bar, a degree in law, I am, to fall, the last of several.
 _AMBIGUOUS = frozenset(
     ("m", "l", "g", "bar", "degree", "degrees", "next", "last", "previous", "may_", "march", "am", "ad", "fall")
 )

@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.cache.exact_parts import CARDINALS
-from gateway.cache.exclusive_words import CALENDAR, UNITS
+from gateway.cache.exclusive_words import CALENDAR, UNITS, by_first_word, groups
 
 
 def _words(text: str) -> list[str]:
     return text.split()
-
-
-def _groups(text: str) -> list[str]:
-    return text.split("|")
 
 
 STOP = frozenset(
@@ -60,18 +56,14 @@ NUMBER_WORDS = {word: number for word, number in CARDINALS.items() if word != "o
     "fifth": "5th",
 }
 
-QUANTIFIERS = {
-    alias: names.split()[0]
-    for names in _groups(
-        "all every each always entire whole everyone everything everybody alle siempre todos|some sometimes|"
-        "only just_ solely exclusively nur solo|except excluding besides apart|most mostly|few|least|both|either|"
-        "none nobody nothing|any_|half|exactly|at_least|single|several|multiple|other another|rarely seldom|often|"
-        "first|final|alone|together|nearly "
-        "almost|still|again|anymore|already|yet|too_|enough|outside|without ohne sin|"
-        "including include inclusive|unless|until|since|during|while|before|after"
-    )
-    for alias in names.split()
-}
+QUANTIFIERS = by_first_word(
+    "all every each always entire whole everyone everything everybody alle siempre todos|some sometimes|"
+    "only just_ solely exclusively nur solo|except excluding besides apart|most mostly|few|least|both|either|"
+    "none nobody nothing|any_|half|exactly|at_least|single|several|multiple|other another|rarely seldom|often|"
+    "first|final|alone|together|nearly "
+    "almost|still|again|anymore|already|yet|too_|enough|outside|without ohne sin|"
+    "including include inclusive|unless|until|since|during|while|before|after"
+)
 
 COMPARATIVES = frozenset(
     _words(
@@ -139,7 +131,7 @@ MARKED = frozenset(MEANT)
 # Words that ask for the same thing; each group stands for its first word. Only words that rarely differ are here.
 SYNONYMS = {
     alias: group.split()[0]
-    for group in _groups(
+    for group in groups(
         "buy purchase purchasing buying bought|start begin starting beginning|fix repair "
         "repairing fixing solve resolve|"
         "delete remove erase deleting removing|change modify alter edit changing update|phone "

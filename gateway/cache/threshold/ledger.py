@@ -12,7 +12,8 @@ which that share is at most `AIM` of the promise. The wrong share of a band is a
 raises it.
 
 The promise bounds the long run: over any 10,000 requests at most the promised share is wrong with 95 % confidence. At
-1 %, 85 expected wrong hits stay below 100 with that probability (Poisson).
+1 %, 85 true wrong hits in the mean stay below 100 with that probability (Poisson). `AIM` is higher, as the estimate is
+above the truth.
 
 The rule stands in place of conformal risk control (Angelopoulos et al. 2022), whose threshold is the lowest with
 n/(n+1) R + 1/(n+1) <= a over n labelled lookups. That needs labels above the threshold, which only audits bring: 5 % of
