@@ -51,8 +51,7 @@ def watched(folder: Path) -> Iterator[tuple[dict[str, Any], Member, Member]]:
 @contextmanager
 def clustered(folder: Path) -> Iterator[tuple[dict[str, Any], Member, Member]]:
     with store_cluster(folder) as fleet:
-        primary = fleet.primary_of(CLUSTERED.key("bans"))
-        yield fleet.section, primary, fleet.replicas_of(primary)[0]
+        yield fleet.section, *fleet.primary_and_replica(CLUSTERED.key("bans"))
 
 
 STORES = {"sentinels": watched, "cluster": clustered}

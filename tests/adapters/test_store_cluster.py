@@ -123,8 +123,7 @@ async def test_nodes_that_speak_tls_alone_and_ask_for_a_certificate(upstream: Up
             assert (await one.chat(SAME)).cache_status == "nearhit; hit; detail=semantic"
             assert await purged(one, all=True) > 10
             # The client remembers where slots lie: another node takes this one's place, and it has to find that out.
-            primary = cluster.primary_of(CLUSTERED.key("bans"))
-            (replica,) = cluster.replicas_of(primary)
+            primary, replica = cluster.primary_and_replica(CLUSTERED.key("bans"))
             cluster.miss_soon()
             primary.kill()
             await asyncio.to_thread(eventually, lambda: replica.role() == "master")

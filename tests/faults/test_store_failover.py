@@ -99,8 +99,7 @@ async def test_no_request_fails_while_a_cluster_replaces_a_primary_and_no_remova
 ) -> None:
     """The one that has the rules of removals."""
     with store_cluster(tmp_path) as cluster:
-        primary = cluster.primary_of(CLUSTERED.key("bans"))
-        (replica,) = cluster.replicas_of(primary)
+        primary, replica = cluster.primary_and_replica(CLUSTERED.key("bans"))
 
         def kill() -> None:
             cluster.miss_soon()
@@ -112,8 +111,7 @@ async def test_no_request_fails_while_a_cluster_replaces_a_primary_and_no_remova
 async def test_a_node_that_is_cut_off_is_replaced_as_one_that_died(upstream: Upstream, tmp_path: Path) -> None:
     """Its connections stay open, and nothing comes from them."""
     with store_cluster(tmp_path) as cluster:
-        primary = cluster.primary_of(CLUSTERED.key("bans"))
-        (replica,) = cluster.replicas_of(primary)
+        primary, replica = cluster.primary_and_replica(CLUSTERED.key("bans"))
 
         def cut_off() -> None:
             cluster.miss_soon()
