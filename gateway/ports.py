@@ -88,6 +88,15 @@ class EncoderCpu:
     learning_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderQueue:
+    """The texts of requests that wait for an encoder. Texts that no client waits for do not count."""
+
+    wait_s: float = 0.0  # that the waiting texts are likely to take
+    pass_s: float = 0.0  # that the texts in the pass in progress are likely to take, from its beginning
+    standing_s: float = 0.0  # since texts wait without a break
+
+
 class Embedder(Protocol):
     @property
     def fingerprint(self) -> str: ...
@@ -128,8 +137,8 @@ class LearningEmbedder(Embedder, Protocol):
         """The CPU that the passes took, where they run in a thread of their own."""
 
     @property
-    def expected_wait_s(self) -> float:
-        """The seconds that a new text of a request is likely to wait for its pass."""
+    def queue(self) -> EncoderQueue:
+        """The queue at this moment."""
 
 
 class EagerEmbedder(Embedder, Protocol):

@@ -106,6 +106,7 @@ class ExactParts:
     words: frozenset[str]  # numbers in words, also those that are often none
     text: str
     spelled: tuple[str, ...] | None = None  # `runs`, once they are needed
+    spelled_numbers: frozenset[str] | None = None  # those of `runs`, without leading zeros, once they are needed
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -116,7 +117,9 @@ class ExactParts:
 
     def has_number(self, number: str) -> bool:
         """Return whether the text has the number anywhere, also in words or within another part."""
-        return number in self.words or any(run.isdecimal() and (run.lstrip("0") or "0") == number for run in self.runs)
+        if self.spelled_numbers is None:
+            self.spelled_numbers = frozenset(run.lstrip("0") or "0" for run in self.runs if run.isdecimal())
+        return number in self.words or number in self.spelled_numbers
 
 
 def read_parts(text: str, words: Set[str], signs: Set[str]) -> ExactParts | None:
@@ -338,6 +341,8 @@ def _stands_in(part: str, text: str) -> bool:
 def _is_written(key: str, runs: tuple[str, ...]) -> bool:
     """Return whether adjacent runs join to the key, which may have lost its plural."""
     for start, run in enumerate(runs):
+        if run[0] != key[0]:
+            continue
         at, joined = start, run
         while len(joined) < len(key) and key.startswith(joined) and at + 1 < len(runs):
             at += 1

@@ -3,12 +3,17 @@
 Every question that no cache knows waits for the encoder. If more questions come than it can embed, work is left out
 long before the embedder's timeout, the work of least worth to clients first:
 
-| level | from a wait of | work left out |
-|---|---|---|
-| 1 | 2.5 % of the timeout | comparisons of answers and audits: they wait |
-| 2 | 5 % | embeddings behind misses: they are dropped |
-| 3 | 10 % | the cross-encoder reads the best candidate only |
-| 4 | 25 % | questions that would need the encoder get no semantic lookup; the others no cross-encoder |
+| level | from a wait of | in a standing queue | work left out |
+|---|---|---|---|
+| 1 | 2.5 % of the timeout | .2 % | comparisons of answers and audits: they wait |
+| 2 | 5 % | .4 % | embeddings behind misses: they are dropped |
+| 3 | 10 % | .8 % | the cross-encoder reads the best candidate only |
+| 4 | 25 % | 2 % | questions that would need the encoder get no semantic lookup; the others no cross-encoder |
+
+A queue that empties again is a burst, and worth a wait. One that has not been empty for a tenth of the timeout stands:
+more questions come than the models bear. A longer queue would only make each of them wait. The distinction is that of
+CoDel (RFC 8289). The test is from Maurer, Fail at Scale (ACM Queue 13:8, 2015). So are 100 ms and 20 ms, at the default
+timeout of a second.
 
 A level is left at half of the wait at which it is entered. The encoder then still has work, so at three times what it
 bears it stays busy, and a third of the questions get their lookup. A candidate that the cross-encoder would have to
@@ -19,9 +24,13 @@ Requests are shed by the limits on concurrency (`server.max_inflight`), which ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
 from typing import Protocol
+
+from gateway.ports import EncoderQueue
 
 
 class LoadLevel(IntEnum):
@@ -53,6 +62,10 @@ ENTERED_AT = (0.025, 0.05, 0.1, 0.25)  # wait for the encoder, as a share of its
 
 LEFT_BELOW = 0.5  # of the wait at which a level is entered
 
+STANDING_AFTER = 0.1  # of the timeout, without an empty queue
+
+STANDING_FACTOR = 12.5  # by which a wait in a standing queue counts more
+
 MAX_SECOND_OPINIONS = (
     2  # neighbours that the cross-encoder reads at most: it takes 1.5 ms each, and the third is seldom right
 )
@@ -68,21 +81,44 @@ def next_level(level: LoadLevel, wait: float) -> LoadLevel:
 class EncoderLoad:
     """`EncoderLoad` says what the load of an encoder leaves out.
 
-    `expected_wait_s` returns the seconds that a new text would wait; `timeout_s`: the longest wait of a text.
-    `left_out` counts by step.
+    `queues` return the queues before the encoder and before the cross-encoder at this moment: a question waits in both.
+    `timeout_s`: the longest wait of a text. `left_out` counts by step. `clock` returns monotonic seconds.
     """
 
-    def __init__(self, expected_wait_s: Callable[[], float], timeout_s: float, left_out: StepCounter) -> None:
-        self._expected_wait_s = expected_wait_s
+    def __init__(
+        self,
+        queues: Sequence[Callable[[], EncoderQueue]],
+        timeout_s: float,
+        left_out: StepCounter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queues = queues
         self._timeout_s = timeout_s
         self._left_out = left_out
+        self._clock = clock
         self._level = LoadLevel.NORMAL
+        self._strict_until = -math.inf  # by the clock
 
     @property
     def level(self) -> LoadLevel:
-        """The present level, read from the encoder's queue."""
-        self._level = next_level(self._level, self._expected_wait_s() / self._timeout_s)
+        """The present level, read from the queues."""
+        self._level = next_level(self._level, self._wait([queue() for queue in self._queues]))
         return self._level
+
+    def _wait(self, queues: Sequence[EncoderQueue]) -> float:
+        """Return the wait of a new text as a share of the timeout. It counts more in and after a standing queue.
+
+        It goes on to count more until a whole interval has passed below the highest level. Short queues empty again
+        and again, so an empty one does not say that the load is gone. A pass in progress counts there alone: it may
+        have several texts without any load.
+        """
+        now, interval = self._clock(), STANDING_AFTER * self._timeout_s
+        wait = sum(queue.wait_s for queue in queues) / self._timeout_s
+        strict = STANDING_FACTOR * (wait + sum(queue.pass_s for queue in queues) / self._timeout_s)
+        stands = any(queue.standing_s >= interval for queue in queues)
+        if stands or (now < self._strict_until and strict >= ENTERED_AT[-1]):
+            self._strict_until = now + interval
+        return strict if now < self._strict_until else wait
 
     @property
     def pairs(self) -> int:

@@ -23,6 +23,7 @@ from gateway.adapters.onnx.model_files import (
 from gateway.adapters.onnx.static_encoder import StaticEncoder
 from gateway.adapters.system.clock import SystemClock
 from gateway.adapters.system.weight_files import WeightsCorrupt
+from gateway.cache.pair_queue import PairQueue
 from gateway.cache.threshold_verifier import ThresholdVerifier
 from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cache.verifiers import WEIGHTS, CrossEncoder, LearnedVerifier, TwoStageVerifier, load_weights
@@ -85,12 +86,17 @@ def build_static_encoder(config: EmbeddingModel) -> StaticEncoder | None:
 
 
 def build_verifier(
-    config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None = None, versions: Path | None = None
+    config: VerifierConfig,
+    embedder: EmbeddingModel,
+    data_dir: Path | None = None,
+    versions: Path | None = None,
+    pairs: PairQueue | None = None,
 ) -> Verifier:
     """Build the verifier. A cross-encoder on a server is called here; `data_dir`: see `build_encoder`.
 
     `versions`: the data directory whose tuned verifier is used; default: `data_dir`. A tuned verifier that is damaged,
-    or was made for another embedder, is not used, and a warning is logged.
+    or was made for another embedder, is not used, and a warning is logged. `pairs` counts what waits for the
+    cross-encoder.
 
     Raise `ModelMissing`, `ModelCorrupt`, or `StartupError` where the weights differ from the trained ones, here or on
     the server.
@@ -98,11 +104,11 @@ def build_verifier(
     try:
         if config.adapter == "checks":
             return ThresholdVerifier()
-        if (tuned := _tuned_verifier(config, embedder, versions or data_dir)) is not None:
+        if (tuned := _tuned_verifier(config, embedder, versions or data_dir, pairs)) is not None:
             return tuned
         learned = LearnedVerifier(load_weights())
         closer = _cross_encoder(config.cross_encoder, embedder, data_dir)
-        return learned if closer is None else TwoStageVerifier(learned, closer)
+        return learned if closer is None else TwoStageVerifier(learned, closer, pairs)
     except WeightsCorrupt as error:
         raise StartupError(str(error)) from None
 
@@ -128,7 +134,9 @@ def embedder_name(embedder: EmbeddingModel) -> str:
     return f"{manifest.model}/{manifest.sha256[MODEL_FILE][:12]}"
 
 
-def _tuned_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None) -> TwoStageVerifier | None:
+def _tuned_verifier(
+    config: VerifierConfig, embedder: EmbeddingModel, data_dir: Path | None, pairs: PairQueue | None
+) -> TwoStageVerifier | None:
     """Return the verifier that `nearhit tune` put in force; None: there is none, or it cannot be used."""
     if data_dir is None:
         return None
@@ -141,7 +149,7 @@ def _tuned_verifier(config: VerifierConfig, embedder: EmbeddingModel, data_dir: 
             raise WeightsCorrupt(f"the verifier {version} needs the embedder {MODEL} and the cross-encoder in process")
         directory = versions.directory(version, embedder_name(embedder))
         learned = LearnedVerifier(load_weights(directory), version)
-        return TwoStageVerifier(learned, OnnxCrossEncoder(model_dir_of(embedder), directory))
+        return TwoStageVerifier(learned, OnnxCrossEncoder(model_dir_of(embedder), directory), pairs)
     except WeightsCorrupt as error:
         LOG.warning(
             "the tuned verifier is not used, the shipped one is in its place: see `nearhit tune --list`",

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields, replace
@@ -15,11 +16,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from gateway.adapters.system.thread_priority import MODELS, lower_priority
 from gateway.adapters.system.weight_files import WeightFiles, WeightsCorrupt
 from gateway.cache import lexical
 from gateway.cache.features import LONGEST, NAMES, QuestionReading, features, kept, read, word_features
 from gateway.cache.forest import Forest, from_arrays
 from gateway.cache.languages import reads
+from gateway.cache.pair_queue import PairQueue
 from gateway.cache.threshold.ledger import BANDS
 from gateway.errors import ModelUnavailable
 from gateway.messages import Refusal
@@ -334,14 +337,17 @@ class CrossEncoder(Protocol):
 class TwoStageVerifier:
     """The learned verifier with a cross-encoder. It implements `Verifier`.
 
-    In process, one thread owns the cross-encoder: 1.3 to 1.9 ms for a pair of short questions.
+    In process, one thread owns the cross-encoder: 1.3 to 1.9 ms for a pair of short questions. `pairs` counts what
+    waits for it.
     """
 
-    def __init__(self, first: LearnedVerifier, cross_encoder: CrossEncoder) -> None:
+    def __init__(self, first: LearnedVerifier, cross_encoder: CrossEncoder, pairs: PairQueue | None = None) -> None:
         self._first = first
         self._cross_encoder = cross_encoder
-        self._pending = 0
-        self._executor = ThreadPoolExecutor(cross_encoder.threads, thread_name_prefix="nearhit-verifier")
+        self._pairs = PairQueue() if pairs is None else pairs
+        self._executor = ThreadPoolExecutor(
+            cross_encoder.threads, "nearhit-verifier", initializer=lower_priority, initargs=(MODELS,)
+        )
         self.basis = f"{first.basis}+{cross_encoder.digest[:8]}"
         self.prior: PriorBands = first.prior
         self.floor = first.floor
@@ -355,12 +361,13 @@ class TwoStageVerifier:
         ]
 
     async def second_opinion(self, question: str, candidate: StoredCandidate, first: Opinion) -> Opinion | None:
-        if self._pending >= MAX_WAITING:
+        if len(self._pairs) >= MAX_WAITING:
             return None
-        self._pending += 1
+        pair_s = None
+        self._pairs.enter(self._cross_encoder.threads)
         try:
-            (logit,) = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._cross_encoder.score, question, [candidate.question]
+            logit, pair_s = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._read, question, candidate.question
             )
         except ModelUnavailable:  # the model has logged it once
             return None
@@ -368,8 +375,14 @@ class TwoStageVerifier:
             LOG.error("the cross-encoder failed: %s", type(error).__name__)
             return None
         finally:
-            self._pending -= 1
+            self._pairs.leave(pair_s)
         return self._combined(candidate, first, logit)
+
+    def _read(self, question: str, stored: str) -> tuple[float, float]:
+        """Return the logit, and the seconds that it took."""
+        started = time.monotonic()
+        (logit,) = self._cross_encoder.score(question, [stored])
+        return logit, time.monotonic() - started
 
     def _combined(self, candidate: StoredCandidate, first: Opinion, logit: float) -> Opinion:
         """Return the opinion of both stages. It keeps the veto and the doubt of the first."""

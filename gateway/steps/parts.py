@@ -36,6 +36,7 @@ from gateway.cache.load_level import EncoderLoad
 from gateway.cache.mcp_results import McpKnowledge
 from gateway.cache.memory_cache import TieredStore
 from gateway.cache.model_factory import build_embedder, build_static_encoder, build_verifier
+from gateway.cache.pair_queue import PairQueue
 from gateway.cache.schema_check import SchemaChecks
 from gateway.cache.screen import Screen
 from gateway.cache.stores import Stores, build_evictor
@@ -209,7 +210,8 @@ async def _open(
     config, telemetry = inputs.config, inputs.telemetry
     backing_store = inputs.stores.redis.for_embedder(embedder.fingerprint, told)
     index, checkpoints = open_index(exit_stack, config, inputs.environ, embedder, inputs.clock, file)
-    verifier = await asyncio.to_thread(build_verifier, config.verifier, section, config.data_dir)
+    pair_queue = PairQueue()
+    verifier = await asyncio.to_thread(build_verifier, config.verifier, section, config.data_dir, pairs=pair_queue)
     exit_stack.callback(verifier.close)
     basis = f"{embedder.fingerprint} {verifier.basis}"
     controls = Controls(verifier.prior, basis, telemetry.requests_of, inputs.fleet.publisher("quality"))
@@ -218,7 +220,7 @@ async def _open(
     decoys = Decoys(embedder.fingerprint, inputs.fleet.publisher("decoy"))
     pairs = LearnedPairs(inputs.counterexamples, inputs.links, decoys, backing_store)
     labels = Labels(controls, pairs, telemetry, (inputs.recorder.label, inputs.kept_labels.keep), inputs.erased)
-    load = EncoderLoad(lambda: embedder.expected_wait_s, section.timeout, telemetry.left_out)
+    load = EncoderLoad((lambda: embedder.queue, pair_queue.measure), section.timeout, telemetry.left_out)
     budget = LearningBudget(config.learning.cpu_share, lambda: embedder.cpu, load, telemetry)
     comparisons = AnswerComparer(embedder, labels, telemetry, budget)
     judge = AnswerJudge(inputs.pools, inputs.prices)

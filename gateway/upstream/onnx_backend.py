@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ import orjson
 
 from gateway.adapters.onnx.tensors import TensorGraph
 from gateway.adapters.onnx.text_models import ClassifierInput, SentenceEmbedder, TextClassifier, parse_classifier_input
+from gateway.adapters.system.thread_priority import BACKGROUND, lower_priority
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, GatewayError, NotFound, UnsupportedByBackend
@@ -27,7 +26,6 @@ from gateway.upstream.header_filter import JSON, OCTETS, SSE
 
 T = TypeVar("T")
 Model = TextClassifier | SentenceEmbedder | TensorGraph
-NICENESS = 10  # lower priority than the event loop and the embedder
 
 
 class OnnxBackend(LimitedBackend):
@@ -62,7 +60,9 @@ class OnnxBackend(LimitedBackend):
                 name, max_concurrency, timeouts.first_byte, clock, adaptive=adaptive, tenant_share=tenant_share
             )
         )
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onnx {name}", initializer=_lower_priority)
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix=f"onnx {name}", initializer=lower_priority, initargs=(BACKGROUND,)
+        )
 
     async def send(self, request: RequestContext) -> Response:
         call = request.call
@@ -185,8 +185,3 @@ class OnnxBackend(LimitedBackend):
                 yield
         except TimeoutError:
             raise BackendError(f"backend '{self.name}' sent no answer in time", status=504) from None
-
-
-def _lower_priority() -> None:
-    with suppress(AttributeError, OSError):  # only this thread, and only on Linux
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -19,7 +19,7 @@ from gateway.cache.memory_cache import TieredStore
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding, Entry, Vector
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import EncoderCpu, OwnedText
+from gateway.ports import EncoderCpu, EncoderQueue, OwnedText
 from gateway.tasks import cancelled
 from tests.fixtures.entries import DIMENSION, entry_of, vector_of
 from tests.fixtures.fakes import ExactIndex, MemoryStore
@@ -60,8 +60,8 @@ class GatedEmbedder:
         return EncoderCpu()
 
     @property
-    def expected_wait_s(self) -> float:
-        return 0.0
+    def queue(self) -> EncoderQueue:
+        return EncoderQueue()
 
 
 class Late:
@@ -72,7 +72,7 @@ class Late:
         self.embedder = GatedEmbedder()
         self.telemetry = Telemetry()
         self.wait_s = 0.0
-        load = EncoderLoad(lambda: self.wait_s, 2.0, self.telemetry.left_out)
+        load = EncoderLoad([lambda: EncoderQueue(self.wait_s)], 2.0, self.telemetry.left_out)
         self.vectors = LateVectors(self.embedder, self.index, self.store, self.telemetry, load, limit)
         self.ledger: list[str] = []
         self.vectors.stored = lambda entry, _: self.ledger.append(entry.fingerprint)

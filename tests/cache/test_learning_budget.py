@@ -19,7 +19,7 @@ from gateway.cache.load_level import EncoderLoad
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.observability.telemetry import Telemetry
-from gateway.ports import Acceptance, EncoderCpu
+from gateway.ports import Acceptance, EncoderCpu, EncoderQueue
 from tests.fixtures.waiting import until
 
 PRIOR = [(0.5, 0.02)] * 50
@@ -36,7 +36,7 @@ class Machine:
 
     def budget(self, share: float, telemetry: Telemetry | None = None) -> LearningBudget:
         telemetry = telemetry or Telemetry()
-        load = EncoderLoad(lambda: self.wait_s, 1.0, telemetry.left_out)
+        load = EncoderLoad([lambda: EncoderQueue(self.wait_s)], 1.0, telemetry.left_out)
         return LearningBudget(
             share, lambda: EncoderCpu(self.requests_s, self.learning_s), load, telemetry, lambda: self.loop_s
         )

@@ -15,10 +15,21 @@ from hypothesis import strategies as st
 from gateway import app
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.cache.load_level import ENTERED_AT, LEFT_BELOW, EncoderLoad, LoadLevel, Step, next_level
+from gateway.cache.load_level import (
+    ENTERED_AT,
+    LEFT_BELOW,
+    STANDING_AFTER,
+    STANDING_FACTOR,
+    EncoderLoad,
+    LoadLevel,
+    Step,
+    next_level,
+)
+from gateway.cache.pair_queue import PairQueue
 from gateway.messages import Embedding
 from gateway.observability.metric_definitions import LEFT_OUT
 from gateway.observability.telemetry import Telemetry
+from gateway.ports import EncoderQueue
 from tests.fixtures.gateways import LOOSE, config_of, gateway_of
 from tests.fixtures.upstream import Upstream
 from tests.fixtures.waiting import until
@@ -46,7 +57,7 @@ def test_the_same_wait_moves_the_level_once(level: LoadLevel, wait: float) -> No
 
 def test_each_level_leaves_out_one_step_more_and_counts_it() -> None:
     wait, telemetry = 0.0, Telemetry()
-    load = EncoderLoad(lambda: wait, 2.0, telemetry.left_out)
+    load = EncoderLoad([lambda: EncoderQueue(wait)], 2.0, telemetry.left_out)
     assert (load.level, load.pairs) == (0, 2)
     seen = []
     for share in ENTERED_AT:
@@ -61,6 +72,81 @@ def test_each_level_leaves_out_one_step_more_and_counts_it() -> None:
     assert counted == {"learning": 4, "vector": 3, "pair": 0, "lookup": 1}
     wait = 2.0 * ENTERED_AT[2]
     assert load.pairs == 1
+
+
+class Queues:
+    """The queues of an encoder and a cross-encoder with a timeout of a second, and a clock."""
+
+    def __init__(self) -> None:
+        self.encoder = self.pairs = EncoderQueue()
+        self.now = 0.0
+        queues = (lambda: self.encoder, lambda: self.pairs)
+        self.load = EncoderLoad(queues, 1.0, Telemetry().left_out, lambda: self.now)
+
+
+def test_a_standing_queue_skips_lookups_at_a_short_wait_and_a_burst_does_not() -> None:
+    queues, wait_s = Queues(), ENTERED_AT[-1] / STANDING_FACTOR
+    queues.encoder = EncoderQueue(wait_s, standing_s=STANDING_AFTER * 0.99)
+    assert queues.load.level is LoadLevel.NORMAL
+    queues.encoder = EncoderQueue(wait_s, standing_s=STANDING_AFTER)
+    assert queues.load.level is LoadLevel.LOOKUPS_SKIPPED
+    queues.encoder = EncoderQueue(wait_s * LEFT_BELOW * 0.99, standing_s=STANDING_AFTER)
+    assert queues.load.level is LoadLevel.BEST_PAIR_ONLY
+
+
+def test_an_empty_queue_for_a_moment_does_not_end_the_load() -> None:
+    queues, busy = Queues(), ENTERED_AT[-1] / STANDING_FACTOR
+    queues.encoder = EncoderQueue(busy, standing_s=1.0)
+    assert queues.load.level is LoadLevel.LOOKUPS_SKIPPED
+    queues.encoder = EncoderQueue()
+    assert queues.load.level is LoadLevel.NORMAL
+    queues.encoder, queues.now = EncoderQueue(busy), STANDING_AFTER * 0.9
+    assert queues.load.level is LoadLevel.LOOKUPS_SKIPPED, "the same wait at once, and for another interval"
+    queues.now = STANDING_AFTER * 1.8
+    assert queues.load.level is LoadLevel.LOOKUPS_SKIPPED
+    queues.encoder, queues.now = EncoderQueue(busy / 2), STANDING_AFTER * 3
+    assert queues.load.level is LoadLevel.NORMAL, "a whole interval without such a wait"
+    queues.encoder = EncoderQueue(busy)
+    assert queues.load.level is LoadLevel.NORMAL
+
+
+def test_a_pass_in_progress_is_a_wait_in_a_standing_queue_alone() -> None:
+    queues, pass_s = Queues(), ENTERED_AT[-1]
+    queues.encoder = EncoderQueue(0.0, pass_s)
+    assert queues.load.level is LoadLevel.NORMAL
+    queues.encoder = EncoderQueue(0.0, pass_s, STANDING_AFTER)
+    assert queues.load.level is LoadLevel.LOOKUPS_SKIPPED
+
+
+def test_a_question_waits_for_the_encoder_and_for_the_cross_encoder() -> None:
+    queues, half = Queues(), EncoderQueue(ENTERED_AT[-1] / 2)
+    queues.encoder = half
+    assert queues.load.level < LoadLevel.LOOKUPS_SKIPPED
+    queues.pairs = half
+    assert queues.load.level is LoadLevel.LOOKUPS_SKIPPED
+
+
+def test_pairs_beyond_the_threads_of_a_cross_encoder_wait() -> None:
+    now = 0.0
+    pairs = PairQueue(lambda: now)
+    for pair_s in (0.004, 0.004):
+        pairs.enter(threads=1)
+        pairs.leave(pair_s)
+    assert pairs.measure() == EncoderQueue()
+    pairs.enter(threads=1)
+    now = 1.0
+    pairs.enter(threads=1)
+    pairs.enter(threads=1)
+    now = 1.5
+    assert len(pairs) == 3
+    assert pairs.measure() == EncoderQueue(2 * 0.004, 0.004, 0.5), "the second one began the queue"
+    pairs.leave(None)
+    pairs.leave(0.012)
+    pairs.leave(None)
+    assert pairs.measure() == EncoderQueue()
+    pairs.enter(threads=1)
+    pairs.enter(threads=1)
+    assert pairs.measure() == EncoderQueue(pytest.approx(0.005), pytest.approx(0.005), 0.0)
 
 
 class GatedEncoder:
@@ -88,7 +174,7 @@ async def test_more_questions_than_the_encoder_bears_skip_lookups_and_none_fails
     async with gateway_of(config, LOOSE) as served:
         parts = served.gateway.parts
         await served.chat("alpha beta gamma delta epsilon")
-        embedder._pass_s = parts.space.load._timeout_s / 16  # four waiting passes of 8 texts enter the highest level
+        embedder._text_s = parts.space.load._timeout_s * ENTERED_AT[-1] / (BURST // 3 - 1)  # so the burst enters it
         encoder.gate.clear()
         early = [asyncio.create_task(served.chat(f"question {n} about thing {n * n}")) for n in range(BURST // 3)]
         await until(lambda: embedder._queue.qsize() >= BURST // 3 - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,8 +13,11 @@ import pytest
 from gateway.adapters.embedding import embedders
 from gateway.adapters.embedding.embedders import REST_FACTOR, TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder, rest_after
 from gateway.adapters.embedding.hashing import HashEncoder
+from gateway.adapters.system.thread_priority import MODELS
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
+from gateway.ports import EncoderQueue
+from tests.fixtures.waiting import until
 
 PATIENCE_S = 60.0  # for what must happen; nothing waits for it to pass
 
@@ -29,11 +33,13 @@ class ScriptedEncoder:
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)  # released once a batch, before the gate
+        self.seen: Callable[[], object] = lambda: None  # called in each batch, behind the gate
 
     def encode(self, texts: Sequence[str]) -> list[Embedding]:
         self.batches.append(list(texts))
         self.entered.release()
         assert self.gate.wait(PATIENCE_S)
+        self.seen()
         if any("bad" in text for text in texts):
             raise RuntimeError("secret prompt")
         return HashEncoder(self.dimension).encode(texts)
@@ -443,10 +449,36 @@ async def test_learning_hears_of_a_failure_and_of_the_end(encoder: ScriptedEncod
 async def test_the_expected_wait_grows_with_the_queue(encoder: ScriptedEncoder) -> None:
     embedder = BatchingEmbedder(encoder, batch_limit=2, timeout_s=PATIENCE_S)
     await embedder.embed("once")
-    assert embedder.expected_wait_s == 0.0
+    await until(lambda: embedder.queue == EncoderQueue())
     first = await hung(encoder, embedder)
     rest = await queued(embedder, "a", "b", "c")
-    assert embedder.expected_wait_s == 2 * embedder._pass_s > 0
+    queue = embedder.queue
+    assert queue.wait_s == 3 * embedder._text_s > 0
+    assert queue.pass_s == embedder._text_s
+    assert 0 < queue.standing_s < embedder.queue.standing_s
     encoder.gate.set()
     await asyncio.gather(first, *rest)
     embedder.close()
+
+
+async def test_texts_that_left_the_queue_wait_until_their_pass_begins(encoder: ScriptedEncoder) -> None:
+    """The worker takes all four at once, and encodes two of them in a pass."""
+    embedder = BatchingEmbedder(encoder, batch_limit=2, timeout_s=PATIENCE_S)
+    first = await hung(encoder, embedder)
+    rest = await queued(embedder, "a", "b", "c", "d")
+    seen = list[EncoderQueue]()
+    encoder.seen = lambda: seen.append(embedder.queue)
+    encoder.gate.set()
+    await asyncio.gather(first, *rest)
+    text_s = embedder._text_s
+    embedder.close()
+    assert text_s > 0
+    assert [(queue.wait_s > 0, queue.pass_s > 0) for queue in seen[1:]] == [(True, True), (False, True)]
+
+
+async def test_the_worker_yields_its_core_to_the_event_loop(encoder: ScriptedEncoder) -> None:
+    embedder, priorities = BatchingEmbedder(encoder), list[int]()
+    encoder.seen = lambda: priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+    await embedder.embed("a")
+    embedder.close()
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + MODELS]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -13,10 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, SimpleQueue
 
+from gateway.adapters.system.thread_priority import MODELS, lower_priority
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
-from gateway.ports import EncoderCpu, ImmediateEncoder, OwnedText, TextEncoder
+from gateway.ports import EncoderCpu, EncoderQueue, ImmediateEncoder, OwnedText, TextEncoder
 
 LOG = logging.getLogger(__name__)
 
@@ -58,8 +58,9 @@ class InlineEmbedder:
         return EncoderCpu()
 
     @property
-    def expected_wait_s(self) -> float:
-        return 0.0
+    def queue(self) -> EncoderQueue:
+        """No text waits."""
+        return EncoderQueue()
 
     def close(self) -> None:
         """Close the embedder. May be called twice."""
@@ -97,7 +98,7 @@ IDLE_PASS_CHARACTERS = 1000  # in one pass of the idle lane, which a request may
 # always has work, a pass of 10 ms takes 20 ms, and a rest of 60 ms follows: the event loop has 7/8 of the core.
 REST_FACTOR = 6.0
 
-PASS_WEIGHT = 1 / 8  # of the last pass, in the moving average of their durations
+PASS_WEIGHT = 1 / 8  # of the last pass, in the moving average of the time that a text takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,11 @@ class BatchingEmbedder:
         self._queue: SimpleQueue[_Question | _Signal] = SimpleQueue()
         self._idle_lane: deque[_Question] = deque()  # texts that no client waits for
         self._requests_cpu_s = self._learning_cpu_s = 0.0  # of the worker's passes; only the worker writes them
-        self._pass_s = 0.0  # moving average of the passes for requests
+        # The next four are written by the worker alone.
+        self._text_s = 0.0  # moving average of the time that a text of a request takes in a pass
+        self._in_hand = 0  # texts that left the queue, and wait for their pass
+        self._in_pass = 0  # texts of requests in the pass in progress
+        self._emptied = time.monotonic()  # when the queue was last seen empty
         self._idle_from = 0.0  # when the idle lane may go on (monotonic)
         self._cache: BoundedCache[Key, Embedding] = BoundedCache(RECENT_TEXTS)
         self._started: dict[Key, asyncio.Future[Embedding]] = {}
@@ -225,9 +230,11 @@ class BatchingEmbedder:
         return EncoderCpu(self._requests_cpu_s, self._learning_cpu_s)
 
     @property
-    def expected_wait_s(self) -> float:
-        """The passes that the waiting texts of requests need, times the duration of a recent pass."""
-        return math.ceil(self._queue.qsize() / self._batch_limit) * self._pass_s
+    def queue(self) -> EncoderQueue:
+        """The times are numbers of texts, times the recent time of a text."""
+        waiting = self._queue.qsize() + self._in_hand
+        standing_s = time.monotonic() - self._emptied if waiting or self._in_pass else 0.0
+        return EncoderQueue(waiting * self._text_s, self._in_pass * self._text_s, standing_s)
 
     def begin(self, text: str, owner: str = "") -> None:
         """Implement `EagerEmbedder`. Do nothing if other texts wait: those are certainly needed."""
@@ -265,12 +272,16 @@ class BatchingEmbedder:
 
     def _work(self) -> None:
         """Run the worker thread: batch after batch until it is told to close."""
+        lower_priority(MODELS)
         open_ = True
         while open_:
             batch, open_ = self._next_batch()
+            self._in_hand = len(batch)
             for part in self._batches(batch):
+                self._in_hand, self._in_pass = self._in_hand - len(part), len(part)
                 if not self._answer(part):
                     return
+            self._in_pass = 0
             if not batch and open_:
                 wall, cpu, idle = time.monotonic(), time.thread_time(), self._next_idle_batch()
                 if not self._answer(idle, learning=bool(idle) and idle[0].learning):
@@ -322,11 +333,15 @@ class BatchingEmbedder:
         """Wait for a question or the end. Raise `Empty` where the idle lane has texts and its rest is over."""
         item: _Question | _Signal = _Signal.WAKE
         while item is _Signal.WAKE:
-            rest = self._idle_from - time.monotonic()
-            if not self._idle_lane:
-                item = self._queue.get()
-            else:
-                item = self._queue.get(timeout=rest) if rest > 0 else self._queue.get_nowait()
+            was_empty, rest = self._queue.empty(), self._idle_from - time.monotonic()
+            try:
+                if not self._idle_lane:
+                    item = self._queue.get()
+                else:
+                    item = self._queue.get(timeout=rest) if rest > 0 else self._queue.get_nowait()
+            finally:
+                if was_empty:
+                    self._emptied = time.monotonic()
         return item
 
     def _next_idle_batch(self) -> list[_Question]:
@@ -353,7 +368,8 @@ class BatchingEmbedder:
             self._learning_cpu_s += cpu
         else:
             self._requests_cpu_s += cpu
-            self._pass_s += (time.monotonic() - wall - self._pass_s) * (PASS_WEIGHT if self._pass_s else 1.0)
+            text_s = (time.monotonic() - wall) / max(1, len(keys))
+            self._text_s += (text_s - self._text_s) * (PASS_WEIGHT if self._text_s else 1.0)
         return answer
 
     def _encode(self, keys: Sequence[Key]) -> dict[Key, Embedding] | str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +34,7 @@ from gateway.adapters.faiss.partition import (
 )
 from gateway.adapters.faiss.shard_map import ShardMap
 from gateway.adapters.system.memory import trim_heap
+from gateway.adapters.system.thread_priority import BACKGROUND, lower_priority
 
 # Plan and training: when to rebuild, with how many lists, and around which centroids.
 SEED = 1
@@ -164,7 +164,6 @@ CATCH_UP_ENTRIES = 1024  # entries per round; a search waits while so many are c
 
 MAX_SWAP_CHANGES = 64  # changes left for the swap in the owner's thread
 
-NICENESS = 10  # requests have priority
 
 # entries; above that the memory of the replaced form is returned to the system (a million: 30 ms for 660 MB)
 LARGE = 100_000
@@ -222,7 +221,7 @@ class Rebuilder:
         self._pending: dict[str, Future[None]] = {}
         self._failed: dict[str, int] = {}  # scope -> entries at the failure; it is tried again at twice as many
         self._closed = threading.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-training", initializer=_lower_priority)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nearhit-training", initializer=_yield_cores)
 
     @property
     def pending(self) -> list[Future[None]]:
@@ -378,7 +377,6 @@ def _without_newer(part: Slice, first_id: int) -> Slice:
     return Slice(part.ids[old], part.vectors[old])
 
 
-def _lower_priority() -> None:
+def _yield_cores() -> None:
     faiss.omp_set_num_threads(1)
-    with suppress(AttributeError, OSError):  # for this thread only, on Linux; elsewhere it is skipped
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    lower_priority(BACKGROUND)

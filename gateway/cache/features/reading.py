@@ -78,8 +78,10 @@ def _read(text: str, read_words: Callable[[str], lexical.Lexical]) -> QuestionRe
     text = text[:LONGEST]
     basis = checks = read_words(text)
     if "," in text or "\u2019" in text:
-        text = _GROUPED.sub("", text.replace("\u2019", "'"))
-        basis = read_words(text)
+        plainly = _GROUPED.sub("", text.replace("\u2019", "'"))
+        if plainly != text:
+            text = plainly
+            basis = read_words(text)
     clues = basis.clues
     words = _words(text, basis)
     vocabulary, pairs = frozenset(words), frozenset(pairwise(words))

@@ -1,0 +1,54 @@
+"""The pairs that wait for a cross-encoder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gateway.ports import EncoderQueue
+
+PAIR_WEIGHT = 1 / 8  # of the last pair, in the moving average of the time that a pair takes
+
+
+class PairQueue:
+    """`PairQueue` measures the queue before the threads of a cross-encoder. Use it from one event loop.
+
+    `clock` returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._inside, self._threads = 0, 1
+        self._pair_s = 0.0  # moving average
+        self._emptied = clock()  # when no pair was waiting
+
+    def __len__(self) -> int:
+        """Return the number of pairs that wait or are read."""
+        return self._inside
+
+    def enter(self, threads: int) -> None:
+        """Count a pair. `threads`: pairs that the cross-encoder reads at once."""
+        self._threads = threads
+        self._move(1)
+
+    def leave(self, pair_s: float | None) -> None:
+        """Take a pair off. `pair_s`: seconds that it was read; None: it was not."""
+        self._move(-1)
+        if pair_s is not None:
+            self._pair_s += (pair_s - self._pair_s) * (PAIR_WEIGHT if self._pair_s else 1.0)
+
+    def _move(self, by: int) -> None:
+        if not self._waiting:
+            self._emptied = self._clock()
+        self._inside += by
+
+    @property
+    def _waiting(self) -> int:
+        return max(0, self._inside - self._threads)
+
+    def measure(self) -> EncoderQueue:
+        """Return the queue at this moment."""
+        if not self._inside:
+            return EncoderQueue()
+        wait_s = self._waiting * self._pair_s / self._threads
+        return EncoderQueue(wait_s, self._pair_s, self._clock() - self._emptied)
