@@ -27,7 +27,8 @@ async def test_lookups_with_a_neighbour_to_be_read_closely_are_counted(
         verifier = served.gateway.parts.space.verifier
         if is_busy:
             assert isinstance(verifier, TwoStageVerifier)
-            verifier._pending = MAX_WAITING
+            for _ in range(MAX_WAITING):
+                verifier._pairs.enter(threads=1)
         await served.chat("How do I reset my password?")
         await served.chat("How can I reset my password?")
         async with served.session.get(served.admin_url + "/metrics") as response:
