@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import trustme
-
+from bench.certificates import server_certificate
 from bench.default_table import EXACT, SEMANTIC, Window
 from bench.gateways import free_port, server
 from bench.load import children, cpu_seconds, opened, run_on
@@ -57,18 +56,12 @@ NO_EXTRAS = Extras()
 @contextlib.contextmanager
 def all_on(collector: int) -> Iterator[Extras]:
     """Turn on traces (1 %, sent to the port `collector`), CORS with an `Origin` in each request, and TLS."""
-    with tempfile.TemporaryDirectory() as folder:
-        authority, trust = trustme.CA(), ssl.create_default_context()
-        authority.configure_trust(trust)
-        issued = authority.issue_cert("127.0.0.1")
-        certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
-        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        key.write_bytes(issued.private_key_pem.bytes())
+    with server_certificate() as certificate:
         sections = {
             "telemetry": {"traces": {"endpoint": f"http://127.0.0.1:{collector}", "sample": "1%"}},
-            "server": {"cors": {"origins": [ORIGIN]}, "tls": {"certificate": str(certificate), "key": str(key)}},
+            "server": {"cors": {"origins": [ORIGIN]}, "tls": certificate.section},
         }
-        yield Extras(sections, headers=f"Origin: {ORIGIN}\r\n", tls=trust)
+        yield Extras(sections, headers=f"Origin: {ORIGIN}\r\n", tls=certificate.trust)
 
 
 def serve_options(folder: Path, url: str, extras: Extras) -> list[str]:

@@ -24,7 +24,6 @@ import os
 import random
 import ssl
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,10 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import trustme
 import yaml
 
 from bench.asked import body, other_spacing
+from bench.certificates import ServerCertificate, server_certificate
 from bench.crowd import valkey
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.keys import KEYED, STATIC
@@ -88,9 +87,7 @@ class Around:
     second: str
     """URLs without a path. The second one also receives traces."""
     store: str
-    certificate: str
-    key: str
-    trust: ssl.SSLContext
+    certificate: ServerCertificate
 
 
 def settings(around: Around) -> list[Setting]:
@@ -150,8 +147,8 @@ def settings(around: Around) -> list[Setting]:
         Setting("`auth.mode: keys`", {"auth": yaml.safe_load(KEYED)}),
         Setting(
             "`server.tls`",
-            {"server": {"tls": {"certificate": around.certificate, "key": around.key}}},
-            tls=around.trust,
+            {"server": {"tls": around.certificate.section}},
+            tls=around.certificate.trust,
         ),
         Setting("`client: aiohttp`", main(client="aiohttp")),
         Setting("two `upstreams`", main(**two)),
@@ -214,17 +211,11 @@ def surroundings() -> Iterator[Around]:
         server(["bench.servers", "settings", str(first)], first),
         server(["bench.servers", "settings", str(second)], second),
         valkey() as store,
-        tempfile.TemporaryDirectory() as folder,
+        server_certificate() as certificate,
     ):
         pin(os.getpid(), CORES[-1])
-        authority, trust = trustme.CA(), ssl.create_default_context()
-        authority.configure_trust(trust)
-        issued = authority.issue_cert("127.0.0.1")
-        certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
-        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        key.write_bytes(issued.private_key_pem.bytes())
         upstream, other = (f"http://127.0.0.1:{port}" for port in (first, second))
-        yield Around(upstream, other, store, str(certificate), str(key), trust)
+        yield Around(upstream, other, store, certificate)
 
 
 @dataclass(frozen=True, slots=True)

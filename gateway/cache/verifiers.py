@@ -271,13 +271,6 @@ class LearnedVerifier:
         values, equal = features(question, [candidate.question, question])
         return {name: float(value) for name, value, at in zip(NAMES, values, equal, strict=True) if value != at}
 
-    def doubts(self, query: str, stored: Sequence[str]) -> list[float]:
-        """Return (k,) doubts in [0, 1] that the questions ask the same."""
-        return [
-            doubt
-            for doubt, _ in self._doubts_and_overlaps(read(query), query, [kept(other) for other in stored], stored)
-        ]
-
     def _doubts_and_overlaps(
         self, mine: QuestionReading, query: str, readings: Sequence[QuestionReading], stored: Sequence[str]
     ) -> list[tuple[float, float]]:

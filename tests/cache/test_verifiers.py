@@ -271,7 +271,8 @@ async def test_it_has_no_second_opinion_to_give() -> None:
 async def test_a_text_longer_than_is_read_is_sure_only_of_its_equal() -> None:
     long = "how do I do this " * 6000
     started = time.process_time()
-    assert VERIFIER.doubts(long, [long, long + "now"]) == [0.0, 1.0]
+    same, other = VERIFIER.opinions(long, [StoredCandidate(long, 1.0), StoredCandidate(long + "now", 1.0)])
+    assert (same.trees_doubt, other.trees_doubt) == (0.0, 1.0)
     assert time.process_time() - started < 1.0
 
 
@@ -319,8 +320,8 @@ def test_the_second_opinion_weighs_the_words_that_both_have() -> None:
 
 def test_scores_are_the_same_each_time() -> None:
     again = LearnedVerifier(load_weights())
-    stored = [b for _, b in OPPOSITES]
-    assert VERIFIER.doubts("x", stored) == again.doubts("x", stored)
+    stored = [StoredCandidate(b, 0.9) for _, b in OPPOSITES]
+    assert VERIFIER.opinions("x", stored) == again.opinions("x", stored)
 
 
 @pytest.fixture
@@ -490,10 +491,10 @@ async def test_traps_are_told_apart_and_far_better_than_by_similarity(
 
 def test_judging_four_candidates_takes_a_millisecond_or_so() -> None:
     """Measured on a busy core: 0.6 ms; the bound is loose."""
-    stored = [b for _, b in OPPOSITES[:4]]
+    stored = [StoredCandidate(b, 0.9) for _, b in OPPOSITES[:4]]
     times = []
     for _ in range(20):
         started = time.process_time()
-        VERIFIER.doubts("How do I turn the alarm on?", stored)
+        VERIFIER.opinions("How do I turn the alarm on?", stored)
         times.append(time.process_time() - started)
     assert min(times) < 0.005
