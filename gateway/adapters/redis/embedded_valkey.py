@@ -48,9 +48,10 @@ def server_program() -> Path:
 class EmbeddedValkey:
     """`EmbeddedValkey` is a running server. Create it with `start`; clients connect to `url`."""
 
-    def __init__(self, child: ChildProcess, path: Path) -> None:
+    def __init__(self, child: ChildProcess, path: Path, control: asyncio.StreamWriter) -> None:
         self._child = child
         self._path = path
+        self._control = control  # a connection to this very server, for its end
         self.url = f"unix://{path}"
 
     @classmethod
@@ -87,11 +88,12 @@ class EmbeddedValkey:
             )
         try:
             await wait_until_loaded(child, LogLineReader(path), START_TIMEOUT_S)
+            _, control = await asyncio.open_unix_connection(path)
         except BaseException:
             await child.stop()
             _remove_socket(child, path)
             raise
-        return cls(child, path)
+        return cls(child, path, control)
 
     @property
     def pid(self) -> int:
@@ -103,9 +105,16 @@ class EmbeddedValkey:
 
     async def wait(self) -> int:
         """Wait for the exit, as `ChildProcess.wait`."""
-        return await self._child.wait()
+        code = await self._child.wait()
+        self._control.close()
+        return code
 
     async def stop(self) -> None:
+        """Stop the server. It has written and synced its file by then."""
+        with suppress(OSError):
+            # The server looks for signals ten times a second only. On a new connection, a successor might answer.
+            self._control.write(b"SHUTDOWN\r\n")
+        self._control.close()
         await self._child.stop(grace_s=10.0)
         _remove_socket(self._child, self._path)
 
