@@ -89,6 +89,10 @@ _CODE_SIGNS = re.compile(
     r"\\|::|->|=>|==|!=|<=|>=|&&|\|\||[A-Za-z0-9]_|_[A-Za-z0-9]|^--?[A-Za-z][\w-]+|[{}^]|\w=|\[.*\]|\$[A-Za-z]"
 )
 _PATH = re.compile(r"(?:~|\.{1,2})?/[\w.-]+(?:/|$)|(?:[\w.-]+/){2,}[\w.-]*[A-Za-z]")
+_NEGATIVE = re.compile(
+    r"(?<!\d )(?:(?<![\w)\]}.,%\u2212\u2013-])[-\u2212\u2013]|\b(?:minus|negative) )(\d+)(?![-\u2013]?\w)"
+)
+_BELOW = re.compile(r"\b(?:below|under|sub)\b")
 _RUN = re.compile(r"[^\W\d_]+(?:\+\+|#)?|\d+")
 _PROSE = ".,;:!?\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u2026*\u3002\uff0c\uff1f\uff01"
 _PLURALS = frozenset(("s", "es", "ies", "d", "ed", "n", "r"))
@@ -107,6 +111,7 @@ class ExactParts:
     text: str
     spelled: tuple[str, ...] | None = None  # `runs`, once they are needed
     spelled_numbers: frozenset[str] | None = None  # those of `runs`, without leading zeros, once they are needed
+    spelled_negatives: frozenset[str] | None = None  # `negatives`, once they are needed
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -115,11 +120,27 @@ class ExactParts:
             self.spelled = tuple(_RUN.findall(self.text.lower()))
         return self.spelled
 
+    @property
+    def negatives(self) -> frozenset[str]:
+        """The digits of the numbers below zero: "5" for "-5" and "minus 5", but not for "7 - 5"."""
+        if self.spelled_negatives is None:
+            self.spelled_negatives = frozenset(map(_plain, _NEGATIVE.findall(self.text.lower())))
+        return self.spelled_negatives
+
+    @property
+    def digits(self) -> frozenset[str]:
+        """The numbers in digits, also within other parts."""
+        if self.spelled_numbers is None:
+            self.spelled_numbers = frozenset(_plain(run) for run in self.runs if run.isdecimal())
+        return self.spelled_numbers
+
     def has_number(self, number: str) -> bool:
         """Return whether the text has the number anywhere, also in words or within another part."""
-        if self.spelled_numbers is None:
-            self.spelled_numbers = frozenset(run.lstrip("0") or "0" for run in self.runs if run.isdecimal())
-        return number in self.words or number in self.spelled_numbers
+        return number in self.words or number in self.digits
+
+
+def _plain(digits: str) -> str:
+    return digits.lstrip("0") or "0"
 
 
 def read_parts(text: str, words: Set[str], signs: Set[str]) -> ExactParts | None:
@@ -212,7 +233,7 @@ class _Parts:
             names = labelled or len(_SEPARATORS.split(number)) > 2
             (self.identifiers if names else self.numbers).add(_joined(number))
             return
-        value = number.lstrip("0") or "0"
+        value = _plain(number)
         names = len(value) > 3 and not value.endswith("00") and int(value) not in _YEARS
         (self.identifiers if labelled or names else self.numbers).add(value + "000" * (unit in ("k", "K")))
 
@@ -285,6 +306,18 @@ def parts_difference(mine: ExactParts, other: ExactParts) -> Refusal | None:
 def have_other_numbers(mine: ExactParts, other: ExactParts) -> bool:
     """Return whether each text has a number that the other lacks."""
     return mine.numbers != other.numbers and _lacks_number(mine, other) and _lacks_number(other, mine)
+
+
+def differs_in_sign(mine: ExactParts, other: ExactParts) -> bool:
+    """Return whether a number is below zero in one text, and above it in the other.
+
+    Words can say that, too: "5 degrees below zero".
+    """
+    return any(
+        number in b.digits and not _BELOW.search(b.text.lower())
+        for a, b in ((mine, other), (other, mine))
+        for number in a.negatives - b.negatives
+    )
 
 
 def counts_otherwise(mine: ExactParts, other: ExactParts) -> bool:

@@ -92,7 +92,9 @@ _FURTHER = (
     "lending borrowing|sent received|sends receives|won lost|wins loses|winning losing|arrived departed|"
     "arrived left|increased decreased|raised lowered|raises lowers|added removed|installed uninstalled|"
     "exported imported|exporting importing|uploaded downloaded|uploading downloading|loved hated|"
-    "accepted rejected|pushed pulled|shown hidden|ascend descend"
+    "accepted rejected|pushed pulled|shown hidden|ascend descend|"
+    "until since|till since|plus times|minus times|sum product|sum difference|product quotient|add subtract|"
+    "addition subtraction|multiply divide|multiplied divided|multiplication division|numerator denominator"
 )
 
 _EXCLUSIVE = _symmetric([*_PAIRS, *(group.split() for group in groups(_FURTHER))])

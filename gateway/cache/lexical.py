@@ -15,6 +15,7 @@ from typing import Any
 from gateway.cache.exact_parts import (
     ExactParts,
     counts_otherwise,
+    differs_in_sign,
     have_other_numbers,
     is_number,
     parts_difference,
@@ -326,7 +327,8 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
             return found
         if have_other_numbers(mine.exact, other.exact) and _is_number_swapped(only_mine, only_other):
             return Refusal.NUMBERS
-        if mine.numbers and other.numbers and counts_otherwise(mine.exact, other.exact):
+        both_count = bool(mine.numbers and other.numbers)
+        if both_count and (counts_otherwise(mine.exact, other.exact) or differs_in_sign(mine.exact, other.exact)):
             return Refusal.NUMBERS
     if len(only_mine) + len(only_other) > MAX_DIFFERING:
         return None
