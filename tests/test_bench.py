@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import chosen
+from bench.certificates import ServerCertificate
 from bench.load import Load
 from bench.report import Measured
 from bench.rows import BURST, FIXED, PROXY, RELAYED, ROWS, Mark
@@ -88,9 +89,8 @@ def test_streams_have_as_many_events_as_their_rows_say() -> None:
 
 
 STUB = "http://127.0.0.1:7000"
-AROUND = Around(
-    STUB, "http://127.0.0.1:7001", "redis://127.0.0.1:7002/0", "tls.crt", "tls.key", ssl.create_default_context()
-)
+CERTIFICATE = ServerCertificate({"certificate": "tls.crt", "key": "tls.key"}, ssl.create_default_context())
+AROUND = Around(STUB, "http://127.0.0.1:7001", "redis://127.0.0.1:7002/0", CERTIFICATE)
 ALL = settings(AROUND)
 
 
