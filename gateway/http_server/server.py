@@ -79,6 +79,7 @@ class HttpServer:
         self._service.draining = True
         self._service.stopping.set()
         if self._runner is not None:
+            await _accept_waiting()
             if self._listen_socket is not None:
                 await self._drain_connections(self._runner)
             await self._runner.cleanup()
@@ -94,3 +95,12 @@ class HttpServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_GRACE_S):
                 await self._connections.emptied()
+
+
+async def _accept_waiting() -> None:
+    """Let the loop accept the connections that wait in the kernel: closing the port would reset them.
+
+    The first turn of the loop sees them, and the second has accepted them.
+    """
+    for _ in range(2):
+        await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,21 @@ async def test_a_stream_in_flight_ends_before_the_gateway_does(
         assert b"".join([piece async for piece in pieces]).endswith(b"data: [DONE]\n\n")
         async with asyncio.timeout(30):  # before the drain is over: there is nothing left to wait for
             await stopping
+
+
+async def test_connections_that_wait_in_the_kernel_are_answered_before_the_port_closes(
+    stoppable: tuple[Served, AsyncExitStack],
+) -> None:
+    """The kernel has completed them, and the loop has not accepted them yet."""
+    served, stack = stoppable
+    with ExitStack() as clients:
+        sockets = [clients.enter_context(socket.create_connection(served.gateway.data_address)) for _ in range(9)]
+        for each in sockets:
+            each.sendall(b"GET /healthz HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n")
+        await stack.aclose()
+        for each in sockets:
+            each.settimeout(30)
+            assert each.recv(12) == b"HTTP/1.1 200"
 
 
 async def test_a_stream_that_does_not_end_is_cut_when_the_drain_is_over(upstream: Upstream, tmp_path: Path) -> None:
