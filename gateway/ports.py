@@ -90,11 +90,11 @@ class EncoderCpu:
 
 @dataclass(frozen=True, slots=True)
 class EncoderQueue:
-    """The texts of requests that wait for an encoder. Texts that no client waits for do not count."""
+    """The work of requests before an encoder or a cross-encoder. Work that no client waits for does not count."""
 
-    wait_s: float = 0.0  # that the waiting texts are likely to take
-    pass_s: float = 0.0  # that the texts in the pass in progress are likely to take, from its beginning
-    standing_s: float = 0.0  # since texts wait without a break
+    wait_s: float = 0.0  # that the waiting work is likely to take
+    pass_s: float = 0.0  # that the work of the pass in progress is likely to take, from its beginning
+    standing_s: float = 0.0  # since the queue was last empty
 
 
 class Embedder(Protocol):

@@ -124,14 +124,14 @@ class ExactParts:
     def negatives(self) -> frozenset[str]:
         """The digits of the numbers below zero: "5" for "-5" and "minus 5", but not for "7 - 5"."""
         if self.spelled_negatives is None:
-            self.spelled_negatives = frozenset(map(_plain, _NEGATIVE.findall(self.text.lower())))
+            self.spelled_negatives = frozenset(map(_without_zeros, _NEGATIVE.findall(self.text.lower())))
         return self.spelled_negatives
 
     @property
     def digits(self) -> frozenset[str]:
         """The numbers in digits, also within other parts."""
         if self.spelled_numbers is None:
-            self.spelled_numbers = frozenset(_plain(run) for run in self.runs if run.isdecimal())
+            self.spelled_numbers = frozenset(_without_zeros(run) for run in self.runs if run.isdecimal())
         return self.spelled_numbers
 
     def has_number(self, number: str) -> bool:
@@ -139,7 +139,7 @@ class ExactParts:
         return number in self.words or number in self.digits
 
 
-def _plain(digits: str) -> str:
+def _without_zeros(digits: str) -> str:
     return digits.lstrip("0") or "0"
 
 
@@ -233,7 +233,7 @@ class _Parts:
             names = labelled or len(_SEPARATORS.split(number)) > 2
             (self.identifiers if names else self.numbers).add(_joined(number))
             return
-        value = _plain(number)
+        value = _without_zeros(number)
         names = len(value) > 3 and not value.endswith("00") and int(value) not in _YEARS
         (self.identifiers if labelled or names else self.numbers).add(value + "000" * (unit in ("k", "K")))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from gateway.moving_average import moving_average
 from gateway.ports import EncoderQueue
-
-PAIR_WEIGHT = 1 / 8  # of the last pair, in the moving average of the time that a pair takes
 
 
 class PairQueue:
@@ -35,7 +34,7 @@ class PairQueue:
         """Take a pair off. `pair_s`: seconds that it was read; None: it was not."""
         self._move(-1)
         if pair_s is not None:
-            self._pair_s += (pair_s - self._pair_s) * (PAIR_WEIGHT if self._pair_s else 1.0)
+            self._pair_s = moving_average(self._pair_s, pair_s)
 
     def _move(self, by: int) -> None:
         if not self._waiting:

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from gateway.adapters.system.thread_priority import MODELS, lower_priority
+from gateway.adapters.system.thread_priority import MODEL_NICENESS, lower_priority
 from gateway.adapters.system.weight_files import WeightFiles, WeightsCorrupt
 from gateway.cache import lexical
 from gateway.cache.features import LONGEST, NAMES, QuestionReading, features, kept, read, word_features
@@ -339,7 +339,7 @@ class TwoStageVerifier:
         self._cross_encoder = cross_encoder
         self._pairs = PairQueue() if pairs is None else pairs
         self._executor = ThreadPoolExecutor(
-            cross_encoder.threads, "nearhit-verifier", initializer=lower_priority, initargs=(MODELS,)
+            cross_encoder.threads, "nearhit-verifier", initializer=lower_priority, initargs=(MODEL_NICENESS,)
         )
         self.basis = f"{first.basis}+{cross_encoder.digest[:8]}"
         self.prior: PriorBands = first.prior

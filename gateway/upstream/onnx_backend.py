@@ -14,7 +14,7 @@ import orjson
 
 from gateway.adapters.onnx.tensors import TensorGraph
 from gateway.adapters.onnx.text_models import ClassifierInput, SentenceEmbedder, TextClassifier, parse_classifier_input
-from gateway.adapters.system.thread_priority import BACKGROUND, lower_priority
+from gateway.adapters.system.thread_priority import BACKGROUND_NICENESS, lower_priority
 from gateway.config.backends import Timeouts
 from gateway.context import RequestContext
 from gateway.errors import BackendError, BadRequest, GatewayError, NotFound, UnsupportedByBackend
@@ -61,7 +61,7 @@ class OnnxBackend(LimitedBackend):
             )
         )
         self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix=f"onnx {name}", initializer=lower_priority, initargs=(BACKGROUND,)
+            1, thread_name_prefix=f"onnx {name}", initializer=lower_priority, initargs=(BACKGROUND_NICENESS,)
         )
 
     async def send(self, request: RequestContext) -> Response:

@@ -13,7 +13,7 @@ import pytest
 from gateway.adapters.embedding import embedders
 from gateway.adapters.embedding.embedders import REST_FACTOR, TIMEOUTS_TO_FAIL_FAST, BatchingEmbedder, rest_after
 from gateway.adapters.embedding.hashing import HashEncoder
-from gateway.adapters.system.thread_priority import MODELS
+from gateway.adapters.system.thread_priority import MODEL_NICENESS
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
 from gateway.ports import EncoderQueue
@@ -481,4 +481,4 @@ async def test_the_worker_yields_its_core_to_the_event_loop(encoder: ScriptedEnc
     encoder.seen = lambda: priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
     await embedder.embed("a")
     embedder.close()
-    assert priorities == [os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + MODELS]
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + MODEL_NICENESS]

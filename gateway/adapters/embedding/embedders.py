@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, SimpleQueue
 
-from gateway.adapters.system.thread_priority import MODELS, lower_priority
+from gateway.adapters.system.thread_priority import MODEL_NICENESS, lower_priority
 from gateway.bounded_cache import BoundedCache
 from gateway.errors import EmbedderUnavailable
 from gateway.messages import Embedding
+from gateway.moving_average import moving_average
 from gateway.ports import EncoderCpu, EncoderQueue, ImmediateEncoder, OwnedText, TextEncoder
 
 LOG = logging.getLogger(__name__)
@@ -97,8 +98,6 @@ IDLE_PASS_CHARACTERS = 1000  # in one pass of the idle lane, which a request may
 # Rest after a pass of the idle lane, as a multiple of the time that it waited for its core. Next to an event loop that
 # always has work, a pass of 10 ms takes 20 ms, and a rest of 60 ms follows: the event loop has 7/8 of the core.
 REST_FACTOR = 6.0
-
-PASS_WEIGHT = 1 / 8  # of the last pass, in the moving average of the time that a text takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +271,7 @@ class BatchingEmbedder:
 
     def _work(self) -> None:
         """Run the worker thread: batch after batch until it is told to close."""
-        lower_priority(MODELS)
+        lower_priority(MODEL_NICENESS)
         open_ = True
         while open_:
             batch, open_ = self._next_batch()
@@ -368,8 +367,7 @@ class BatchingEmbedder:
             self._learning_cpu_s += cpu
         else:
             self._requests_cpu_s += cpu
-            text_s = (time.monotonic() - wall) / max(1, len(keys))
-            self._text_s += (text_s - self._text_s) * (PASS_WEIGHT if self._text_s else 1.0)
+            self._text_s = moving_average(self._text_s, (time.monotonic() - wall) / max(1, len(keys)))
         return answer
 
     def _encode(self, keys: Sequence[Key]) -> dict[Key, Embedding] | str:

@@ -34,7 +34,7 @@ from gateway.adapters.faiss.partition import (
 )
 from gateway.adapters.faiss.shard_map import ShardMap
 from gateway.adapters.system.memory import trim_heap
-from gateway.adapters.system.thread_priority import BACKGROUND, lower_priority
+from gateway.adapters.system.thread_priority import BACKGROUND_NICENESS, lower_priority
 
 # Plan and training: when to rebuild, with how many lists, and around which centroids.
 SEED = 1
@@ -163,7 +163,6 @@ LOG = logging.getLogger("nearhit.index")
 CATCH_UP_ENTRIES = 1024  # entries per round; a search waits while so many are copied, 7 ms (measured)
 
 MAX_SWAP_CHANGES = 64  # changes left for the swap in the owner's thread
-
 
 # entries; above that the memory of the replaced form is returned to the system (a million: 30 ms for 660 MB)
 LARGE = 100_000
@@ -379,4 +378,4 @@ def _without_newer(part: Slice, first_id: int) -> Slice:
 
 def _yield_cores() -> None:
     faiss.omp_set_num_threads(1)
-    lower_priority(BACKGROUND)
+    lower_priority(BACKGROUND_NICENESS)

@@ -111,9 +111,8 @@ class EmbeddedValkey:
 
     async def stop(self) -> None:
         """Stop the server. It has written and synced its file by then."""
-        with suppress(OSError):
-            # The server looks for signals ten times a second only. On a new connection, a successor might answer.
-            self._control.write(b"SHUTDOWN\r\n")
+        # The server looks for signals ten times a second only. On a new connection, a successor might answer.
+        self._control.write(b"SHUTDOWN\r\n")
         self._control.close()
         await self._child.stop(grace_s=10.0)
         _remove_socket(self._child, self._path)

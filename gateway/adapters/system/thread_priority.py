@@ -6,9 +6,9 @@ import os
 import threading
 from contextlib import suppress
 
-MODELS = 5  # niceness of the encoder and the cross-encoder, which clients wait for: a third of the loop's weight
+MODEL_NICENESS = 5  # of the encoder and the cross-encoder, which clients wait for: a third of the loop's weight
 
-BACKGROUND = 10  # niceness of rebuilds and of models as backends: a ninth of the loop's weight
+BACKGROUND_NICENESS = 10  # of rebuilds and of models as backends: a ninth of the loop's weight
 
 
 def lower_priority(niceness: int) -> None:
