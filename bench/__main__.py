@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.gateways import bare, gateway_of
-from bench.load import request_bytes, rss_mb, run
+from bench.load import request_bytes, run
+from bench.process import rss_mb
 from bench.report import COLUMNS, Measured
 from bench.rows import BURST, FIXED, KINDS, PROXY, RELAYED, ROWS, Row
 

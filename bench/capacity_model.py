@@ -28,8 +28,8 @@ from pathlib import Path
 from bench.asked import other_case
 from bench.crowd import valkey
 from bench.gateways import Running, free_port, gateway_of, server
-from bench.load import cpu_seconds, loop_seconds, starved_seconds
 from bench.overload import Clients, Seen
+from bench.process import cpu_seconds, loop_seconds, starved_seconds
 from bench.protocols import QUESTION
 from bench.unit_costs import CONFIG, POLICY
 from bench.unit_costs import Bench as Questions

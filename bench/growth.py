@@ -28,7 +28,8 @@ from redis import Redis
 from bench.asked import CONFIG, POLICY, body, other_case
 from bench.gateways import EXACT_CACHE, Bare, Running, bare, gateway_of
 from bench.index_start import STORE_BYTES, fill_store, get
-from bench.load import Load, cpu_seconds, request_bytes, rss_mb, run, starved_seconds
+from bench.load import Load, request_bytes, run
+from bench.process import cpu_seconds, rss_mb, starved_seconds
 from bench.protocols import QUESTION
 from bench.questions import Questions
 from bench.rows import FIXED, PROXY, STORED

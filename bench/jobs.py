@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.load import children, cpu_seconds
+from bench.process import children, cpu_seconds
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.triton import free_ports
 

@@ -25,7 +25,7 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 
 from bench.gateways import free_port, gateway_of
-from bench.load import cpu_seconds
+from bench.process import cpu_seconds
 from gateway.tools.demo.triton_environment import ensure_triton
 from gateway.tools.demo.triton_server import TritonPorts, TritonServer
 from tests.fixtures.kserve_triton import write_repository

@@ -1,16 +1,16 @@
-"""Generates a closed-loop load over keep-alive connections, and measures the CPU time of a process."""
+"""Generates a closed-loop load over keep-alive connections."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
 import statistics
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from bench.process import children, cpu_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,33 +23,6 @@ class Load:
     p50_ms: float
     p99_ms: float
     per_second: float
-
-
-def cpu_seconds(pid: int) -> float:
-    """Time on a processor of a process, all threads that live, without its children. From the scheduler's own count in
-    nanoseconds: the ticks of /proc/PID/stat are 10 ms, a whole round of a fast path."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-
-def loop_seconds(pid: int) -> float:
-    """Of its first thread alone, which in a gateway is the event loop."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
-def starved_seconds(pid: int) -> float:
-    """For which its threads that live were ready to run and had no processor."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[1]) for task in tasks) / 1e9
-
-
-def rss_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def request_bytes(body: bytes, path: str = "/v1/chat/completions", headers: str = "") -> bytes:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import uvloop
 
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
-from bench.load import rss_mb
+from bench.process import rss_mb
 from bench.protocols import BODY
 
 CONFIG = """

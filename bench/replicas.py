@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import numpy as np
@@ -22,7 +21,8 @@ import numpy as np
 from bench.asked import body
 from bench.crowd import crowd, valkey
 from bench.gateways import free_port, gateway_of, server
-from bench.load import children, request_bytes, rss_mb, run
+from bench.load import request_bytes, run
+from bench.process import children_of, rss_mb
 from gateway.adapters.embedding.hashing import HashEncoder
 from gateway.adapters.redis.change_log import ChangeLogWriter
 from gateway.adapters.redis.client import connect
@@ -267,13 +267,9 @@ async def of_workers(count: int, arguments: argparse.Namespace, upstream: int) -
         await run(at.port, at.pid, exact[:200], connections=32)
         fast = await run(at.port, at.pid, exact, connections=32, expect=b"exact")
         close = await run(at.port, at.pid, semantic, connections=32, expect=b"semantic")
-        pids = [at.pid] if count == 1 else [at.pid, *filter(is_python, children(at.pid))]
+        pids = [at.pid] if count == 1 else [at.pid, *children_of(at.pid, b"gateway")]
         memory = sum(map(rss_mb, pids))
     return f"{count:>8} {fast.per_second:>9.0f} {close.per_second:>10.0f} {close.p50_ms:>9.1f} {memory:>8.0f}"
-
-
-def is_python(pid: int) -> bool:
-    return b"gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def all_of_it(arguments: argparse.Namespace) -> None:

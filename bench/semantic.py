@@ -25,14 +25,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from bench.asked import CONFIG, POLICY, body, other_case
 from bench.gateways import Running, free_port, gateway_of, server
-from bench.load import children, cpu_seconds, exchange, request_bytes, run
+from bench.load import exchange, request_bytes, run
+from bench.process import children, children_of, cpu_seconds, pin
 from bench.protocols import QUESTION
 
 ROUNDS, SECONDS, RATE, CONNECTIONS = 5, 3.0, 100.0, 32
@@ -126,16 +126,10 @@ def family(it: Running) -> list[int]:
 async def workers_of(it: Running, count: int) -> list[int]:
     """When there are so many: the supervisor listens before it has any."""
     while True:
-        found = [pid for pid in family(it)[1:] if "valkey" not in Path(f"/proc/{pid}/comm").read_text()]
+        found = children_of(it.process.pid, b"gateway")
         if len(found) == count:
             return found
         await asyncio.sleep(0.1)
-
-
-def pin(pid: int, *cores: int) -> None:
-    """With all of its threads, and those that they begin from now on."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(task.name), cores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +164,7 @@ async def one_core() -> None:
     cores = sorted(os.sched_getaffinity(0))
     for name, policy in POLICIES.items():
         with gateway(policy=policy) as it:
-            for pid in family(it):
-                pin(pid, cores[0])
+            pin(it.process.pid, cores[0])
             os.sched_setaffinity(0, cores[1:] or cores)  # and of the processes that ask
             await filled(it)
             rounds = [await asked_of(it) for _ in range(ROUNDS)]
@@ -183,8 +176,7 @@ async def workers() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     found: dict[int, list[Asked]] = {1: [], 2: []}
     with gateway(1) as one, gateway(2) as two:
-        for pid in family(one):
-            pin(pid, cores[0])
+        pin(one.process.pid, cores[0])
         both = await workers_of(two, 2)
         await filled(one)
         await filled(two)

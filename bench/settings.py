@@ -38,7 +38,8 @@ from bench.certificates import ServerCertificate, server_certificate
 from bench.crowd import valkey
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.keys import KEYED, STATIC
-from bench.load import children, cpu_seconds, loop_seconds, request_bytes, run
+from bench.load import request_bytes, run
+from bench.process import cpu_seconds, loop_seconds, pin
 from bench.protocols import QUESTION
 from bench.rows import sentence
 from docs.tools.marked import with_part
@@ -195,13 +196,6 @@ def requests_of(setting: Setting, path: str, count: int, draw: random.Random) ->
         bodies = [sentence(draw, draw.getrandbits(32), **setting.fields) for _ in range(count)]
     headers = f"Authorization: Bearer {STATIC}\r\n{setting.headers}"
     return [request_bytes(each, headers=headers) for each in bodies]
-
-
-def pin(pid: int, core: int) -> None:
-    """Pin all threads of a process and of its children to one core. Threads and children to come inherit it."""
-    for each in (pid, *children(pid)):
-        for task in Path(f"/proc/{each}/task").iterdir():
-            os.sched_setaffinity(int(task.name), {core})
 
 
 @contextlib.contextmanager

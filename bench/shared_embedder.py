@@ -24,7 +24,7 @@ from pathlib import Path
 import uvloop
 
 from bench.asked import other_case
-from bench.load import cpu_seconds
+from bench.process import cpu_seconds
 from bench.semantic import ROUNDS, SECONDS, elsewhere, middle
 from gateway.adapters.embedding.embedders import BatchingEmbedder
 from gateway.adapters.onnx.encoder import MAX_BATCH, OnnxEncoder

@@ -21,7 +21,7 @@ from typing import Any
 
 import uvloop
 
-from bench.load import cpu_seconds
+from bench.process import cpu_seconds
 from gateway.adapters.redis.client import connect
 from gateway.adapters.redis.connection import Word
 from gateway.adapters.redis.embedded_valkey import EmbeddedValkey

@@ -23,7 +23,8 @@ import uvloop
 
 from bench.asked import CONFIG, body, other_case, unheard
 from bench.gateways import Running, free_port, gateway_of, server
-from bench.load import Opened, cpu_seconds, exchange, loop_seconds, request_bytes, rss_mb
+from bench.load import Opened, exchange, request_bytes
+from bench.process import cpu_seconds, loop_seconds, rss_mb
 from bench.protocols import EVENTS, QUESTION
 from bench.rows import REFUSING, sentence
 

@@ -26,7 +26,8 @@ from redis.retry import Retry
 from bench.asked import body, other_case
 from bench.crowd import valkey
 from bench.gateways import Running, free_port, gateway_of
-from bench.load import cpu_seconds, loop_seconds, request_bytes, rss_mb, run
+from bench.load import request_bytes, run
+from bench.process import cpu_seconds, loop_seconds, rss_mb
 from bench.protocols import BODY, QUESTION
 from bench.replicas import WORDS, write
 from bench.servers import WHOLE

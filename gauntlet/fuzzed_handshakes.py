@@ -13,7 +13,7 @@ import aiohttp
 import trustme
 
 from bench.gateways import free_port
-from bench.load import rss_mb
+from bench.process import rss_mb
 from gauntlet.part import Finding, Part, judged
 from gauntlet.slow_handshakes import client_hello
 from gauntlet.smuggling import mutated

@@ -15,7 +15,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from bench.gateways import free_port
-from bench.load import rss_mb
+from bench.process import rss_mb
 from gauntlet.part import Finding, Part, judged
 from gauntlet.smuggling import mutated
 from gauntlet.target import PATIENCE_S, Bystander, in_parallel, stalls_of, target

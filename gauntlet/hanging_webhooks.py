@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager, suppress
 
-from bench.load import rss_mb
+from bench.process import rss_mb
 from gauntlet.part import Finding, Part, judged
 from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, Bystander, in_parallel, target
 from tests.fixtures.gateways import NO_CACHE

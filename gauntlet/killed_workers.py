@@ -7,11 +7,10 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import aiohttp
 
-from bench.load import children
+from bench.process import children_of
 from gauntlet.part import Finding, Part, judged
 from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, says, target
 from tests.fixtures.gateways import EXACT_CACHE
@@ -20,13 +19,6 @@ from tests.fixtures.upstream import Upstream, serving
 
 WORKERS, CLIENTS, QUESTIONS = 2, 8, 40
 STORE = {"timeout": "250ms"}  # as shipped
-
-
-def pids(it: Process, program: bytes) -> list[int]:
-    """Return the children of the supervisor that run a program."""
-    assert it.process.pid is not None
-    running = [child for child in children(it.process.pid) if Path(f"/proc/{child}/cmdline").exists()]
-    return [child for child in running if program in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 class Crowd:
@@ -65,14 +57,18 @@ class Crowd:
             self.wrong.append(f"{question} got {data[-300:]!r}")
 
 
-async def replaced(it: Process, program: bytes, number: int, pid: int) -> bool:
-    """Return whether there are that many processes again, without the killed one, before patience ends."""
+async def running(it: Process, program: bytes, number: int, killed: int = 0) -> list[int]:
+    """Return the children that run a program, once there are that many without the killed one.
+
+    The list is empty if patience ends first.
+    """
     until = time.monotonic() + PATIENCE_S
-    while pid in (now := pids(it, program)) or len(now) < number:
-        if time.monotonic() > until:
-            return False
+    while time.monotonic() < until:
+        now = children_of(it.process.pid, program)
+        if killed not in now and len(now) >= number:
+            return now
         await asyncio.sleep(PAUSE_S)
-    return True
+    return []
 
 
 async def run(quick: bool) -> Finding:
@@ -87,9 +83,9 @@ async def run(quick: bool) -> Finding:
         for number in range(kills):
             await asyncio.sleep(settled_s)
             program, many = (b"valkey", 1) if number % 3 == 1 else (b"gateway", WORKERS)
-            pid = pids(it, program)[number % many]
+            pid = (await running(it, program, many))[number % many]
             os.kill(pid, signal.SIGKILL)
-            back.append(await replaced(it, program, many, pid))
+            back.append(bool(await running(it, program, many, pid)))
         await asyncio.sleep(settled_s)
         crowd.over = True
         await asyncio.gather(*clients)

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import trustme
 
-from bench.load import rss_mb
+from bench.process import rss_mb
 from gauntlet.part import Finding, Part, judged
 from gauntlet.target import Bystander, target
 from tests.fixtures.gateways import NO_CACHE

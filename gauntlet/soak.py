@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.load import rss_mb
+from bench.process import rss_mb
 from gauntlet.part import Finding, Part, judged
 from gauntlet.target import says, stalls_of, target
 from tests.fixtures.gateways import BOTH_CACHES

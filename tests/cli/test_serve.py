@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 
+from bench.process import children
 from gateway.private_files import make_private
 from tests.fixtures.gateways import BOTH_CACHES, PATIENT_ENVIRON, TIERS
 from tests.fixtures.processes import ANNOUNCED, Process, served_by_process, write_config
@@ -98,10 +99,6 @@ async def announced(process: asyncio.subprocess.Process, before: list[str] | Non
                 return found[1].decode()
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -117,7 +114,7 @@ async def test_one_endpoint_needs_no_file_at_all(upstream: Upstream, tmp_path: P
         for expected in ("nearhit; fwd=miss; stored", "nearhit; hit; detail=exact"):
             async with session.post(url + "/v1/chat/completions", json=body) as response:
                 assert response.headers["Cache-Status"].startswith(expected)
-    store = children_of(process.pid)
+    store = children(process.pid)
     assert len(store) == 1
     process.send_signal(signal.SIGTERM)
     assert (await ended(process))[0] == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.process import command_line
 from gateway.__main__ import main
 from gateway.cache.verifier_versions import VerifierVersions
 from gateway.cli.tune import _alone
@@ -43,7 +44,7 @@ async def test_a_process_ends_in_time(tmp_path: Path) -> None:
     found = await run_once([sys.executable, "-c", script], os.environ, limit_s=2.0)
     assert found == {"error": "not done after 2 s"}
     pid = int((tmp_path / "pid").read_text())
-    await until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes())
+    await until(lambda: not command_line(pid))
 
 
 async def test_a_gateway_tunes_in_a_process_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from bench.process import children_of
 from gateway.cli.workers import restart, run_supervisor
 from gateway.config import Config
 from gateway.errors import StartupError
@@ -40,23 +40,11 @@ class Workers(Process):
 
     @property
     def pids(self) -> list[int]:
-        return self._children(b"gateway")
+        return children_of(self.process.pid, b"gateway")
 
     @property
     def stores(self) -> list[int]:
-        return self._children(b"valkey-server")
-
-    def _children(self, program: bytes) -> list[int]:
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if program in command_of(child)]
-
-
-def command_of(pid: str) -> bytes:
-    """Empty where it has ended since it was listed."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+        return children_of(self.process.pid, b"valkey-server")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

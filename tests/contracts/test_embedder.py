@@ -82,6 +82,8 @@ async def queued(embedder: BatchingEmbedder, *texts: str) -> list[asyncio.Task[E
 async def hung(encoder: ScriptedEncoder, embedder: BatchingEmbedder) -> asyncio.Task[Embedding]:
     """The worker is inside `encode` with one text; what comes now queues up."""
     encoder.gate.clear()
+    while encoder.entered.acquire(blocking=False):  # earlier batches
+        pass
     (first,) = await queued(embedder, "first")
     await encoder.busy()
     return first

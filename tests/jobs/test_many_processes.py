@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.load import children
+from bench.process import children
 from tests.fixtures.gateways import NO_CACHE, config_of, gateway_of
 from tests.fixtures.processes import served_by_process, write_config
 from tests.fixtures.stores import OutsideServer
