@@ -6,15 +6,17 @@ import os
 import threading
 from contextlib import suppress
 
-MODEL_NICENESS = 5  # of the encoder and the cross-encoder, which clients wait for: a third of the loop's weight
+MODEL_NICENESS = 5  # above that of the process: the encoder and the cross-encoder have a third of the loop's weight
 
-BACKGROUND_NICENESS = 10  # of rebuilds and of models as backends: a ninth of the loop's weight
+BACKGROUND_NICENESS = 10  # above that of the process: rebuilds and models as backends have a ninth of it
 
 
 def lower_priority(niceness: int) -> None:
-    """Lower the priority of the calling thread, on Linux. Elsewhere a thread has none of its own, and nothing happens.
+    """Set the niceness of the calling thread to that of the process's main thread and `niceness` more, on Linux.
 
-    Weights are those of the kernel's scheduler (sched(7)): each step of niceness is worth a factor of 1.25.
+    Elsewhere a thread has no priority of its own, and nothing happens. The kernel bounds the sum at 19. Weights are
+    those of its scheduler (sched(7)): each step of niceness is worth a factor of 1.25.
     """
     with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+        of_process = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), of_process + niceness)
