@@ -156,7 +156,7 @@ def mutated(base: bytes, draw: random.Random) -> bytes:
 
 
 class Pulse:
-    """Asks a gateway for its health all the time. `beats` counts the answers: a clock that a busy machine holds back."""
+    """Asks a gateway for its health all the time. `beats` counts the answers; a busy machine holds this clock back."""
 
     def __init__(self, it: Process) -> None:
         self.it = it
