@@ -11,10 +11,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from bench.gateways import free_port, server
+from bench.gateways import server
 from bench.protocols import PROTOCOLS, Protocol
 from gauntlet.part import Finding, Part, judged
 from gauntlet.target import ONE_REQUEST_S, stalls_of, target
+from tests.fixtures.triton import free_ports
 from tests.fixtures.wire import Incomplete, Wire, connected
 from tests.http_server.test_bad_input import GOOD, MALFORMED, WRONG_TYPES, with_field
 
@@ -94,7 +95,7 @@ async def run(inputs: int | None, quick: bool) -> Finding:
     """Send bodies over a few connections that are kept, and read the gateway's figure of its stalls."""
     count, draw = inputs or (QUICK_INPUTS if quick else FULL_INPUTS), random.Random(3)
     statuses, bad, source = Counter[int](), list[str](), iter(range(count))
-    port = free_port()
+    port = free_ports(1)[0]
     url = f"http://127.0.0.1:{port}"
     others = {name: {"adapter": name, "url": url} for name in MATCH}
     with server(["bench.servers", "protocols", str(port)], port):

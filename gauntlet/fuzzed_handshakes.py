@@ -12,7 +12,6 @@ from pathlib import Path
 import aiohttp
 import trustme
 
-from bench.gateways import free_port
 from bench.process import rss_mb
 from gauntlet.part import Finding, Part, judged
 from gauntlet.slow_handshakes import client_hello
@@ -20,6 +19,7 @@ from gauntlet.smuggling import mutated
 from gauntlet.target import Bystander, in_parallel, stalls_of, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.processes import Process
+from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream, serving
 from tests.fixtures.wire import connected
 from tests.http_server.test_tls import Files, trusting
@@ -87,7 +87,7 @@ async def named(it: Process, trusted: ssl.SSLContext, name: str) -> int:
 async def run(quick: bool) -> Finding:
     """Send odd names, records and mutated hellos to the data port and to the gRPC port, and ask as another tenant."""
     mutations, draw, authority = 300 if quick else 6_000, random.Random(13), trustme.CA()
-    odd, grpc = list[str](), f"127.0.0.1:{free_port()}"
+    odd, grpc = list[str](), f"127.0.0.1:{free_ports(1)[0]}"
     with tempfile.TemporaryDirectory() as folder:
         tls = Files(Path(folder), authority).section
         async with (

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from bench.gateways import free_port
 from bench.process import rss_mb
 from gauntlet.part import Finding, Part, judged
 from gauntlet.smuggling import mutated
@@ -37,6 +36,7 @@ from tests.fixtures.http2 import (
     header,
     headers,
 )
+from tests.fixtures.triton import free_ports
 from tests.fixtures.wire import Message, Wire, connected, wire_upstream
 
 AT_ONCE, QUIET_S, SPARE_MB = 16, 0.5, 96
@@ -151,7 +151,7 @@ class Calls:
 async def run(quick: bool) -> Finding:
     """Send frames and messages of any content, and let clients of five tenants leave, while another tenant asks."""
     most, mutations, messages, clients = (200, 60, 300, 200) if quick else (20_000, 3_000, 20_000, 5_000)
-    draw, address = random.Random(7), f"127.0.0.1:{free_port()}"
+    draw, address = random.Random(7), f"127.0.0.1:{free_ports(1)[0]}"
     valid = infer_request("what is it")
     async with wire_upstream() as upstream:
         upstream.script = whose

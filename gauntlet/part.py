@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-QUICK_S, FULL_S = 120.0, 300.0  # a part that takes longer has failed
+QUICK_S, FULL_S = 240.0, 300.0  # a part that takes longer has failed; a busy machine may need ten times as long
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,24 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import aiohttp
+
 from gateway.dialects.kserve import KServe
 from gauntlet.part import Finding, Part, judged
-from gauntlet.target import in_parallel, target
+from gauntlet.target import PAUSE_S, in_parallel, target
 from tests.fixtures.gateways import NO_CACHE
+from tests.fixtures.processes import Process
 from tests.fixtures.wire import Message, Wire, connected, wire_upstream
 from tests.http_server.test_raw_sockets import HEAD, HEALTH, HI, OTHER_VERSIONS, framings, smuggling
 
 SMUGGLED = b"GET /v1/smuggled HTTP/1.1\r\nHost: g\r\n\r\n"
-AT_ONCE, QUIET_S = 32, 0.5  # a client that hears nothing more for this time leaves
+AT_ONCE, QUIET_BEATS = 32, 10  # a client that hears nothing more for that many beats leaves
 MARK = re.compile(rb'"mark": ?(\d+), ?"start": ?("[^"]*")')  # a dialect may write the JSON again
 STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3}) ", re.MULTILINE)
 START = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+ /[!-~]* HTTP/1\.1$")
@@ -152,16 +155,49 @@ def mutated(base: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-async def reply_to(url: str, sent: bytes) -> bytes:
-    """Send the bytes over a new connection, and return all that comes until it ends or is quiet."""
-    got = b""
-    async with connected(url) as wire:
-        with suppress(ConnectionError, TimeoutError):
-            wire.writer.write(sent)
-            while piece := await asyncio.wait_for(wire.reader.read(65536), QUIET_S):
-                got += piece
-        wire.writer.transport.abort()
-    return got
+class Pulse:
+    """Asks a gateway for its health all the time. `beats` counts the answers; a busy machine holds this clock back."""
+
+    def __init__(self, it: Process) -> None:
+        self.it = it
+        self.beats = 0
+
+    async def beat(self) -> None:
+        while True:
+            with suppress(aiohttp.ClientError):  # a gateway that is gone keeps no client
+                await self.it.get("/healthz")
+            self.beats += 1
+            await asyncio.sleep(PAUSE_S)
+
+    async def reply_to(self, sent: bytes) -> bytes:
+        """Send the bytes over a new connection, and return all that comes until it ends or is quiet."""
+        got = b""
+        async with connected(self.it.url) as wire:
+            with suppress(ConnectionError):
+                wire.writer.write(sent)
+                while piece := await self._piece(wire.reader):
+                    got += piece
+            wire.writer.transport.abort()
+        return got
+
+    async def _piece(self, reader: asyncio.StreamReader) -> bytes:
+        """Return what comes next; empty at the end, or after `QUIET_BEATS` without anything."""
+        reading, last = asyncio.ensure_future(reader.read(65536)), self.beats + QUIET_BEATS
+        while not reading.done() and self.beats < last:
+            await asyncio.wait([reading], timeout=PAUSE_S)
+        return reading.result() if reading.done() or not reading.cancel() else b""
+
+
+@asynccontextmanager
+async def pulse_of(it: Process) -> AsyncIterator[Pulse]:
+    """Yield a pulse that beats while the block runs."""
+    pulse = Pulse(it)
+    beating = asyncio.create_task(pulse.beat())
+    try:
+        yield pulse
+    finally:
+        beating.cancel()
+        await asyncio.wait([beating])
 
 
 def marks_of(got: bytes) -> list[tuple[int, str]]:
@@ -193,15 +229,15 @@ async def attacked(face: Face, mutations: int) -> Finding:
     async with wire_upstream() as upstream:
         upstream.script = endpoint.answer
         url = upstream.url if face.adapter == "openai" else upstream.url.removesuffix("/v1")
-        async with target(url, NO_CACHE, backend={"adapter": face.adapter}) as it:
+        async with target(url, NO_CACHE, backend={"adapter": face.adapter}) as it, pulse_of(it) as pulse:
 
             async def refused(rest: bytes, more: bytes = SMUGGLED) -> None:
-                got = await reply_to(it.url, face.head + rest + more)
+                got = await pulse.reply_to(face.head + rest + more)
                 if STATUS.findall(got) != [b"400"]:
                     through.append(f"{rest[:100]!r} got {got[:100]!r}")
 
             async def same(sent: bytes) -> None:
-                got = await reply_to(it.url, sent)
+                got = await pulse.reply_to(sent)
                 faults.extend(faults_of(sent, got))
                 returned.update(mark for mark, _ in marks_of(got))
 

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from bench.gateways import free_port
 from gauntlet.part import Finding, Part, judged
 from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, hits_again, says, target
 from tests.faults.test_store_faults import is_hit
 from tests.faults.test_store_garbage import DAMAGES, ENTRY
 from tests.fixtures.gateways import EXACT_CACHE, Answer
 from tests.fixtures.stores import OutsideServer, outside_server
+from tests.fixtures.triton import free_ports
 from tests.fixtures.upstream import Upstream, serving
 
 CLIENTS, QUESTIONS = 8, 40
@@ -88,7 +88,7 @@ class Store:
     """A real server that faults happen to. It starts again on its port after it was killed."""
 
     def __init__(self, folder: Path, fault_s: float) -> None:
-        self._folder, self._port, self._fault_s = folder, free_port(), fault_s
+        self._folder, self._port, self._fault_s = folder, free_ports(1)[0], fault_s
         self._stack = ExitStack()
         self._server = self._started()
 

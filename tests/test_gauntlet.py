@@ -13,6 +13,7 @@ from docs.tools.gauntlet import FIGURES, PAGE, written
 from gauntlet.__main__ import PARTS, parts_of
 from gauntlet.part import Finding, Part, Row, judged, row_of
 from gauntlet.rows import Rows, read_parts, table
+from gauntlet.soak import p95
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
@@ -58,6 +59,13 @@ def test_the_soak_and_the_inputs_have_the_size_of_the_command() -> None:
     assert given["soak"].extra_s >= 3600.0
     assert given["fuzzed bodies"].extra_s >= 1000.0
     assert [part.name for part in parts_of(["soak"], None, None)] == ["soak"]
+
+
+def test_a_pause_of_the_machine_is_no_slower_gateway() -> None:
+    """Four clients meet the pause once each. A gateway that grew slower is so in each part of its last quarter."""
+    assert p95([5.0] * 26 + [400.0] * 4) == 5.0
+    assert p95([5.0, 5.0, 5.0, 5.0, 400.0] * 6) == 400.0
+    assert p95([]) == p95([5.0]) == 0.0
 
 
 def row(part: str, figure: str, passed: bool = True) -> Row:

@@ -119,7 +119,8 @@ async def test_nodes_that_speak_tls_alone_and_ask_for_a_certificate(upstream: Up
             for number in range(20):
                 await one.chat(hexed(str(number)))
             await one.chat(ASKED)
-            assert all(node.client.dbsize() for node in cluster.nodes), "replicas follow by TLS, too"
+            # Replicas follow by TLS, too.
+            await asyncio.to_thread(eventually, lambda: all(node.client.dbsize() for node in cluster.nodes))
             assert (await one.chat(SAME)).cache_status == "nearhit; hit; detail=semantic"
             assert await purged(one, all=True) > 10
             # The client remembers where slots lie: another node takes this one's place, and it has to find that out.

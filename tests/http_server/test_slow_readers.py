@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from gateway.dialects.sse import SSEParser
-from gateway.http_server.slow_readers import SlowReaders
+from gateway.http_server.slow_readers import ReadingPace, SlowReaders
 from tests.fixtures import waiting
 from tests.fixtures.gateways import EXACT_CACHE, NO_CACHE, Served, config_of, gateway_of
 from tests.fixtures.wire import Message, Wire, wire_upstream
@@ -216,18 +216,30 @@ def slow_readers(served: Served) -> SlowReaders:
     return connections.slow_readers
 
 
+async def all_unread(stack: AsyncExitStack, served: Served) -> list[ReadingPace]:
+    """Leave a stream unread at each place. Return their paces once none of them is read further ahead."""
+    for n in range(PLACES):
+        await unread(stack, served, chat(str(n), stream=True))
+    paces = slow_readers(served)._paces
+    await until(lambda: len(paces) == PLACES and not any(pace.has_room for pace in paces))
+    return list(paces)
+
+
+def spend_credit(paces: list[ReadingPace]) -> None:
+    """Have the next check cut off the clients, as if `server.read_timeout` had passed."""
+    for pace in paces:
+        pace.credit_s = -1.0
+
+
 @pytest.mark.parametrize("plain", [True, False])
 async def test_bytes_of_a_client_that_is_cut_off_count_until_they_are_freed(tmp_path: Path, plain: bool) -> None:
     """uvloop frees them after it has read all sockets. Other answers would fill the memory a second time."""
     async with behind(tmp_path, plain=plain, max_unread="4MiB") as served, AsyncExitStack() as stack:
-        for n in range(PLACES):
-            await unread(stack, served, chat(str(n), stream=True))
-        memory, readers = served.gateway.parts.unread, slow_readers(served)
-        await until(lambda: memory.used > MB)
+        paces, memory = await all_unread(stack, served), served.gateway.parts.unread
         before = memory.used
         memory.limit = before - 1
         assert memory.is_exceeded
-        for pace in tuple(readers._paces):
+        for pace in paces:
             pace.cut_off("a test")
         assert (memory.used, memory.leaving) == (before, before)
         assert not memory.has_room
@@ -240,15 +252,14 @@ async def test_nothing_of_an_answer_waits_for_the_garbage_collector_once_its_cli
     tmp_path: Path, plain: bool
 ) -> None:
     """An answer that is cut off has a batch of up to 256 KiB in its frames."""
-    limits = {"max_unread": "4MiB", "read_timeout": "300ms"}
-    async with behind(tmp_path, plain=plain, **limits) as served, AsyncExitStack() as stack:
+    async with behind(tmp_path, plain=plain, max_unread="4MiB") as served, AsyncExitStack() as stack:
         gc.collect()
         gc.disable()
         stack.callback(gc.enable)
-        for n in range(PLACES):
-            await unread(stack, served, chat(str(n), stream=True))
-        await until(lambda: used(served) > MB)
+        paces = await all_unread(stack, served)
         assert parsers() == PLACES
+        spend_credit(paces)
+        del paces
         await until(lambda: (used(served), held(served)) == (0, 0))
         await until(lambda: parsers() == 0)
 
@@ -259,11 +270,10 @@ def parsers() -> int:
 
 
 async def test_freed_memory_is_given_back_once_nobody_reads_slowly(tmp_path: Path) -> None:
-    given, limits = list[int](), {"max_unread": "4MiB", "read_timeout": "300ms"}
-    async with behind(tmp_path, **limits) as served, AsyncExitStack() as stack:
+    given = list[int]()
+    async with behind(tmp_path, max_unread="4MiB") as served, AsyncExitStack() as stack:
         memory, readers = served.gateway.parts.unread, slow_readers(served)
         readers.give_back = lambda: given.append(memory.used)
-        for n in range(PLACES):
-            await unread(stack, served, chat(str(n), stream=True))
+        spend_credit(await all_unread(stack, served))
         await until(lambda: given == [0])
         assert not readers._paces

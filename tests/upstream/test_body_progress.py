@@ -167,6 +167,7 @@ async def test_what_is_told_and_not_taken_is_bounded(client: Client, server: Wir
     settled = sending(server)
     answer = await client.send(GET, repeatable=True, deadline=deadline())
     answer.tell(lambda: None, LONG_S, deadline())
+    await until(lambda: answer.unread > MAX_UNREAD_BYTES)
     assert await settled() < PIECES
     assert MAX_UNREAD_BYTES < answer.unread < MAX_UNREAD_BYTES + 2**20
     told = Told(answer)
