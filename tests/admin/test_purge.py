@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from bench.process import children
 from gateway.adapters.redis import durability
 from gateway.adapters.redis import purge as purge_store
 from gateway.cache import purge as purges
@@ -25,7 +26,6 @@ from gateway.cache.purge import POLL_S
 from gateway.errors import StoreUnavailable
 from tests.admin.test_admin_port import TOKEN, metrics
 from tests.admin.test_admin_port import guarded as guarded
-from tests.cli.test_serve import children_of
 from tests.fixtures.clock import FakeClock
 from tests.fixtures.entries import entry_of, hexed
 from tests.fixtures.gateways import EXACT_CACHE, Answer, Served, config_of, gateway_of, store_pid
@@ -373,7 +373,7 @@ async def test_when_the_store_is_killed_with_the_gateway_it_stays_removed_too(
     async with served_by_process(config, PATIENTLY) as process:
         await process.chat("one", headers={"Cache-Tag": "a"})
         answer = await purge(process, tags=["a"])
-        (store,) = children_of(process.process.pid)
+        (store,) = children(process.process.pid)
         os.kill(store, 9)
         await process.kill()
     assert answer.json["durable"] is True
