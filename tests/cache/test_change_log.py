@@ -26,7 +26,7 @@ async def store(outside_store: OutsideServer) -> AsyncIterator[RedisStore]:
     opened = RedisStore(
         connect(outside_store.url, PATIENT_S),
         embedder="e1",
-        timeout_s=5.0,
+        timeout_s=PATIENT_S,
         clock=FakeClock(),
         journal=ChangeLogWriter("g1", 1_000),
     )
@@ -46,7 +46,7 @@ async def read(log: ChangeLogReader, after: str = START) -> list[tuple[ChangeKin
 
 
 async def test_whatever_changes_entries_or_rules_is_told_with_it(store: RedisStore, log: ChangeLogReader) -> None:
-    leases = RedisLeases(store, timeout_s=5.0, ttl_s=3.0)
+    leases = RedisLeases(store, timeout_s=PATIENT_S, ttl_s=60.0)
     await store.put(entry_of("a"), vector_of(1))
     await store.put(entry_of("b"), None)
     await store.put(entry_of("a"), vector_of(1), (await leases.acquire(A, None)).token)
@@ -73,7 +73,7 @@ async def test_a_write_that_is_fenced_off_tells_nothing(store: RedisStore, log: 
 
 
 async def test_who_is_alone_writes_no_log(outside_store: OutsideServer) -> None:
-    alone = RedisStore(connect(outside_store.url, PATIENT_S), embedder="e1", timeout_s=5.0, clock=FakeClock())
+    alone = RedisStore(connect(outside_store.url, PATIENT_S), embedder="e1", timeout_s=PATIENT_S, clock=FakeClock())
     await alone.put(entry_of("a"), vector_of(1))
     await alone.close()
     assert not outside_store.client.exists(CHANGES_KEY)

@@ -479,7 +479,7 @@ async def test_texts_that_left_the_queue_wait_until_their_pass_begins(encoder: S
 
 
 async def test_the_worker_yields_its_core_to_the_event_loop(encoder: ScriptedEncoder) -> None:
-    embedder, priorities = BatchingEmbedder(encoder), list[int]()
+    embedder, priorities = BatchingEmbedder(encoder, timeout_s=PATIENCE_S), list[int]()
     encoder.seen = lambda: priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
     await embedder.embed("a")
     embedder.close()

@@ -307,7 +307,8 @@ async def test_a_new_policy_uses_its_classifier_and_keeps_the_state_of_a_shared_
     classifier: Upstream, tmp_path: Path
 ) -> None:
     classifier.answer = answers({}, 503)
-    async with serving(Upstream("other")) as other, classified(tmp_path, classifier) as (served, _):
+    clock = FakeClock()  # no pause ends here
+    async with serving(Upstream("other")) as other, classified(tmp_path, classifier, clock=clock) as (served, _):
         other.answer = answers({"score": 0.9})
         config = config_of(
             tmp_path, {name: {"adapter": "openai", "url": classifier.url} for name in ("light", "large")}

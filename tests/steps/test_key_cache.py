@@ -33,7 +33,7 @@ WANTED = KeySpec(name="app", tenant="acme")
 @pytest.fixture
 async def store(outside_store: OutsideServer) -> AsyncIterator[RedisApiKeys]:
     client = connect(outside_store.url, PATIENT_S)
-    redis = RedisStore(client, embedder="e", timeout_s=5.0, clock=SystemClock())
+    redis = RedisStore(client, embedder="e", timeout_s=PATIENT_S, clock=SystemClock())
     yield RedisApiKeys(redis)
     await redis.close()
 
