@@ -71,13 +71,14 @@ class Steady:
 
 
 def p95(times: Sequence[float]) -> float:
-    """Return the least p95 of some equal windows.
+    """Return the middle p95 of three equal windows.
 
     A pause of the machine, or of another process, lengthens one of them. A gateway that grows slower lengthens all.
     """
     size = max(2, len(times) // WINDOWS)
     windows = [times[at : at + size] for at in range(0, size * WINDOWS, size)]
-    return min((statistics.quantiles(window, n=20)[-1] for window in windows if len(window) > 1), default=0.0)
+    found = [statistics.quantiles(window, n=20)[-1] for window in windows if len(window) > 1]
+    return statistics.median(found) if found else 0.0
 
 
 async def entries_of(it: Process) -> int:

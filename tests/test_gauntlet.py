@@ -65,6 +65,7 @@ def test_a_pause_of_the_machine_is_no_slower_gateway() -> None:
     """Four clients meet the pause once each. A gateway that grew slower is so in each part of its last quarter."""
     assert p95([5.0] * 26 + [400.0] * 4) == 5.0
     assert p95([5.0, 5.0, 5.0, 5.0, 400.0] * 6) == 400.0
+    assert p95([5.0] * 10 + [400.0] * 20) == 400.0
     assert p95([]) == p95([5.0]) == 0.0
 
 
