@@ -8,6 +8,7 @@ ticks less often, so that it is hardly woken.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -103,6 +104,21 @@ def stack_of(frame: FrameType | None) -> tuple[str, ...]:
     return tuple(names)
 
 
+def sample_stack(thread: int) -> tuple[str, ...]:
+    """Return the stack of another thread, as `stack_of` does. The garbage collector pauses meanwhile.
+
+    In CPython 3.11 it may run while this makes objects of the other thread's frames. A finalizer can then let that
+    thread go on, and the frame is gone; or the threads wait for each other for ever (python/cpython#106883).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return stack_of(sys._current_frames().get(thread))
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class EventLoopMonitor:
     """Monitors the loop in which `begin` is called. `last` and `longest`: stalls since then."""
 
@@ -178,7 +194,7 @@ class EventLoopMonitor:
         while not self._running.acquire(timeout=WATCH_INTERVAL_S):
             previous = self._previous
             if time.monotonic() - previous.at > previous.tick + STALL_S and self._stack_sample[0] != previous.at:
-                self._stack_sample = previous.at, stack_of(sys._current_frames().get(self._thread))
+                self._stack_sample = previous.at, sample_stack(self._thread)
 
 
 def _schedstat() -> int | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -22,6 +26,7 @@ from gateway.observability.event_loop_monitor import (
     cause_of,
     lateness_s,
     next_tick,
+    sample_stack,
 )
 from gateway.observability.telemetry import Telemetry
 from tests.fixtures.gateways import Served
@@ -62,6 +67,54 @@ async def test_a_call_that_blocks_is_counted_measured_and_named(caplog: pytest.L
     (line,) = said(caplog)
     assert line.message == "the event loop stood still"
     assert line.fields["where"] == watch.shown()["longest"]["where"]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def collections() -> Iterator[set[str]]:
+    """Functions in which the collector ran, while it runs as often as it can."""
+    found, threshold = set[str](), gc.get_threshold()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        found.add(sys._getframe(1).f_code.co_name)
+
+    gc.callbacks.append(note)
+    gc.set_threshold(1, 1, 1)
+    yield found
+    gc.set_threshold(*threshold)
+    gc.callbacks.remove(note)
+
+
+def test_the_collector_does_not_run_while_a_stack_is_sampled(collections: set[str]) -> None:
+    """In CPython 3.11 its finalizers could let the other thread go on: both then waited for ever."""
+    inside, end = threading.Event(), threading.Event()
+
+    def deep(calls: int) -> None:
+        if calls:
+            deep(calls - 1)
+        else:
+            inside.set()
+            end.wait(LONGEST_S)
+
+    thread = threading.Thread(target=deep, args=(20,))
+    thread.start()
+    assert inside.wait(LONGEST_S)
+    assert thread.ident is not None
+    collections.clear()
+    stack = sample_stack(thread.ident)
+    end.set()
+    thread.join()
+    assert any(frame.startswith(f"{__name__}:") for frame in stack)
+    assert not collections & {"sample_stack", "stack_of"}
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        sample_stack(threading.get_ident())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 async def test_the_log_has_one_line_a_minute_however_often_the_loop_stands_still(
