@@ -94,7 +94,7 @@ def request(draw: random.Random) -> bytes:
 async def run(inputs: int | None, quick: bool) -> Finding:
     """Send bodies over a few connections that are kept, and read the gateway's figure of its stalls."""
     count, draw = inputs or (QUICK_INPUTS if quick else FULL_INPUTS), random.Random(3)
-    statuses, bad, source = Counter[int](), list[str](), iter(range(count))
+    statuses, bad, source = Counter[str](), list[str](), iter(range(count))
     port = free_ports(1)[0]
     url = f"http://127.0.0.1:{port}"
     others = {name: {"adapter": name, "url": url} for name in MATCH}
@@ -110,8 +110,12 @@ async def run(inputs: int | None, quick: bool) -> Finding:
                     except TimeoutError:
                         bad.append(f"no answer within {ONE_REQUEST_S:g} s for {sent[:300]!r}")
                         return
-                    statuses[answer.status // 100] += 1
-                    if answer.status >= 500 and not any(fault in answer.body for fault in OF_ENDPOINT):
+                    if answer.status < 500:
+                        statuses[f"{answer.status // 100}xx"] += 1
+                    elif any(fault in answer.body for fault in OF_ENDPOINT):
+                        statuses["faults of the endpoint"] += 1
+                    else:
+                        statuses["5xx"] += 1
                         bad.append(f"{answer.status} {answer.body[:200]!r} for {sent[:300]!r}")
 
             async def client() -> None:
@@ -124,7 +128,7 @@ async def run(inputs: int | None, quick: bool) -> Finding:
             async with stalls_of(it) as stalls:
                 await asyncio.gather(*(client() for _ in range(AT_ONCE)))
             lasted_s = time.monotonic() - began
-    shown = ", ".join(f"{number:,} {status}xx" for status, number in sorted(statuses.items()))
+    shown = ", ".join(f"{number:,} {status}" for status, number in sorted(statuses.items()))
     figure = (
         f"{count:,} bodies of {len(PROTOCOLS)} operations, {count / lasted_s:.0f} a second: {shown}; {stalls.figure}"
     )
