@@ -7,7 +7,7 @@ which the similarity judges.
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from unicodedata import normalize
 
@@ -112,6 +112,7 @@ class ExactParts:
     spelled: tuple[str, ...] | None = None  # `runs`, once they are needed
     spelled_numbers: frozenset[str] | None = None  # those of `runs`, without leading zeros, once they are needed
     spelled_negatives: frozenset[str] | None = None  # `negatives`, once they are needed
+    spelled_amounts: tuple[str, ...] | None = None  # `amounts`, once they are needed
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -128,6 +129,17 @@ class ExactParts:
         return self.spelled_negatives
 
     @property
+    def amounts(self) -> tuple[str, ...]:
+        """All numbers in ascending order of their digits, in digits or words, as often as they occur.
+
+        There are none in a text with a number of several words, such as "sixty-five".
+        """
+        if self.spelled_amounts is None:
+            compound = not _COMPOUND.isdisjoint(self.runs)
+            self.spelled_amounts = () if compound else tuple(sorted(_amounts(self.runs)))
+        return self.spelled_amounts
+
+    @property
     def digits(self) -> frozenset[str]:
         """The numbers in digits, also within other parts."""
         if self.spelled_numbers is None:
@@ -137,6 +149,20 @@ class ExactParts:
     def has_number(self, number: str) -> bool:
         """Return whether the text has the number anywhere, also in words or within another part."""
         return number in self.words or number in self.digits
+
+
+def _amounts(runs: Iterable[str]) -> list[str]:
+    """Return the digits of the numbers, in their order. A "k" behind a number is three zeros."""
+    found, behind_number = list[str](), False
+    for run in runs:
+        if run == "k" and behind_number:
+            found[-1] += "000"
+        behind_number = run.isdecimal()
+        if behind_number:
+            found.append(_without_zeros(run))
+        elif run in _WORDS and run not in _SOFT:
+            found.append(_VALUES[run])
+    return found
 
 
 def _without_zeros(digits: str) -> str:
@@ -318,6 +344,14 @@ def differs_in_sign(mine: ExactParts, other: ExactParts) -> bool:
         for a, b in ((mine, other), (other, mine))
         for number in a.negatives - b.negatives
     )
+
+
+def have_other_amounts(mine: ExactParts, other: ExactParts) -> bool:
+    """Return whether two texts have as many numbers, two at least, and not the same ones.
+
+    One of them may occur twice: "3 times 11" and "3 times 3". A text with more numbers may only tell more.
+    """
+    return len(mine.amounts) == len(other.amounts) > 1 and mine.amounts != other.amounts
 
 
 def counts_otherwise(mine: ExactParts, other: ExactParts) -> bool:

@@ -16,6 +16,7 @@ from gateway.cache.exact_parts import (
     ExactParts,
     counts_otherwise,
     differs_in_sign,
+    have_other_amounts,
     have_other_numbers,
     is_number,
     parts_difference,
@@ -297,6 +298,7 @@ def differences(query: Lexical, stored: Lexical) -> Iterator[Refusal]:
             yield found
 
 
+MAX_OTHER_WORDS = 8  # distinct words of two texts that have other numbers: 35 of 40 such pairs ask for different things
 MAX_DIFFERING = 4  # distinct words of two texts that are equal but for a negation
 
 # Words in which two texts that are equal but for a negation may differ: "why does it work", "why doesn't it work".
@@ -325,10 +327,7 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
         found = parts_difference(mine.exact, other.exact)
         if found is not None:
             return found
-        if have_other_numbers(mine.exact, other.exact) and _is_number_swapped(only_mine, only_other):
-            return Refusal.NUMBERS
-        both_count = bool(mine.numbers and other.numbers)
-        if both_count and (counts_otherwise(mine.exact, other.exact) or differs_in_sign(mine.exact, other.exact)):
+        if _uses_numbers_otherwise(mine, other, mine.exact, other.exact):
             return Refusal.NUMBERS
     if len(only_mine) + len(only_other) > MAX_DIFFERING:
         return None
@@ -339,6 +338,21 @@ def hard_difference(mine: Lexical, other: Lexical) -> Refusal | None:
     if mine.vocabulary == other.vocabulary and _has_reversed_direction(mine, other):
         return Refusal.DIRECTION
     return None
+
+
+def _uses_numbers_otherwise(mine: Lexical, other: Lexical, its: ExactParts, others: ExactParts) -> bool:
+    """Return whether the numbers of two texts ask for different things. `its`, `others`: the exact parts of the two."""
+    close = True
+    if have_other_numbers(its, others):
+        only_mine, only_other = mine.vocabulary - other.vocabulary, other.vocabulary - mine.vocabulary
+        if _is_number_swapped(only_mine, only_other):
+            return True
+        close = len(only_mine) + len(only_other) <= MAX_OTHER_WORDS
+    if not ((mine.numbers or its.words) and (other.numbers or others.words)):
+        return False
+    if counts_otherwise(its, others) or differs_in_sign(its, others):
+        return True
+    return close and have_other_amounts(its, others)
 
 
 def _is_number_swapped(only_mine: frozenset[str], only_other: frozenset[str]) -> bool:

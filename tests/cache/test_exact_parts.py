@@ -94,6 +94,9 @@ DIFFERENT = [
     (NUMBERS, "What is -5 + 3?", "What is 5 + 3?"),
     (NUMBERS, "Convert -40 F to Celsius", "Convert 40 F to Celsius"),
     (NUMBERS, "Is minus 4 degrees safe for milk?", "How long does milk keep at 4 degrees?"),
+    (NUMBERS, "How do I multiply 3 with 11?", "What do you get when you multiply 3 by 3?"),
+    (NUMBERS, "List 5 books about 5 topics", "Name five books about seven topics"),
+    (NUMBERS, "Which 3 towns are within 30k of Berlin?", "What are 3 cities within 30 miles of Berlin?"),
     # nearly equal texts
     (NEGATION, "The guests must leave by noon.", "The guests must not leave by noon."),
     (NEGATION, "Can I eat it raw?", "Can't I eat it raw?"),
@@ -172,6 +175,11 @@ HARMLESS = [
     ("Is 3\u20135 days normal?", "Is 3 -5 days normal?"),
     ("Is milk good (for cats)?", "Is milk good for cats?"),
     ("What's new in Windows 11?", "what is new in windows 11"),
+    ("List 5 books about 7 topics", "Name five books that cover seven topics"),
+    ("What do 10k and 5 percent make?", "How much is 5 percent of 10,000?"),
+    ("Can one of 2 keys open 3 doors?", "Do 3 doors open with one of 2 keys?"),
+    ("Is 9:30 late for 8 people?", "Would 8 people find 9.30 late?"),
+    ("Is 3 of sixty-five or 4 of sixty-five more?", "Is 3 of 65 or 4 of 65 more?"),
 ]
 
 
