@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gateway
-from bench.asked import CONFIG, POLICY, body, other_case, unheard
-from bench.counted import OPTION
+from bench.call_counter import OPTION
+from bench.fixtures import CONFIG, POLICY, body, other_case, unheard
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import request_bytes, run
 from bench.protocols import EVENTS, QUESTION
@@ -136,7 +136,7 @@ async def count() -> dict[str, Calls]:
         options = [f"{OPTION}{counts}"]
         with (
             server(["bench.servers", "upstream", str(up)], up),
-            gateway_of(CONFIG, POLICY, "bench.counted", options, embedder="hash", upstream=up, more="") as it,
+            gateway_of(CONFIG, POLICY, "bench.call_counter", options, embedder="hash", upstream=up, more="") as it,
         ):
             return {name: await _counted(it, counts, way, draw) for name, way in WAYS.items()}
 

@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.asked import other_case
-from bench.crowd import valkey
+from bench.coalescing import valkey
+from bench.fixtures import other_case
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.overload import Clients, Seen
 from bench.process import cpu_seconds, loop_seconds, starved_seconds

@@ -72,7 +72,7 @@ from bench.process import pin, rss_mb, thread_seconds
 from bench.prompts import LENGTHS, Group, Prompt, Written, body, far_of, groups_of
 from bench.settings import CORES
 from bench.stages import Samples, Staged
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 
 PAGE, FIGURES = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance" / "default.json"
 WORDINGS = ROOT / "training" / "wordings"

@@ -32,7 +32,7 @@ from gateway.config.schema import EmbedderConfig
 from gateway.long_questions import MAX_WHOLE, split_question
 
 ROOT = Path(__file__).parents[1]
-SAMPLED = Path(__file__).with_name("sampled.py")
+STACK_SAMPLER = Path(__file__).with_name("stack_sampler.py")
 VERDICTS = {EXACT: "exact", SEMANTIC: "semantic"}  # of the other kinds: miss
 POLL_S, QUIET_S = 0.05, 0.0015  # the gateway is calm if it takes less CPU time than `QUIET_S` in each of `CALM` polls
 CALM, SETTLE_S = 3, 40.0  # at most this long; pauses between comparisons of answers grow with the load of the machine
@@ -109,7 +109,7 @@ def gateway(label: str, tree: Path, upstream: int, extras: Extras = NO_EXTRAS) -
     """
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [str(SAMPLED), f"--samples={folder}/samples.json", "serve"]
+        arguments = [str(STACK_SAMPLER), f"--samples={folder}/samples.json", "serve"]
         arguments += serve_options(Path(folder), f"http://127.0.0.1:{upstream}/v1", extras)
         arguments += ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}"]
         # On a busy machine, a lookup must not end early.

@@ -25,7 +25,7 @@ from typing import Any
 
 from redis import Redis
 
-from bench.asked import CONFIG, POLICY, body, other_case
+from bench.fixtures import CONFIG, POLICY, body, other_case
 from bench.gateways import EXACT_CACHE, Bare, Running, bare, gateway_of
 from bench.index_start import STORE_BYTES, fill_store, get
 from bench.load import Load, request_bytes, run

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.gateways import free_port, gateway_of
 from bench.protocols import BODY
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, run
 from bench.protocols import QUESTION

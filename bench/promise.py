@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import uvloop
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.gateways import free_port, gateway_of
 from bench.protocols import BODY
 from bench.queues import Arrival, Outcome, Scenario, Station, oracle, outcome

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
-from bench.asked import body
-from bench.crowd import crowd, valkey
+from bench.coalescing import crowd, valkey
+from bench.fixtures import body
 from bench.gateways import free_port, gateway_of, server
 from bench.load import request_bytes, run
 from bench.process import children_of, rss_mb

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import recovered
+from bench import gap_recovery
 from bench.promise import LOADS, MODES, STARVED_S, WARM, Cell, best_shares, measured
 from bench.queues import Outcome, Scenario
 
@@ -32,7 +32,7 @@ SECTIONS = ("curve", "promise")
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make bench-routing", description=__doc__)
-    parser.add_argument("--scores", type=Path, help="what training.held_out wrote; without it no curve")
+    parser.add_argument("--scores", type=Path, help="what training.outcome_scores wrote; without it no curve")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--requests", type=int, default=1500, help="a load, where the gateway has to learn")
     parser.add_argument("--spread", type=float, default=0.3, help="standard deviation of the logarithm")
@@ -46,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def curve_section(scores: Path) -> dict[str, Any]:
-    seen = recovered.load(scores)
-    curves, points = recovered.curves(seen), recovered.reached(seen, seen.scores[recovered.HELD_OUT])
+    seen = gap_recovery.load(scores)
+    curves, points = gap_recovery.curves(seen), gap_recovery.reached(seen, seen.scores[gap_recovery.HELD_OUT])
     print(f"# Quality against the large model's share: {len(seen.light)} prompts, light {seen.light.mean():.1%} right, "
           f"large {seen.large.mean():.1%}\n")  # fmt: skip
     print(curve_table(curves), "\n")
@@ -56,10 +56,10 @@ def curve_section(scores: Path) -> dict[str, Any]:
     return {"prompts": len(seen.light), "curves": [asdict(curve) for curve in curves], "reached": shown}
 
 
-def curve_table(curves: Sequence[recovered.Curve]) -> str:
+def curve_table(curves: Sequence[gap_recovery.Curve]) -> str:
     lines = [f"{'score':<16}{'APGR':>7}{'95 %':>17}{'at 10 %':>10}{'at 30 %':>10}{'at 50 %':>10}"]
     for curve in curves:
-        at = "".join(f"{curve.at(share):>10.1%}" for share in recovered.SHARES)
+        at = "".join(f"{curve.at(share):>10.1%}" for share in gap_recovery.SHARES)
         lines.append(f"{curve.name:<16}{curve.apgr:>7.3f}{f'[{curve.low:.3f}, {curve.high:.3f}]':>17}{at}")
     lines.append(
         "at 10 %: part of the gap that is recovered where the large model answers 10 %. held out: weights that saw no\n"
@@ -69,7 +69,7 @@ def curve_table(curves: Sequence[recovered.Curve]) -> str:
     return "\n".join(lines)
 
 
-def reached_table(points: Sequence[recovered.Reached]) -> str:
+def reached_table(points: Sequence[gap_recovery.Reached]) -> str:
     lines = [f"{'policy (held-out scores)':<26}{'audited':>9}{'large':>9}{'furthest':>10}{'kept':>9}{'worst':>9}"
              f"{'recovered':>11}"]  # fmt: skip
     for point in points:
@@ -77,9 +77,9 @@ def reached_table(points: Sequence[recovered.Reached]) -> str:
         lines.append(f"{point.rule:<26}{point.audited:>9.0%}{point.large:>9.1%}{furthest:>10}{point.kept:>9.1%}"
                      f"{point.worst_kept:>9.1%}{point.recovered:>11.1%}")  # fmt: skip
     lines.append(
-        f"all prompts in {recovered.ORDERS} orders through the gateway's own rule. audited: of the light answers. "
-        f"furthest:\nfrom the share asked for, over any {recovered.IN_A_ROW} in a row. kept: of the prompts at which "
-        "the light model is worse,\nthe part that the large one answered, which is what `quality` is of; worst: in the "
+        f"all prompts in {gap_recovery.ORDERS} orders through the gateway's own rule. audited: of the light answers. "
+        f"furthest:\nfrom the share asked for, over any {gap_recovery.IN_A_ROW} in a row. kept: of the prompts at "
+        "which the light model is worse,\nthe part that the large one answered, which is what `quality` is of; worst: in the "
         "worst order. recovered: of\nthe gap, which is less where the large model is worse"
     )
     return "\n".join(lines)

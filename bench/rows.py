@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.asked import CONFIG, POLICY, body, other_case, other_spacing, unheard
+from bench.fixtures import CONFIG, POLICY, body, other_case, other_spacing, unheard
 from bench.protocols import EVENTS, QUESTION
 from gateway.config.policy import single_backend
 

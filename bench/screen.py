@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from bench.asked import CONFIG, body
+from bench.fixtures import CONFIG, body
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
 from gateway.tools.embedding_model.static_vectors import QUESTIONS

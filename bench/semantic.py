@@ -29,7 +29,7 @@ from typing import Any
 
 import uvloop
 
-from bench.asked import CONFIG, POLICY, body, other_case
+from bench.fixtures import CONFIG, POLICY, body, other_case
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import exchange, request_bytes, run
 from bench.process import children, children_of, cpu_seconds, pin

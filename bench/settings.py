@@ -33,16 +33,16 @@ from typing import Any
 
 import yaml
 
-from bench.asked import body, other_spacing
 from bench.certificates import ServerCertificate, server_certificate
-from bench.crowd import valkey
+from bench.coalescing import valkey
+from bench.fixtures import body, other_spacing
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.keys import KEYED, STATIC
 from bench.load import request_bytes, run
 from bench.process import cpu_seconds, loop_seconds, pin
 from bench.protocols import QUESTION
 from bench.rows import sentence
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 from gateway.config.policy import single_backend
 
 EXACT, SEMANTIC, MISS = "exact hit", "semantic hit", "miss"

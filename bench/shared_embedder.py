@@ -23,7 +23,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench.asked import other_case
+from bench.fixtures import other_case
 from bench.process import cpu_seconds
 from bench.semantic import ROUNDS, SECONDS, elsewhere, middle
 from gateway.adapters.embedding.embedders import BatchingEmbedder

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench.asked import CONFIG, body, other_case, unheard
+from bench.fixtures import CONFIG, body, other_case, unheard
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.load import Opened, exchange, request_bytes
 from bench.process import cpu_seconds, loop_seconds, rss_mb

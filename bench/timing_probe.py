@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 
-from bench.asked import CONFIG, body, unheard
+from bench.fixtures import CONFIG, body, unheard
 from bench.gateways import free_port, gateway_of, server
 from bench.load import Opened, exchange, request_bytes
 

@@ -11,7 +11,7 @@ import asyncio
 import statistics
 from contextlib import ExitStack
 
-from bench.asked import CONFIG, POLICY, body
+from bench.fixtures import CONFIG, POLICY, body
 from bench.gateways import free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
 from bench.protocols import QUESTION

@@ -23,8 +23,8 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from bench.asked import body, other_case
-from bench.crowd import valkey
+from bench.coalescing import valkey
+from bench.fixtures import body, other_case
 from bench.gateways import Running, free_port, gateway_of
 from bench.load import request_bytes, run
 from bench.process import cpu_seconds, loop_seconds, rss_mb

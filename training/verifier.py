@@ -23,7 +23,7 @@ import sklearn
 from sklearn.metrics import roc_auc_score
 
 from gateway.cache.features import NAMES, FloatArray, features
-from training import boosting, grammar, natural, wordings
+from training import boosting, grammar, real_questions, wordings
 from training.encoder import Encoder
 from training.pair import Pair
 
@@ -59,10 +59,10 @@ def worded(encoder: Encoder) -> list[Pair]:
 
 def made(banking: Path, clinc: Path, encoder: Encoder) -> list[Pair]:
     random_ = random.Random(SEED)
-    real = natural.questions(banking, clinc)
+    real = real_questions.questions(banking, clinc)
     pairs = list(grammar.pairs(HERE, ROUNDS, random_))
-    pairs += natural.perturbed(real, grammar.slots(HERE / "slots.txt"), PERTURBED, random_)
-    pairs += natural.mined(real, MINED, encoder, random_)
+    pairs += real_questions.perturbed(real, grammar.slots(HERE / "slots.txt"), PERTURBED, random_)
+    pairs += real_questions.mined(real, MINED, encoder, random_)
     return list(dict.fromkeys(pair for pair in pairs if pair.asked != pair.stored))
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from bench.gpu.decisions import Decisions
 from bench.gpu.embedder import TIMEOUT_S, batches_of
 from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.served import python_config, served
 from bench.gpu.sessions import Session, rates, timed
+from bench.gpu.triton_server import python_config, served
 from bench.gpu.weights import Graphs, graphs, model_dir
 from gateway.adapters.onnx.cross_encoder import UNREAD_LOGIT, OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import OnnxEncoder

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.gpu.added_latency import through_gateway
 from bench.gpu.decisions import Decisions
 from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.served import python_config, served
 from bench.gpu.sessions import Session, rates
-from bench.gpu.through import through_gateway
+from bench.gpu.triton_server import python_config, served
 from bench.gpu.weights import Graphs, graphs, model_dir, published
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest

@@ -16,9 +16,9 @@ from tritonclient.grpc.aio import InferenceServerClient
 from bench.embedders import statistics_of
 from bench.gpu.decisions import Decisions
 from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.served import Served, sampled, served
 from bench.gpu.sessions import Rows, Session, padded, rates
 from bench.gpu.student import GRAPH, NAME, Student, found, student
+from bench.gpu.triton_server import Served, sampled, served
 from bench.gpu.weights import model_dir
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer

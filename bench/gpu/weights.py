@@ -60,7 +60,7 @@ class Graphs:
     def float16(self) -> Path:
         """Write the float16 graph next to the float32 one. Raises `Skipped`."""
         target = self.float32.with_name(self.float32.name.replace("float32", "float16"))
-        halve: list[str | Path] = [with_onnx(), "-P", Path(__file__).with_name("half.py"), self.float32, target]
+        halve: list[str | Path] = [with_onnx(), "-P", Path(__file__).with_name("float16.py"), self.float32, target]
         done = subprocess.run(halve, capture_output=True, text=True, timeout=CONVERT_S, check=False)
         if done.returncode:
             raise Skipped(f"no float16 graph could be made: {done.stderr.strip()[-200:]}")

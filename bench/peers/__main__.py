@@ -22,10 +22,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.asked import CONFIG, POLICY, body
+from bench.fixtures import CONFIG, POLICY, body
 from bench.gateways import bare, end, free_port, gateway_of
 from bench.load import Load, request_bytes, run
-from bench.peers.known import OURS_HIT, OURS_THROUGH, PEERS, Asked, Peer
+from bench.peers.catalogue import OURS_HIT, OURS_THROUGH, PEERS, Asked, Peer
 from bench.peers.picture import drawn
 from bench.protocols import QUESTION
 

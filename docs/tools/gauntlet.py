@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 from gauntlet.rows import read_parts
 
 DOCS = Path(__file__).parents[1]

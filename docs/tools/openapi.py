@@ -21,7 +21,7 @@ from aiohttp import web
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 from gateway import admin
 from gateway.admin.middleware import ROLES
 from gateway.admin.operations import JSON, Operation, operation_of

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from docs.tools.marked import with_part
+from docs.tools.page_parts import with_part
 from gateway.config import Config, OnnxBackendConfig, OpenAIBackendConfig, TritonBackendConfig
 from gateway.config.descriptions import describe, written_default
 from gateway.config.policy.limits import LimitRule

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.protocols import QUESTION
 
 ENVIRONMENTS = Path(".venv-peers").absolute()  # made by `make bench-peers`, one folder a peer

@@ -1,6 +1,6 @@
 """Runs the gateway and counts the function calls of its event loop between two signals.
 
-    python -m bench.counted --counts=FILE serve ...
+    python -m bench.call_counter --counts=FILE serve ...
 
 SIGUSR1 starts counting. SIGUSR2 writes the counts since then as JSON: [file, function, line, calls] each. C functions
 are not counted, nor are tasks that existed before, such as the gateway's background work. The watchdog of the event

@@ -1,4 +1,4 @@
-"""Measures the scope size from which lists pay, and how many lists to probe: `python -m bench.index_few`.
+"""Measures the scope size from which lists pay, and how many lists to probe: `python -m bench.index_list_threshold`.
 
 It uses one thread. Recall is relative to a full search, over questions with a neighbour of at least `FLOOR`.
 """
@@ -69,7 +69,7 @@ def measure(entries: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.index_few", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.index_list_threshold", description=__doc__)
     parser.add_argument("sizes", type=int, nargs="*", default=[4_000, 6_000, 10_000, 16_000, 20_000, 40_000, 80_000])
     faiss.omp_set_num_threads(1)
     for entries in parser.parse_args().sizes:

@@ -1,6 +1,6 @@
 """Runs the gateway, and samples the stack of its event loop between two signals.
 
-    python bench/sampled.py --samples=FILE serve ...
+    python bench/stack_sampler.py --samples=FILE serve ...
 
 SIGUSR1 starts sampling, every `PERIOD_S`. SIGUSR2 stops it, and writes JSON. It has the samples by the modules of the
 gateway on the stack, the innermost first. It also has the names of all threads by their number in the system. It is a

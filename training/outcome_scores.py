@@ -1,7 +1,7 @@
 """Computes complexity scores of recorded outcomes, for `make bench-routing`.
 
-`python -m training.held_out --outcomes JSONL.GZ --model DIR --out JSON` needs scikit-learn, as all training does, and
-three minutes.
+`python -m training.outcome_scores --outcomes JSONL.GZ --model DIR --out JSON` needs scikit-learn, as all training does,
+and three minutes.
 
 `held_out` scores come from weights without any prompt of the same group of subjects. `shipped` scores come from the
 gateway's weights, which were fitted on RouteLLM's outcomes.

@@ -1,4 +1,4 @@
-"""Compares formats of the vectors in the lists, at 200,000 entries and one thread: `python -m bench.index_forms`."""
+"""Compares formats of the vectors in the lists, at 200,000 entries and one thread: `python -m bench.index_formats`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def searched(index: Any, asked: Matrix) -> tuple[Matrix, Any, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.index_forms", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.index_formats", description=__doc__)
     parser.add_argument("--entries", type=int, default=200_000)
     entries = parser.parse_args().entries
     faiss.omp_set_num_threads(1)

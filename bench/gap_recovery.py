@@ -64,7 +64,7 @@ class Reached:
 
 
 def load(path: Path) -> Outcomes:
-    """As `training.held_out` writes it."""
+    """As `training.outcome_scores` writes it."""
     said = {name: np.array(values, np.float64) for name, values in json.loads(path.read_text("utf-8")).items()}
     light, large = said["light"], said["large"]
     scores = {HELD_OUT: said["held_out"], SHIPPED: said["shipped"], "prompt length": said["length"]}
