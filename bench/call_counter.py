@@ -26,7 +26,7 @@ BEGUN = "begun"
 TICK = EventLoopMonitor._tick.__code__
 
 
-class Counting:
+class CallCounter:
     """`to` says `BEGUN` until it says what was counted."""
 
     def __init__(self, to: Path) -> None:
@@ -39,7 +39,7 @@ class Counting:
         self._calls.clear()
         self._others = asyncio.all_tasks()
         self._write(BEGUN)
-        sys.setprofile(self._seen)
+        sys.setprofile(self._profile)
 
     def end(self, number: int, frame: FrameType | None) -> None:
         sys.setprofile(None)
@@ -51,7 +51,7 @@ class Counting:
         part.write_text(said)
         part.rename(self._to)  # whoever waits for it finds all of it
 
-    def _seen(self, frame: FrameType, event: str, _: Any) -> None:
+    def _profile(self, frame: FrameType, event: str, _: Any) -> None:
         if frame.f_code is TICK:
             self._ticking = event == "call"
         # A coroutine that goes on counts again: it costs again.
@@ -62,7 +62,7 @@ class Counting:
 if __name__ == "__main__":
     (option,) = (argument for argument in sys.argv if argument.startswith(OPTION))
     sys.argv.remove(option)
-    counting = Counting(Path(option.removeprefix(OPTION)))
+    counting = CallCounter(Path(option.removeprefix(OPTION)))
     signal.signal(signal.SIGUSR1, counting.begin)
     signal.signal(signal.SIGUSR2, counting.end)
     raise SystemExit(main())

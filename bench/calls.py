@@ -23,8 +23,8 @@ from pathlib import Path
 
 import gateway
 from bench.call_counter import OPTION
-from bench.fixtures import CONFIG, POLICY, body, other_case, unheard
-from bench.gateways import Running, free_port, gateway_of, server
+from bench.fixtures import CONFIG, POLICY, body, new_question, other_case
+from bench.gateways import GatewayProcess, free_port, gateway_of, server
 from bench.load import request_bytes, run
 from bench.protocols import EVENTS, QUESTION
 
@@ -35,7 +35,7 @@ OURS = str(Path(gateway.__file__).parent)
 
 
 @dataclass(frozen=True)
-class Way:
+class RequestPath:
     """A path through the gateway. `expect`: what the head of each answer contains. `question`: of each request. A
     `live` stream takes as long as its events do: fewer are asked for."""
 
@@ -58,15 +58,15 @@ class Way:
         return body(self.question(draw), self.model, **fields, **({"stream": True} if self.live else {}))
 
 
-WAYS: Mapping[str, Way] = {
-    "exact hit": Way("detail=exact"),
-    "pass-through miss": Way("detail=policy", model="uncached"),
-    "unknown path": Way("detail=pass-through", path="/v1/unknown"),
-    "exact hit, new bytes": Way("detail=exact", new_bytes=True),
-    "semantic hit (hash)": Way("detail=semantic", question=other_case),
-    "chat miss, stored in the exact cache": Way("stored", model="exactly-bench", question=unheard),
-    "chat miss, stored in both caches": Way("stored", question=unheard),
-    f"live stream, {EVENTS} events": Way("detail=policy", model="uncached", live=True),
+WAYS: Mapping[str, RequestPath] = {
+    "exact hit": RequestPath("detail=exact"),
+    "pass-through miss": RequestPath("detail=policy", model="uncached"),
+    "unknown path": RequestPath("detail=pass-through", path="/v1/unknown"),
+    "exact hit, new bytes": RequestPath("detail=exact", new_bytes=True),
+    "semantic hit (hash)": RequestPath("detail=semantic", question=other_case),
+    "chat miss, stored in the exact cache": RequestPath("stored", model="exactly-bench", question=new_question),
+    "chat miss, stored in both caches": RequestPath("stored", question=new_question),
+    f"live stream, {EVENTS} events": RequestPath("detail=policy", model="uncached", live=True),
 }
 
 
@@ -88,11 +88,11 @@ class Calls:
     def by_module(self) -> list[tuple[str, Counter[str]]]:
         modules: dict[str, Counter[str]] = {}
         for (file, function, _), calls in self.functions.items():
-            modules.setdefault(_module(file), Counter())[function] += calls
+            modules.setdefault(_module_path(file), Counter())[function] += calls
         return sorted(modules.items(), key=lambda item: -item[1].total())
 
 
-def _module(file: str) -> str:
+def _module_path(file: str) -> str:
     """Without the folder that the gateway, a library or Python itself lies in."""
     for folder in (Path(OURS).parent, *map(Path, site.getsitepackages()), Path(os.__file__).parent):
         if Path(file).is_relative_to(folder):
@@ -100,23 +100,23 @@ def _module(file: str) -> str:
     return file
 
 
-async def _counted(it: Running, counts: Path, way: Way, draw: random.Random) -> Calls:
+async def _count_path(it: GatewayProcess, counts: Path, way: RequestPath, draw: random.Random) -> Calls:
     pid, expect = it.process.pid, way.expect.encode()
     await run(it.port, pid, way.requests(draw), connections=1)  # what is done once is done
     rounds = []
     for _ in range(ROUNDS):
         asked = way.requests(draw)
-        await _told(it, counts, signal.SIGUSR1)
+        await _signal_and_read(it, counts, signal.SIGUSR1)
         await run(it.port, pid, asked, connections=1, expect=expect)
         functions: Counter[tuple[str, str, int]] = Counter()
-        for file, function, line, calls in json.loads(await _told(it, counts, signal.SIGUSR2)):
+        for file, function, line, calls in json.loads(await _signal_and_read(it, counts, signal.SIGUSR2)):
             functions[file, function, line] += calls
         rounds.append(functions)
     least = {key: min(functions[key] for functions in rounds) for key in rounds[0]}
     return Calls({key: each for key, calls in least.items() if (each := round(calls / way.count))})
 
 
-async def _told(it: Running, counts: Path, number: int) -> str:
+async def _signal_and_read(it: GatewayProcess, counts: Path, number: int) -> str:
     """What the gateway has written after this signal."""
     counts.unlink(missing_ok=True)
     os.kill(it.process.pid, number)
@@ -138,7 +138,7 @@ async def count() -> dict[str, Calls]:
             server(["bench.servers", "upstream", str(up)], up),
             gateway_of(CONFIG, POLICY, "bench.call_counter", options, embedder="hash", upstream=up, more="") as it,
         ):
-            return {name: await _counted(it, counts, way, draw) for name, way in WAYS.items()}
+            return {name: await _count_path(it, counts, way, draw) for name, way in WAYS.items()}
 
 
 def main() -> None:

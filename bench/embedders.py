@@ -93,7 +93,7 @@ async def embedders_of(sections: Mapping[str, EmbeddingModel]) -> dict[str, Batc
     return {name: (await asyncio.to_thread(build_embedder, each))[1] for name, each in sections.items()}
 
 
-async def compared(url: str | None, model: str) -> None:
+async def compare(url: str | None, model: str) -> None:
     async with server(url, batched=False) as there:
         sections = {
             "in process (int8)": EmbeddingModel(adapter="onnx", timeout=30.0),
@@ -115,7 +115,7 @@ async def compared(url: str | None, model: str) -> None:
         print(f"| {name} | {callers} | {p50:.1f} ms | {rate:,.0f} |")
 
 
-async def shared(url: str | None, model: str, gateways: int) -> None:
+async def compare_shared(url: str | None, model: str, gateways: int) -> None:
     """Each round has one gateway more than the one before it."""
     print("| gateways | callers of each | p50 | texts/s, together | texts a request | requests a pass |")
     print("|---|---|---|---|---|---|")
@@ -147,6 +147,6 @@ if __name__ == "__main__":
     parser.add_argument("--gateways", type=int, help="how many ask one server at once, at most")
     given = parser.parse_args()
     if given.gateways is None:
-        asyncio.run(compared(given.url, given.model))
+        asyncio.run(compare(given.url, given.model))
     else:
-        asyncio.run(shared(given.url, given.model, given.gateways))
+        asyncio.run(compare_shared(given.url, given.model, given.gateways))

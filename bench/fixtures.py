@@ -41,6 +41,6 @@ def other_spacing(draw: random.Random) -> str:
     return "".join(c + " " * draw.getrandbits(1) if c == " " else c for c in QUESTION) + " " * draw.randint(1, 9)
 
 
-def unheard(draw: random.Random) -> str:
+def new_question(draw: random.Random) -> str:
     """A question that was never asked, unlike every other."""
     return " ".join(f"w{draw.getrandbits(40):x}" for _ in range(16))

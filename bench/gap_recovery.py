@@ -51,7 +51,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class RuleResult:
     """What a rule of a policy came to, the mean over the orders in which the prompts were played."""
 
     rule: str
@@ -90,11 +90,15 @@ def _curve(name: str, score: FloatArray, seen: Outcomes) -> Curve:
     return Curve(name, area(np.arange(len(score))), low, high, points)
 
 
-def reached(seen: Outcomes, score: FloatArray, *, audited: float = 0.05) -> list[Reached]:
+def rule_results(seen: Outcomes, score: FloatArray, *, audited: float = 0.05) -> list[RuleResult]:
     """Shares that were asked for, and parts of the gap, without labels and with some."""
-    found = [_reached(_target(large_share=share), f"large_share: {share:.0%}", 0.0, seen, score) for share in SHARES]
+    found = [
+        _rule_result(_target(large_share=share), f"large_share: {share:.0%}", 0.0, seen, score) for share in SHARES
+    ]
     for labelled in (0.0, audited):
-        found += [_reached(_target(quality=part), f"quality: {part:g}", labelled, seen, score) for part in QUALITIES]
+        found += [
+            _rule_result(_target(quality=part), f"quality: {part:g}", labelled, seen, score) for part in QUALITIES
+        ]
     return found
 
 
@@ -106,21 +110,21 @@ def _target(*, large_share: float | None = None, quality: float | None = None) -
     return Target(tiers, (0.5,), large_share=large_share, quality=quality)
 
 
-def _reached(target: Target, rule: str, audited: float, seen: Outcomes, score: FloatArray) -> Reached:
+def _rule_result(target: Target, rule: str, audited: float, seen: Outcomes, score: FloatArray) -> RuleResult:
     gain = seen.large - seen.light
     shares, kept, recovered, furthest = [], [], [], []
     for seed in range(ORDERS):
-        order, to_large = played(target, score, gain > 0, audited, seed)
+        order, to_large = play(target, score, gain > 0, audited, seed)
         shares.append(to_large.mean())
         won = gain[order]
         kept.append(float((to_large & (won > 0)).sum() / (won > 0).sum()))
         recovered.append(float(won[to_large].sum() / won.sum()))
         furthest.append(_furthest(to_large, target.large_share))
-    return Reached(rule, audited, float(np.mean(shares)), max(furthest), float(np.mean(kept)),
+    return RuleResult(rule, audited, float(np.mean(shares)), max(furthest), float(np.mean(kept)),
                    float(np.mean(recovered)), min(kept))  # fmt: skip
 
 
-def played(
+def play(
     target: Target, score: FloatArray, light_is_worse: npt.NDArray[np.bool_], audited: float, seed: int
 ) -> tuple[npt.NDArray[np.int_], npt.NDArray[np.bool_]]:
     """Puts the prompts to the gateway's own rule, one after the other -> (their order, which went to the large model).

@@ -25,7 +25,7 @@ routes:
 
 
 @dataclass(frozen=True)
-class Running:
+class GatewayProcess:
     process: subprocess.Popen[bytes]
     port: int
     admin: int
@@ -85,7 +85,7 @@ def gateway_of(
     options: Sequence[str] = (),
     tree: Path | None = None,
     **given: object,
-) -> Iterator[Running]:
+) -> Iterator[GatewayProcess]:
     """In a folder of its own. `config`: with places for `port`, `admin` and what is `given`; `options`: of `serve`;
     `tree`: the checkout that it is a gateway of, None: this one."""
     port, admin = free_port(), free_port()
@@ -96,11 +96,11 @@ def gateway_of(
         (home / "config.yaml").write_text(config.format(port=port, admin=admin, **given))
         started = time.perf_counter()
         with server([module, "serve", "--config", str(home / "config.yaml"), *options], port, tree) as process:
-            yield Running(process, port, admin, time.perf_counter() - started)
+            yield GatewayProcess(process, port, admin, time.perf_counter() - started)
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
+class BareServers:
     """What gateways are compared with, and what is behind them: ports, and of those that are measured processes."""
 
     upstream: int
@@ -108,10 +108,10 @@ class Bare:
     proxy: tuple[int, int]
 
 
-def bare(stack: contextlib.ExitStack) -> Bare:
+def start_bare_servers(stack: contextlib.ExitStack) -> BareServers:
     """`stack` ends them."""
     up, fix, pro = free_port(), free_port(), free_port()
     stack.enter_context(server(["bench.servers", "upstream", str(up)], up))
     fixed = stack.enter_context(server(["bench.servers", "fixed", str(fix)], fix))
     proxy = stack.enter_context(server(["bench.servers", "proxy", str(pro), f"http://127.0.0.1:{up}"], pro))
-    return Bare(up, (fix, fixed.pid), (pro, proxy.pid))
+    return BareServers(up, (fix, fixed.pid), (pro, proxy.pid))

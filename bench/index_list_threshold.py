@@ -43,9 +43,9 @@ def recalls(index: Any, asked: Matrix, similarities: Matrix, nearest: Any) -> st
 
 def measure(entries: int) -> None:
     plan, questions = IndexPlan(), Questions(7)
-    stored = questions.some(entries)
+    stored = questions.sample(entries)
     some = stored[questions.pick(min(ASKED, entries), entries)]
-    asked = {name: questions.in_other_words(some, noise) for name, noise in APART.items()}
+    asked = {name: questions.paraphrase(some, noise) for name, noise in APART.items()}
     exact = {
         name: faiss.knn(each, stored, NEIGHBOURS, metric=faiss.METRIC_INNER_PRODUCT) for name, each in asked.items()
     }

@@ -81,7 +81,7 @@ def put(client: Redis, first: int, vectors: Matrix, scope: str) -> None:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartFigures:
     """A gateway's start. Seconds since the process was made; megabytes of resident memory."""
 
     listen_s: float  # until it serves
@@ -91,7 +91,7 @@ class Started:
     gateway_peak_mb: float
 
 
-def start(entries: int, folder: Path) -> Started:
+def start(entries: int, folder: Path) -> StartFigures:
     """A gateway on what `measure` left, until its index holds everything."""
     port, admin = free_port(), free_port()
     (folder / "policies").mkdir()
@@ -114,7 +114,7 @@ def start(entries: int, folder: Path) -> Started:
         sizes = {line.split(":")[0]: int(line.split()[1]) / 1e3 for line in status.splitlines() if line.endswith("kB")}
         ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         cpu_s = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
-        return Started(listen_s or start_s, start_s, cpu_s, sizes["VmRSS"], sizes["VmHWM"])
+        return StartFigures(listen_s or start_s, start_s, cpu_s, sizes["VmRSS"], sizes["VmHWM"])
     finally:
         process.terminate()
         process.wait(60)

@@ -42,7 +42,7 @@ async def accept(session: aiohttp.ClientSession, url: str) -> tuple[str, float]:
         return (await response.json())["id"], time.perf_counter() - began
 
 
-async def completed(session: aiohttp.ClientSession, admin: str) -> int:
+async def completed_jobs(session: aiohttp.ClientSession, admin: str) -> int:
     async with session.get(admin + "/metrics") as response:
         found = re.search(r'^nearhit_jobs_total\{outcome="completed"\} (\S+)$', await response.text(), re.MULTILINE)
     return 0 if found is None else int(float(found[1]))
@@ -66,7 +66,7 @@ async def throughput(
     session: aiohttp.ClientSession, url: str, admin: str, pid: int, count: int, connections: int
 ) -> dict[str, float]:
     """A burst of `count` jobs. -> a second: accepted, answered; CPU in microseconds a job."""
-    before = await completed(session, admin)
+    before = await completed_jobs(session, admin)
     (store,) = children(pid)
     cpu, store_cpu, began = cpu_seconds(pid), cpu_seconds(store), time.perf_counter()
     left = iter(range(count))
@@ -77,7 +77,7 @@ async def throughput(
 
     await asyncio.gather(*(client() for _ in range(connections)))
     accepted = time.perf_counter() - began
-    while await completed(session, admin) - before < count:
+    while await completed_jobs(session, admin) - before < count:
         await asyncio.sleep(0.02)
     answered = time.perf_counter() - began
     return {
@@ -88,7 +88,7 @@ async def throughput(
     }
 
 
-async def measured(arguments: argparse.Namespace) -> dict[str, Any]:
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     (port,) = free_ports(1)
     upstream = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.servers", "upstream", str(port))
     try:
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--fsync", action="store_true", help="with jobs.fsync: on")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    figures = asyncio.run(measured(arguments))
+    figures = asyncio.run(measure(arguments))
     if arguments.json:
         print(json.dumps(figures))
         return

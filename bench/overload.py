@@ -63,7 +63,7 @@ async def stub(port: int, workers: int, mean_s: float, sigma: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """One answer. Seconds from the start of the phase, and from the sending of the request."""
 
     at: float
@@ -79,14 +79,14 @@ class Clients:
         self._port = port
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def ask(self, question: str, started: float, model: str = "m") -> Seen:
+    async def ask(self, question: str, started: float, model: str = "m") -> Observation:
         sent = time.perf_counter()
         try:
             async with asyncio.timeout(PATIENCE_S):
                 status, retry_after = await self._exchange(question, model)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             status, retry_after = 0, False
-        return Seen(sent - started, time.perf_counter() - sent, status, retry_after)
+        return Observation(sent - started, time.perf_counter() - sent, status, retry_after)
 
     async def _exchange(self, question: str, model: str) -> tuple[int, bool]:
         opened = self._free.pop() if self._free else await asyncio.open_connection("127.0.0.1", self._port)
@@ -115,18 +115,18 @@ class Phase:
     name: str
     load: float  # of the capacity
     seconds: float
-    asked: list[Seen] = field(default_factory=list)
-    hits: list[Seen] = field(default_factory=list)
+    asked: list[Observation] = field(default_factory=list)
+    hits: list[Observation] = field(default_factory=list)
     shed: Counter[str] = field(default_factory=Counter)
     limit: float = 0.0
     rss: float = 0.0
 
     @property
-    def answered(self) -> list[Seen]:
+    def answered(self) -> list[Observation]:
         return [seen for seen in self.asked if seen.status == 200]
 
     @property
-    def rejects(self) -> list[Seen]:
+    def rejects(self) -> list[Observation]:
         return [seen for seen in self.asked if seen.status in (429, 503)]
 
     @property
@@ -134,15 +134,15 @@ class Phase:
         return len(self.answered) / self.seconds
 
 
-def quantile(seen: Sequence[Seen], q: float) -> float:
+def quantile(seen: Sequence[Observation], q: float) -> float:
     took = sorted(one.took for one in seen)
     return took[min(len(took) - 1, int(q * len(took)))] if took else math.nan
 
 
-async def hold(phase: Phase, clients: Clients, rate: float, draw: random.Random) -> None:
+async def run_load(phase: Phase, clients: Clients, rate: float, draw: random.Random) -> None:
     """Sends at `rate` a second, whatever comes back, and hits beside it, and waits for the last answer."""
     started = time.perf_counter()
-    tasks: dict[asyncio.Task[Seen], bool] = {}
+    tasks: dict[asyncio.Task[Observation], bool] = {}
     due, due_hit = 0.0, 0.0
     while min(due, due_hit) < phase.seconds:
         hit = due_hit < due
@@ -157,7 +157,7 @@ async def hold(phase: Phase, clients: Clients, rate: float, draw: random.Random)
         (phase.hits if hit else phase.asked).append(await task)
 
 
-def scraped(admin: int) -> tuple[Counter[str], float]:
+def scrape(admin: int) -> tuple[Counter[str], float]:
     """-> (refused by reason since the start; the backend's limit now)."""
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics") as response:
         text = response.read().decode()
@@ -173,7 +173,7 @@ def gateway(upstream: int, adaptive: str) -> Iterator[tuple[int, int, int]]:
         yield it.process.pid, it.port, it.admin
 
 
-async def measured(options: argparse.Namespace) -> list[Phase]:
+async def measure(options: argparse.Namespace) -> list[Phase]:
     capacity, upstream, draw = options.workers / options.mean, free_port(), random.Random(3)
     plan = [("warm", CALM, 8.0), ("calm", CALM, options.seconds), ("1x", 1.0, options.seconds)]
     plan += [(name, load, s) for load in (3.0, 10.0) for name, load, s in
@@ -184,8 +184,8 @@ async def measured(options: argparse.Namespace) -> list[Phase]:
         clients, before = Clients(port), Counter[str]()
         await clients.ask(KNOWN, 0.0)
         for phase in phases:
-            await hold(phase, clients, phase.load * capacity, draw)
-            shed, phase.limit = scraped(admin)
+            await run_load(phase, clients, phase.load * capacity, draw)
+            shed, phase.limit = scrape(admin)
             phase.shed, before, phase.rss = shed - before, shed, rss_mb(pid)
             print(f"{phase.name} done", file=sys.stderr)
     return phases
@@ -237,7 +237,7 @@ def verdicts(phases: Sequence[Phase]) -> Iterator[tuple[str, float, bool]]:
 
 
 def main(options: argparse.Namespace) -> None:
-    phases = uvloop.run(measured(options))
+    phases = uvloop.run(measure(options))
     print(f"\n{options.workers} workers, {1e3 * options.mean:.0f} ms lognormal (sigma {options.sigma}): "
           f"{options.workers / options.mean:.0f} a second; adaptive {options.adaptive}\n")  # fmt: skip
     print("\n".join(table(phases)), end="\n\n")

@@ -60,7 +60,7 @@ class Endpoint:
     services: list[float] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def serve(self) -> AsyncIterator[None]:
         async with await asyncio.start_server(self._connection, "127.0.0.1", self.port, backlog=4096):
             yield
 
@@ -123,7 +123,7 @@ def gateway(light: int, large: int, target: str) -> Iterator[int]:
         yield it.port
 
 
-async def one_run(
+async def run_load(
     client: Client, light: Endpoint, large: Endpoint, arrivals: list[Arrival], half: bool, lags: list[float]
 ) -> list[Row]:
     """Sends each request at its time, whatever became of those before it."""
@@ -131,7 +131,7 @@ async def one_run(
     light.services, large.services = [a.light_s for a in arrivals], [a.large_s for a in arrivals]
     start = loop.time() + 0.2
 
-    async def one(number: int, arrival: Arrival) -> Row:
+    async def send(number: int, arrival: Arrival) -> Row:
         await asyncio.sleep(start + arrival.at - loop.time())
         sent = loop.time()
         lags.append(sent - start - arrival.at)
@@ -145,7 +145,7 @@ async def one_run(
         answered = head.startswith(b"http/1.1 200")
         return b"x-nearhit-backend: large" in head, possible, answered and took <= arrival.budget_s, answered
 
-    return await asyncio.gather(*(one(number, arrival) for number, arrival in enumerate(arrivals)))
+    return await asyncio.gather(*(send(number, arrival) for number, arrival in enumerate(arrivals)))
 
 
 Row = tuple[bool, bool, bool, bool]
@@ -170,18 +170,20 @@ class Cell:
         return self.lag_s > STARVED_S
 
 
-async def one_mode(mode: str, scenario: Scenario, count: int, seed: int, tries: int) -> list[Cell]:
+async def measure_mode(mode: str, scenario: Scenario, count: int, seed: int, tries: int) -> list[Cell]:
     """All loads on one gateway, the lightest first. A starved one is run again at once, `tries` times at most, and the
     run with the least lag stands."""
     light, large = (Endpoint(free_port(), station) for station in scenario.stations())
     found: list[Cell] = []
-    async with light.serving(), large.serving():
+    async with light.serve(), large.serve():
         with gateway(light.port, large.port, MODES[mode]) as port:
             client = Client(port)
             for load in LOADS:
                 best: Cell | None = None
                 for tried in range(1, tries + 1):
-                    cell = await _cell(mode, load, tried, client, (light, large), drawn(scenario, load, count, seed))
+                    cell = await _cell(
+                        mode, load, tried, client, (light, large), draw_requests(scenario, load, count, seed)
+                    )
                     best = cell if best is None or cell.lag_s < best.lag_s else best
                     best = replace(best, tries=tried)
                     if not best.starved:
@@ -197,23 +199,23 @@ async def _cell(
     mode: str, load: float, tried: int, client: Client, endpoints: tuple[Endpoint, Endpoint], arrivals: list[Arrival]
 ) -> Cell:
     lags: list[float] = []
-    rows = await one_run(client, *endpoints, arrivals, mode == HALF, lags)
+    rows = await run_load(client, *endpoints, arrivals, mode == HALF, lags)
     lag = sorted(lags)[int(0.99 * len(lags))]
     counted = rows[int(WARM * len(rows)) :]
     return Cell(mode, load, outcome(row[:3] for row in counted), lag, tried, sum(not row[3] for row in counted))
 
 
-def drawn(scenario: Scenario, load: float, count: int, seed: int) -> list[Arrival]:
+def draw_requests(scenario: Scenario, load: float, count: int, seed: int) -> list[Arrival]:
     """The same requests for every mode, and for the oracle."""
     return scenario.arrivals(load, count, random.Random(f"{seed} {load}"))
 
 
 def best_shares(scenario: Scenario, count: int, seed: int) -> list[float]:
     """Of the large model, by load: an oracle's, for the requests that count."""
-    return [oracle(scenario, drawn(scenario, load, count, seed)[int(WARM * count) :])[0] for load in LOADS]
+    return [oracle(scenario, draw_requests(scenario, load, count, seed)[int(WARM * count) :])[0] for load in LOADS]
 
 
-def measured(modes: Sequence[str], scenario: Scenario, count: int, seed: int, tries: int) -> Iterator[list[Cell]]:
+def measure(modes: Sequence[str], scenario: Scenario, count: int, seed: int, tries: int) -> Iterator[list[Cell]]:
     """`count`: requests a load, where the gateway has to learn; a third of it elsewhere."""
     for mode in modes:
-        yield uvloop.run(one_mode(mode, scenario, count if mode in LEARNS else count // 3, seed, tries))
+        yield uvloop.run(measure_mode(mode, scenario, count if mode in LEARNS else count // 3, seed, tries))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
-from bench.coalescing import crowd, valkey
+from bench.coalescing import measure_burst, valkey
 from bench.fixtures import body
 from bench.gateways import free_port, gateway_of, server
 from bench.load import request_bytes, run
@@ -173,7 +173,7 @@ async def write(store: str, rate: int, seconds: float) -> float:
     return total / took
 
 
-async def followed(
+async def measure_changes(
     session: aiohttp.ClientSession, replicas: Sequence[Replica], store: str, rate: int, seconds: float
 ) -> str:
     before = [float(INDEXED.findall(await text(session, f"{r.admin_url}/metrics"))[0]) for r in replicas]
@@ -207,7 +207,7 @@ async def delays(session: aiohttp.ClientSession, at: Replica) -> list[int]:
     return [b - a for a, b in itertools.pairwise([0, *cumulated])]
 
 
-async def purged(session: aiohttp.ClientSession, replicas: Sequence[Replica]) -> float:
+async def measure_purge(session: aiohttp.ClientSession, replicas: Sequence[Replica]) -> float:
     """Seconds from asking one of them for a removal until the last one has stopped to serve it."""
     for at in replicas:
         await ask(session, at, "to be removed")
@@ -240,14 +240,14 @@ async def measure(count: int, arguments: argparse.Namespace, upstream: int) -> s
         async with aiohttp.ClientSession() as session:
             rate = await hit_rate(session, replicas, arguments.questions)
             a_second, cpu_us = await throughput(replicas, arguments.requests)
-            follows = await followed(session, replicas, store, arguments.rate, arguments.seconds)
-            removed = await purged(session, replicas)
-    line = await crowd(f"{count}", arguments.crowd, count, shared=True)
+            follows = await measure_changes(session, replicas, store, arguments.rate, arguments.seconds)
+            removed = await measure_purge(session, replicas)
+    line = await measure_burst(f"{count}", arguments.crowd, count, shared=True)
     calls = line.split()[1]
     return f"{count:>8} {a_second:>9.0f} {cpu_us:>7.0f} {100 * rate:>8.1f}{follows} {1e3 * removed:>8.0f} {calls:>8}"
 
 
-async def of_workers(count: int, arguments: argparse.Namespace, upstream: int) -> str:
+async def measure_workers(count: int, arguments: argparse.Namespace, upstream: int) -> str:
     """One address: exact hits a second, then semantic ones, which embed; and memory."""
     with replica(upstream, "embedded", count, "onnx") as at:
         async with aiohttp.ClientSession() as session:
@@ -272,7 +272,7 @@ async def of_workers(count: int, arguments: argparse.Namespace, upstream: int) -
     return f"{count:>8} {fast.per_second:>9.0f} {close.per_second:>10.0f} {close.p50_ms:>9.1f} {memory:>8.0f}"
 
 
-async def all_of_it(arguments: argparse.Namespace) -> None:
+async def measure_all(arguments: argparse.Namespace) -> None:
     print(f"exact hits a second at all at once, and CPU of one; hits of {arguments.questions} questions in turn;")
     print(f"{arguments.rate} entries a second written by somebody else: ms until a change is in force, ms until the")
     print(f"indexes have the last; ms until a removal holds everywhere; calls of a crowd of {arguments.crowd} over all")
@@ -286,7 +286,7 @@ async def all_of_it(arguments: argparse.Namespace) -> None:
         print("\nworkers behind one address, embedded store, the ONNX model in each, 32 connections")
         print(f"{'workers':>8} {'exact/s':>9} {'semantic/s':>10} {'p50 ms':>9} {'MB':>8}")
         for count in arguments.workers:
-            print(await of_workers(count, arguments, upstream), flush=True)
+            print(await measure_workers(count, arguments, upstream), flush=True)
 
 
 def main() -> None:
@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=1_000, help="entries a second")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--crowd", type=int, default=200)
-    asyncio.run(all_of_it(parser.parse_args()))
+    asyncio.run(measure_all(parser.parse_args()))
 
 
 if __name__ == "__main__":

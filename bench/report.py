@@ -29,7 +29,7 @@ NAMES = {
 
 
 @dataclass
-class Measured:
+class Measurements:
     """The loads of each row, tree and number of connections, one a round. `trees`: names of the checkouts whose
     gateways took turns; the first is this one."""
 
@@ -37,7 +37,7 @@ class Measured:
     loads: dict[tuple[str, str, int], list[Load]] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
 
-    def note(self, row: str, tree: str, connections: int, load: Load) -> None:
+    def add(self, row: str, tree: str, connections: int, load: Load) -> None:
         self.loads.setdefault((row, tree, connections), []).append(load)
 
     def ratios(self, key: tuple[str, str, int], base: tuple[str, str, int]) -> list[float]:
@@ -75,12 +75,12 @@ class Measured:
         lines += [f"{name}: {value:.2f}" for name, value in self.facts.items()]
         return lines
 
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """For JSON: every round of every row, and the medians with what they are to their marks."""
         rows = []
         for row, tree, connections in self._known():
             figures, marks = self.figures(row, tree, connections), row.marks[COLUMNS.index(connections)]
-            met = [asdict(mark) | {"met": mark.met(figures[mark.field])} for mark in marks if mark.field in figures]
+            met = [asdict(mark) | {"met": mark.verdict(figures[mark.field])} for mark in marks if mark.field in figures]
             rounds = [asdict(load) for load in self.loads[row.name, tree, connections]]
             where = {"row": row.name, "tree": tree, "connections": connections}
             rows.append(where | {"marks": met, "median": figures, "rounds": rounds})
@@ -89,7 +89,7 @@ class Measured:
     def _known(self) -> list[tuple[Row, str, int]]:
         """What was measured, in the order of the table."""
         places = itertools.product(COLUMNS, ROWS, ("", *self.trees))
-        return [(row, tree, crowd) for crowd, row, tree in places if (row.name, tree, crowd) in self.loads]
+        return [(row, tree, count) for count, row, tree in places if (row.name, tree, count) in self.loads]
 
     def _name(self, row: Row, tree: str) -> str:
         return f"{row.name} @{tree}" if row.of_gateway and len(self.trees) > 1 else row.name
@@ -106,7 +106,7 @@ class Measured:
         for mark in row.marks[COLUMNS.index(connections)]:
             if mark.field in figures:
                 figure, reach = figures[mark.field], "" if mark.reach is None else f"{mark.reach:g}"
-                line += f"  {mark.hold:>5.3g} {reach:>5} {NAMES[mark.field]} {figure:.2f}: {mark.met(figure)}"
+                line += f"  {mark.hold:>5.3g} {reach:>5} {NAMES[mark.field]} {figure:.2f}: {mark.verdict(figure)}"
         return line
 
     def _against_others(self) -> list[str]:

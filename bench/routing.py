@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import gap_recovery
-from bench.promise import LOADS, MODES, STARVED_S, WARM, Cell, best_shares, measured
+from bench.promise import LOADS, MODES, STARVED_S, WARM, Cell, best_shares, measure
 from bench.queues import Outcome, Scenario
 
 SECTIONS = ("curve", "promise")
@@ -47,11 +47,11 @@ def parser() -> argparse.ArgumentParser:
 
 def curve_section(scores: Path) -> dict[str, Any]:
     seen = gap_recovery.load(scores)
-    curves, points = gap_recovery.curves(seen), gap_recovery.reached(seen, seen.scores[gap_recovery.HELD_OUT])
+    curves, points = gap_recovery.curves(seen), gap_recovery.rule_results(seen, seen.scores[gap_recovery.HELD_OUT])
     print(f"# Quality against the large model's share: {len(seen.light)} prompts, light {seen.light.mean():.1%} right, "
           f"large {seen.large.mean():.1%}\n")  # fmt: skip
     print(curve_table(curves), "\n")
-    print(reached_table(points), flush=True)
+    print(rule_table(points), flush=True)
     shown = [asdict(point) | {"furthest": None if math.isnan(point.furthest) else point.furthest} for point in points]
     return {"prompts": len(seen.light), "curves": [asdict(curve) for curve in curves], "reached": shown}
 
@@ -69,7 +69,7 @@ def curve_table(curves: Sequence[gap_recovery.Curve]) -> str:
     return "\n".join(lines)
 
 
-def reached_table(points: Sequence[gap_recovery.Reached]) -> str:
+def rule_table(points: Sequence[gap_recovery.RuleResult]) -> str:
     lines = [f"{'policy (held-out scores)':<26}{'audited':>9}{'large':>9}{'furthest':>10}{'kept':>9}{'worst':>9}"
              f"{'recovered':>11}"]  # fmt: skip
     for point in points:
@@ -79,8 +79,8 @@ def reached_table(points: Sequence[gap_recovery.Reached]) -> str:
     lines.append(
         f"all prompts in {gap_recovery.ORDERS} orders through the gateway's own rule. audited: of the light answers. "
         f"furthest:\nfrom the share asked for, over any {gap_recovery.IN_A_ROW} in a row. kept: of the prompts at "
-        "which the light model is worse,\nthe part that the large one answered, which is what `quality` is of; worst: in the "
-        "worst order. recovered: of\nthe gap, which is less where the large model is worse"
+        "which the light model is worse,\nthe part that the large one answered, which is what `quality` is of; worst: "
+        "in the worst order. recovered: of\nthe gap, which is less where the large model is worse"
     )
     return "\n".join(lines)
 
@@ -90,9 +90,9 @@ def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> Iterat
     scenario = Scenario((0.03, 8), (0.15, 16), given.spread, (0.06, 0.75))
     setting = {"scenario": asdict(scenario), "requests": given.requests, "seed": given.seed}
     best = best_shares(scenario, given.requests, given.seed)
-    cells = kept_cells(before, setting, given.modes)
+    cells = previous_cells(before, setting, given.modes)
     print(f"\n# Budgets kept against load; {os.getloadavg()[0]:.1f} processes wanted a processor at the start\n")
-    for found in measured(given.modes, scenario, given.requests, given.seed, given.tries):
+    for found in measure(given.modes, scenario, given.requests, given.seed, given.tries):
         cells = sorted([*cells, *found], key=lambda cell: (list(MODES).index(cell.mode), cell.load))
         said = ", ".join(_lag(cell) for cell in found)
         print(f"  {found[0].mode}: 99 % of the requests were sent at most so many ms late: {said}", flush=True)
@@ -101,7 +101,7 @@ def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> Iterat
     print("\n" + promise_table(scenario, cells, best, given.requests), flush=True)
 
 
-def kept_cells(before: dict[str, Any], setting: dict[str, Any], modes: Sequence[str]) -> list[Cell]:
+def previous_cells(before: dict[str, Any], setting: dict[str, Any], modes: Sequence[str]) -> list[Cell]:
     """What an earlier run of the same setting found for modes that do not run now."""
     if {name: before.get(name) for name in setting} != json.loads(json.dumps(setting)):
         return []

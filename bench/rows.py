@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.fixtures import CONFIG, POLICY, body, other_case, other_spacing, unheard
+from bench.fixtures import CONFIG, POLICY, body, new_question, other_case, other_spacing
 from bench.protocols import EVENTS, QUESTION
 from gateway.config.policy import single_backend
 
@@ -58,7 +58,7 @@ class Mark:
     hold: float
     reach: float | None = None
 
-    def met(self, figure: float) -> str:
+    def verdict(self, figure: float) -> str:
         sign = -1 if self.field == "per_second" else 1  # more of it is better, of all others less
         if self.reach is not None and sign * figure <= sign * self.reach:
             return "reached"
@@ -107,20 +107,20 @@ def same(model: str = "bench", **fields: object) -> Draw:
 def new_bytes(model: str = "bench", **fields: object) -> Draw:
     """Requests for a stored answer that were not seen before."""
 
-    def asked(draw: random.Random, count: int) -> list[bytes]:
+    def bodies(draw: random.Random, count: int) -> list[bytes]:
         return [body(QUESTION, model, metadata={"n": draw.getrandbits(60)}, **fields) for _ in range(count)]
 
-    return asked
+    return bodies
 
 
 def fresh(kind: str = "fresh", **fields: object) -> Draw:
     """Never asked, in a scope of their own: what is stored meanwhile makes nothing else slower."""
 
-    def asked(draw: random.Random, count: int) -> list[bytes]:
+    def bodies(draw: random.Random, count: int) -> list[bytes]:
         model = f"{kind}-{draw.getrandbits(32):x}"
-        return [body(unheard(draw), model, **fields) for _ in range(count)]
+        return [body(new_question(draw), model, **fields) for _ in range(count)]
 
-    return asked
+    return bodies
 
 
 def paraphrases(draw: random.Random, count: int) -> list[bytes]:
@@ -152,12 +152,12 @@ def lone_sentences(draw: random.Random, count: int) -> list[bytes]:
     return [sentence(draw, draw.getrandbits(32)) for _ in range(count)]
 
 
-def in_turn(_: random.Random, count: int) -> list[bytes]:
+def stored_in_turn(_: random.Random, count: int) -> list[bytes]:
     """Stored requests, no two alike within 32 of each other: none waits for another's read."""
     return [STORED[i % len(STORED)] for i in range(count)]
 
 
-STORED = tuple(body(unheard(random.Random(number))) for number in range(64))
+STORED = tuple(body(new_question(random.Random(number))) for number in range(64))
 KINDS: Mapping[str, Kind] = {
     "hash": Kind("hash", (body(QUESTION), body(QUESTION, "long"))),
     # A front in which no entry has room.
@@ -189,7 +189,7 @@ AT_MOST = Mark("x_less", 1.25)
 _PLAIN = (
     Row(EXACT_HIT, "hash", same(), "detail=exact", marks=x_fixed(0.56, 0.5)),
     Row(NEW_BYTES, "hash", new_bytes(), "detail=exact", part=0.5, marks=x_fixed(None, 1.5, 1.0)),
-    Row(FROM_STORE, "store", in_turn, "detail=exact", marks=x_fixed(1.18, 1.2, 0.8)),
+    Row(FROM_STORE, "store", stored_in_turn, "detail=exact", marks=x_fixed(1.18, 1.2, 0.8)),
     Row(
         STREAM_HIT, "hash", same("long", stream=True), "detail=exact", events=EVENTS,
         marks=x_fixed(0.51, 0.6),

@@ -104,7 +104,7 @@ HOP_BY_HOP = frozenset(
 )  # fmt: skip
 
 
-class Canned(asyncio.Protocol):
+class CannedServer(asyncio.Protocol):
     """Answers every complete request with the same bytes, or with those that `by_path` has for it; knows
     Content-Length bodies, and no more. `live`: the writes that a stream is answered in."""
 
@@ -170,7 +170,7 @@ def settings(port: int) -> None:
     )
 
 
-class Numbered(Canned):
+class NumberedServer(CannedServer):
     """Answers a request with the text that belongs to its number, so that a gateway can compare answers."""
 
     def answer(self, path: bytes, body: bytes) -> bytes:
@@ -186,10 +186,10 @@ def numbered_answer(number: int) -> bytes:
 
 def default(port: int) -> None:
     """Answer for `bench.default`, at once."""
-    upstream(port, of=Numbered)
+    upstream(port, of=NumberedServer)
 
 
-def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None, of: type[Canned] = Canned) -> None:
+def upstream(port: int, by_path: Mapping[bytes, bytes] | None = None, of: type[CannedServer] = CannedServer) -> None:
     async def serve() -> None:
         live = live_answer()
         server = await asyncio.get_running_loop().create_server(

@@ -151,14 +151,14 @@ class Bench:
     async def _play(self, served: Served) -> None:
         began = asyncio.get_running_loop().time()
 
-        async def one(ask: Ask) -> None:
+        async def send(ask: Ask) -> None:
             await asyncio.sleep(began + ask.at - asyncio.get_running_loop().time())
             body = {"model": "m", "messages": [{"role": "user", "content": ask.question}]}
             async with served.session.post(served.url + "/v1/chat/completions", json=body) as response:
                 assert response.status == 200
                 await response.read()
 
-        await asyncio.gather(*map(one, self.asked))
+        await asyncio.gather(*map(send, self.asked))
 
     def forecast(self, config: Config, rule: Rule) -> dict[str, Any]:
         present = policy_from_text(self.policy(PRESENT), "p.yaml", config)
@@ -182,7 +182,7 @@ def _timing(recorder: Recorder, method: str) -> list[float]:
     return times
 
 
-def compared(name: str, said: dict[str, Any], real: dict[str, Any]) -> tuple[str, bool]:
+def compare(name: str, said: dict[str, Any], real: dict[str, Any]) -> tuple[str, bool]:
     off, p95 = said["hit_rate"] - real["hit_rate"], said["p95_ms"] / real["p95_ms"] - 1
     good = abs(off) <= POINTS and abs(p95) <= P95
     high = f"..{said['hit_rate_high']:.1%}" if said["hit_rate_high"] > said["hit_rate"] else ""
@@ -208,7 +208,7 @@ async def agreement(arguments: argparse.Namespace) -> bool:
             config, _ = await bench.run("recorded", PRESENT)
             for name, rule in OTHERS.items():
                 _, real = await bench.run(name.replace(" ", "-"), rule)
-                line, fits = compared(f"{embedder}, {name}", bench.forecast(config, rule), real)
+                line, fits = compare(f"{embedder}, {name}", bench.forecast(config, rule), real)
                 print(line, flush=True)
                 good = good and fits
             print(f"{embedder}: recording took {bench.recording_us:.0f} us of the event loop a request", flush=True)
@@ -223,7 +223,7 @@ def speed(config: Config, bench: Bench, copies: int) -> None:
     folder = config.data_dir / "copies"
     segments = Segments(folder, config.traffic.model_copy(update={"segment_size": 2**40, "max_size": 2**40}))
     for copy in range(copies):
-        segments.append(traffic.heading, [_copied(row, copy, span) for row in traffic.requests])
+        segments.append(traffic.heading, [_copy_of(row, copy, span) for row in traffic.requests])
     segments.close()
     for name, rules in RULES.items():
         texts = [policy_from_text(bench.policy({**PRESENT, "rule": rule}), "p.yaml", config) for rule in rules]
@@ -238,7 +238,7 @@ def _timed(name: str, job: SimulationJob) -> None:
     print(f"{name}: read, and put through two policies: {rate}", flush=True)
 
 
-def _copied(row: RecordedRequest, copy: int, span: float) -> RecordedRequest:
+def _copy_of(row: RecordedRequest, copy: int, span: float) -> RecordedRequest:
     mark = copy.to_bytes(2, "big")
     given = row.given._replace(tenant=mark + row.given.tenant[2:], canonical=mark + row.given.canonical[2:])
     return row._replace(at=row.at + copy * span, given=given, entry=row.entry and mark + row.entry[2:])

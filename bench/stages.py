@@ -91,7 +91,7 @@ class Samples:
 
 
 @dataclass
-class Staged:
+class StageCosts:
     """`Staged` adds up the cost of one kind of request, in seconds of all its requests."""
 
     requests: int = 0

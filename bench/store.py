@@ -43,7 +43,7 @@ def _read(guard: StoreClient, size: int, _: int) -> Awaitable[Any]:
     return guard.send("HGET", f"k{size}", "record")
 
 
-def ways(guard: StoreClient, client: Any) -> dict[str, Asked]:
+def commands_by_name(guard: StoreClient, client: Any) -> dict[str, Asked]:
     found: dict[str, Asked] = {}
     for size in SIZES:
         found[f"read of {size:,} bytes"] = partial(_read, guard, size)
@@ -79,7 +79,7 @@ async def commands() -> None:
         for size in SIZES:
             await guard.send("HSET", f"k{size}", "record", b"r" * size)
         print(f"{'gateway / server, us of CPU':<34}{'one by one':>16}{f'{AT_ONCE} at once':>16}")
-        for name, asked in ways(guard, client).items():
+        for name, asked in commands_by_name(guard, client).items():
             count = 64 if "1,000,000" in name else COMMANDS
             found = {n: [await cost(asked, n, server.pid, count) for _ in range(ROUNDS)] for n in (1, AT_ONCE)}
             shown = (

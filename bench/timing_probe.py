@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 
-from bench.fixtures import CONFIG, body, unheard
+from bench.fixtures import CONFIG, body, new_question
 from bench.gateways import free_port, gateway_of, server
 from bench.load import Opened, exchange, request_bytes
 
@@ -55,7 +55,7 @@ OTHERS = {"tenant": Client("b", "ann"), "user": Client("a", "bob")}  # by share
 
 
 def question(draw: random.Random, length: str) -> str:
-    return " ".join(unheard(draw) for _ in range(LONG if length == "long" else 1))
+    return " ".join(new_question(draw) for _ in range(LONG if length == "long" else 1))
 
 
 async def is_right(opened: Opened, draw: random.Random, share: str, length: str, prober: Client) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from gauntlet.part import Finding, Part, judged
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, hits_again, target
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, recovers, target
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, completion, serving
 from tests.jobs.asking import over, submit
@@ -58,14 +58,14 @@ class Clock:
             file.write(f"{ahead_s:<32}".encode())  # one write of one length: a reader sees one of the two
 
 
-async def dated(_: web.Request, call: dict[str, Any]) -> web.StreamResponse:
+async def timestamp_answer(_: web.Request, call: dict[str, Any]) -> web.StreamResponse:
     """Answer with the time at which the answer was made. A question that says `slow` takes a while."""
     if "slow" in call["messages"][-1]["content"]:
         await asyncio.sleep(SLOW_S)
     return web.json_response(completion(call, f"made {time.monotonic():.3f}"))
 
 
-class Crowd:
+class Clients:
     """Clients that repeat some questions, and compare each hit with the real time."""
 
     def __init__(self, it: Process) -> None:
@@ -109,18 +109,18 @@ async def run(quick: bool) -> Finding:
     jumps, settled_s = (JUMPS[2:], 1.0) if quick else (JUMPS * 3, TTL_S + 1.0)
     lost, jobs = list[float](), list[str]()
     upstream = Upstream()
-    upstream.answer = dated
+    upstream.answer = timestamp_answer
     with tempfile.TemporaryDirectory() as folder:
         clock = Clock(Path(folder) / "ahead")
         async with serving(upstream), target(upstream.url, POLICY, program=clock.program) as it:
-            crowd = Crowd(it)
+            crowd = Clients(it)
             clients = [asyncio.create_task(crowd.client(seed)) for seed in range(CLIENTS)]
-            await hits_again(crowd.ask)
+            await recovers(crowd.ask)
             for number, ahead_s in enumerate(jumps):
                 job = await submit(it, f"slow job {number}")
                 clock.set(ahead_s)
                 began = time.monotonic()
-                if not await hits_again(crowd.ask) or time.monotonic() - began > ONE_REQUEST_S:
+                if not await recovers(crowd.ask) or time.monotonic() - began > ONE_REQUEST_S:
                     lost.append(ahead_s)
                 jobs.append((await over(it, job, timeout_s=PATIENCE_S))["status"])
                 await asyncio.sleep(settled_s)
@@ -130,7 +130,7 @@ async def run(quick: bool) -> Finding:
         f"{len(jumps)} jumps of an hour, {crowd.asked} requests, {crowd.hits} hits: {len(crowd.failed)} failed, "
         f"slowest {crowd.slowest_s:.2f} s; the oldest hit was {crowd.oldest_s:.1f} s old, with a TTL of {TTL_S:g} s"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             f"{len(crowd.failed)} failed, the first: {''.join(crowd.failed[:1])}": not crowd.failed,

@@ -13,9 +13,9 @@ import aiohttp
 import trustme
 
 from bench.process import rss_mb
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.slow_handshakes import client_hello
-from gauntlet.smuggling import mutated
+from gauntlet.smuggling import mutate
 from gauntlet.target import Bystander, in_parallel, stalls_of, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.processes import Process
@@ -74,7 +74,7 @@ async def renegotiates(it: Process) -> bool:
     raise ValueError(f"expected the end of a renegotiation, got {said[-300:]!r}")
 
 
-async def named(it: Process, trusted: ssl.SSLContext, name: str) -> int:
+async def status_for_name(it: Process, trusted: ssl.SSLContext, name: str) -> int:
     """Return the status of a request over a connection for that server name; 0: the handshake was refused."""
     trusted.check_hostname = False
     try:
@@ -112,9 +112,11 @@ async def run(quick: bool) -> Finding:
                 listed = [(what, data, port) for port in ports for what, data in records().items()]
                 await in_parallel(AT_ONCE, (sent(*each) for each in listed))
                 hello = client_hello()
-                drawn = (mutated(hello, draw) for _ in range(mutations))
+                drawn = (mutate(hello, draw) for _ in range(mutations))
                 await in_parallel(AT_ONCE, (sent("a mutation", data, draw.choice(ports)) for data in drawn))
-                statuses = [await named(it, trusting(authority), name) for name in ("elsewhere.example", "a" * 60)]
+                statuses = [
+                    await status_for_name(it, trusting(authority), name) for name in ("elsewhere.example", "a" * 60)
+                ]
                 again = await renegotiates(it)
                 asking.cancel()
             grown = rss_mb(it.process.pid) - before
@@ -122,7 +124,7 @@ async def run(quick: bool) -> Finding:
         f"{len(listed)} odd records and names, {mutations} mutated hellos, renegotiation "
         f"{'accepted' if again else 'refused'}; +{grown:.0f} MB; {stalls.figure}; {other.figure}"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             **other.levels,

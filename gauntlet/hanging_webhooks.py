@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager, suppress
 
 from bench.process import rss_mb
-from gauntlet.part import Finding, Part, judged
+from gauntlet.part import Finding, Part, verdict_of
 from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, Bystander, in_parallel, target
 from tests.fixtures.gateways import NO_CACHE
 from tests.fixtures.upstream import Upstream, serving
@@ -44,9 +44,9 @@ class Receivers:
                 self.begun[path] += 1
                 if path == "/good":
                     self.told_at[json.loads(body)["data"]["id"]] = time.monotonic()
-                await self._behave(path, writer)
+                await self._respond(path, writer)
 
-    async def _behave(self, path: str, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, path: str, writer: asyncio.StreamWriter) -> None:
         if path == "/hang":
             await asyncio.Event().wait()
         elif path == "/trickle":
@@ -66,11 +66,11 @@ class Receivers:
             elsewhere = b"Location: http://127.0.0.1:%d/secret\r\n" % self.elsewhere if path not in statuses else b""
             writer.write(b"HTTP/1.1 " + status + b"\r\n" + elsewhere + b"Content-Length: 0\r\n\r\n")
 
-    async def note(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def record_redirect(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.led_elsewhere += 1
         writer.close()
 
-    def have_met(self, jobs: Set[str]) -> bool:
+    def have_all_calls(self, jobs: Set[str]) -> bool:
         """Return whether the good webhooks of all jobs came, and each kind of receiver was asked."""
         return self.told_at.keys() >= jobs and self.begun.keys() == KINDS
 
@@ -85,11 +85,11 @@ KINDS = {*BAD, "/good"}
 
 
 @asynccontextmanager
-async def receiving() -> AsyncIterator[Receivers]:
+async def serve_receivers() -> AsyncIterator[Receivers]:
     receivers = Receivers()
     async with (
         await asyncio.start_server(receivers.answer, "127.0.0.1", 0) as server,
-        await asyncio.start_server(receivers.note, "127.0.0.1", 0) as other,
+        await asyncio.start_server(receivers.record_redirect, "127.0.0.1", 0) as other,
     ):
         receivers.port, receivers.elsewhere = (each.sockets[0].getsockname()[1] for each in (server, other))
         try:
@@ -103,7 +103,7 @@ async def run(quick: bool) -> Finding:
     bad, good = (48, 12) if quick else (1000, 100)
     os.environ["GAUNTLET_HOOK"] = SECRET
     submitted: dict[str, float] = {}
-    async with serving(Upstream()) as upstream, receiving() as receivers:
+    async with serving(Upstream()) as upstream, serve_receivers() as receivers:
         url = f"http://127.0.0.1:{receivers.port}"
         jobs = {"webhook_secret_env": "GAUNTLET_HOOK", "webhook_hosts": [f"127.0.0.1:{receivers.port}"]}
         async with target(upstream.url, NO_CACHE, jobs=jobs) as it:
@@ -121,7 +121,7 @@ async def run(quick: bool) -> Finding:
                 await ask(number)
                 await other.ask()
             until = time.monotonic() + PATIENCE_S
-            while not receivers.have_met(submitted.keys()) and time.monotonic() < until:
+            while not receivers.have_all_calls(submitted.keys()) and time.monotonic() < until:
                 await asyncio.sleep(PAUSE_S)
             grown = rss_mb(it.process.pid) - before
     delays = [receivers.told_at.get(job, time.monotonic()) - at for job, at in submitted.items()]
@@ -130,7 +130,7 @@ async def run(quick: bool) -> Finding:
         f"{bad} jobs with bad receivers ({tried} attempts), {len(receivers.told_at)} of {good} others told within "
         f"{max(delays):.1f} s; {receivers.led_elsewhere} connections elsewhere; +{grown:.0f} MB; {other.figure}"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             **other.levels,

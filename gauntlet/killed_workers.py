@@ -11,8 +11,8 @@ import time
 import aiohttp
 
 from bench.process import children_of
-from gauntlet.part import Finding, Part, judged
-from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, says, target
+from gauntlet.part import Finding, Part, verdict_of
+from gauntlet.target import ONE_REQUEST_S, PATIENCE_S, PAUSE_S, is_answer_to, target
 from tests.fixtures.gateways import EXACT_CACHE
 from tests.fixtures.processes import Process
 from tests.fixtures.upstream import Upstream, serving
@@ -21,7 +21,7 @@ WORKERS, CLIENTS, QUESTIONS = 2, 8, 40
 STORE = {"timeout": "250ms"}  # as shipped
 
 
-class Crowd:
+class Clients:
     """Clients that ask over a new connection or over a kept one, and check each answer."""
 
     def __init__(self, it: Process) -> None:
@@ -53,11 +53,11 @@ class Crowd:
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         if answer.status != 200:
             self.failed.append(f"{answer.status} {data[:100]!r}")
-        elif not says(data, question):
+        elif not is_answer_to(data, question):
             self.wrong.append(f"{question} got {data[-300:]!r}")
 
 
-async def running(it: Process, program: bytes, number: int, killed: int = 0) -> list[int]:
+async def wait_for_children(it: Process, program: bytes, number: int, killed: int = 0) -> list[int]:
     """Return the children that run a program, once there are that many without the killed one.
 
     The list is empty if patience ends first.
@@ -78,14 +78,14 @@ async def run(quick: bool) -> Finding:
     section, began = {"workers": WORKERS}, time.monotonic()
     async with serving(Upstream()) as upstream, target(upstream.url, EXACT_CACHE, server=section, store=STORE) as it:
         most_s = ONE_REQUEST_S + time.monotonic() - began  # new connections to a killed worker wait for the next one
-        crowd = Crowd(it)
+        crowd = Clients(it)
         clients = [asyncio.create_task(crowd.client(seed)) for seed in range(CLIENTS)]
         for number in range(kills):
             await asyncio.sleep(settled_s)
             program, many = (b"valkey", 1) if number % 3 == 1 else (b"gateway", WORKERS)
-            pid = (await running(it, program, many))[number % many]
+            pid = (await wait_for_children(it, program, many))[number % many]
             os.kill(pid, signal.SIGKILL)
-            back.append(bool(await running(it, program, many, pid)))
+            back.append(bool(await wait_for_children(it, program, many, pid)))
         await asyncio.sleep(settled_s)
         crowd.over = True
         await asyncio.gather(*clients)
@@ -94,7 +94,7 @@ async def run(quick: bool) -> Finding:
         f"{kills} kills, {crowd.asked} requests: {len(crowd.cut)} cut, {len(crowd.failed)} failed, "
         f"{len(crowd.wrong)} wrong, slowest {crowd.slowest_s:.2f} s; {sum(back)} came back"
     )
-    return judged(
+    return verdict_of(
         figure,
         {
             f"{len(crowd.cut)} requests were cut, expected at most {most}: {''.join(crowd.cut[-1:])}": len(crowd.cut)

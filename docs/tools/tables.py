@@ -125,7 +125,7 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(page: str) -> str:
+def with_tables(page: str) -> str:
     """Return a page with its tables written again. Raise `ValueError` if it does not have each table once."""
     names = _NAME.findall(page)
     if sorted(names) != sorted(TABLES):
@@ -136,7 +136,7 @@ def written(page: str) -> str:
 
 
 def main() -> int:
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(with_tables(PAGE.read_text()))
     return 0
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench import gap_recovery
 from bench.promise import STARVED_S, Cell
 from bench.queues import Outcome, Scenario
-from bench.routing import curve_table, kept_cells, promise_table, reached_table
+from bench.routing import curve_table, previous_cells, promise_table, rule_table
 from gateway.config.policy.model import Target, Tier
 from training import gaps
 
@@ -69,7 +69,9 @@ def test_the_gateways_own_rules_hold_what_they_are_asked_for() -> None:
     """The bound of a share over any n in a row is that of `gateway/routing/share_controller.py`: 2 % of n, and 5
     requests."""
     seen = outcomes()
-    found = {point.rule: point for point in gap_recovery.reached(seen, seen.scores[gap_recovery.HELD_OUT], audited=0.0)}
+    found = {
+        point.rule: point for point in gap_recovery.rule_results(seen, seen.scores[gap_recovery.HELD_OUT], audited=0.0)
+    }
     for share in gap_recovery.SHARES:
         point = found[f"large_share: {share:.0%}"]
         assert point.large == pytest.approx(share, abs=0.01)
@@ -84,7 +86,7 @@ def test_the_gateways_own_rules_hold_what_they_are_asked_for() -> None:
 def test_the_same_order_is_the_same_run() -> None:
     seen, target = outcomes(500), Target((Tier("light", "light"), Tier("large", "large")), large_share=0.3)
     score = seen.scores[gap_recovery.HELD_OUT]
-    one, other = (gap_recovery.played(target, score, seen.light == 0, 0.1, seed=4) for _ in range(2))
+    one, other = (gap_recovery.play(target, score, seen.light == 0, 0.1, seed=4) for _ in range(2))
     assert (one[0] == other[0]).all() and (one[1] == other[1]).all()
 
 
@@ -114,13 +116,13 @@ def test_what_did_not_run_now_is_taken_from_a_run_of_the_same_setting() -> None:
     setting = {"scenario": asdict(Scenario()), "requests": 100, "seed": 1}
     before = {**setting, "cells": [asdict(cell) | {"starved": cell.starved} for cell in cells]}
     before = json.loads(json.dumps(before))
-    assert kept_cells(before, setting, ["large alone"]) == cells[:1]
-    assert kept_cells(before, {**setting, "seed": 2}, ["large alone"]) == []
-    assert kept_cells({}, setting, ["large alone"]) == []
+    assert previous_cells(before, setting, ["large alone"]) == cells[:1]
+    assert previous_cells(before, {**setting, "seed": 2}, ["large alone"]) == []
+    assert previous_cells({}, setting, ["large alone"]) == []
 
 
 def test_tables_name_every_row() -> None:
     seen = outcomes(300)
     assert all(name in curve_table(gap_recovery.curves(seen)) for name in ("held out", "random", "oracle"))
-    table = reached_table(gap_recovery.reached(seen, seen.scores[gap_recovery.HELD_OUT]))
+    table = rule_table(gap_recovery.rule_results(seen, seen.scores[gap_recovery.HELD_OUT]))
     assert all(rule in table for rule in ("large_share: 10%", "large_share: 50%", "quality: 0.9", "quality: 0.95"))
