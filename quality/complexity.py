@@ -64,7 +64,7 @@ BRITISH = {
 
 
 def score(prompts: Sequence[str]) -> list[float]:
-    return [each.score for each in judged(_shipped(), prompts)]
+    return [each.score for each in judge_all(_shipped_model(), prompts)]
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> Score:
@@ -72,24 +72,26 @@ def fit(rows: Sequence[dict[str, Any]]) -> Score:
     training = importlib.import_module("training.complexity")  # scikit-learn is in the training environment alone
     encoder, words = OnnxEncoder(MODELS / MODEL, threads=2), training.common_words(MODELS / MODEL)
     rarity = training.Commonness(words)
-    weights = training.trained(training.outcomes(rows, encoder, rarity), training.graded(encoder, rarity), rarity)
+    weights = training.train(
+        training.read_outcomes(rows, encoder, rarity), training.load_graded(encoder, rarity), rarity
+    )
     model = ComplexityModel(weights, encoder.fingerprint)
-    return lambda prompts: [each.score for each in judged((model, encoder), prompts)]
+    return lambda prompts: [each.score for each in judge_all((model, encoder), prompts)]
 
 
-def _shipped() -> tuple[ComplexityModel, OnnxEncoder]:
+def _shipped_model() -> tuple[ComplexityModel, OnnxEncoder]:
     encoder = OnnxEncoder(MODELS / MODEL)
     return ComplexityModel(load_weights(), encoder.fingerprint), encoder
 
 
-def judged(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str]) -> list[ScoredPrompt]:
+def judge_all(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str]) -> list[ScoredPrompt]:
     model, encoder = scorer
 
-    def one(prompt: str) -> ScoredPrompt:
+    def judge(prompt: str) -> ScoredPrompt:
         embedding = encoder.encode([prompt])[0]
         return model.judge(prompt, None, None if embedding.unreadable else embedding.vector)
 
-    return [one(prompt) for prompt in prompts]
+    return [judge(prompt) for prompt in prompts]
 
 
 def show_pairs(scores: FloatArray, length: FloatArray, outcomes: Mapping[str, FloatArray]) -> None:
@@ -184,7 +186,7 @@ def show_robustness(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequen
     for name, change in changes(random.Random(0)).items():
         pairs = [(at, change(prompts[at])) for at in sample]
         pairs = [(at, text) for at, text in pairs if text != prompts[at]]
-        found = judged(scorer, [text for _, text in pairs])
+        found = judge_all(scorer, [text for _, text in pairs])
         same = [(p.score > threshold) == (scores[at] > threshold) for p, (at, _) in zip(found, pairs, strict=True)]
         print(f"| {name} | {len(same)} | {np.mean(same):.1%} |")
     print()
@@ -197,8 +199,8 @@ def main() -> None:
     arguments = parser.parse_args()
     prompts, models, right = many_models(arguments.data)
     outcomes = {name: right[:, at] for at, name in enumerate(models)}
-    scorer = _shipped()
-    found = judged(scorer, prompts)
+    scorer = _shipped_model()
+    found = judge_all(scorer, prompts)
     scores = np.array([each.score for each in found])
     show_pairs(scores, np.array([len(prompt) for prompt in prompts], float), outcomes)
     show_robustness(scorer, prompts, scores)

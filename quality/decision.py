@@ -15,7 +15,7 @@ from gateway.ports import Acceptance, Embedder, Judgement, TextEncoder, Verifier
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredQuestion:
     """What a judgement needs of an `Entry`."""
 
     fingerprint: str
@@ -23,7 +23,7 @@ class Stored:
     scope: str = ""
 
 
-class Encoded:
+class CachingEmbedder:
     """An `Embedder` without waiting; keeps what it has embedded."""
 
     def __init__(self, encoder: TextEncoder) -> None:
@@ -56,7 +56,7 @@ class Decision:
         self._control = control
         self.entries = 0
 
-    async def judge(self, question: str, vector: Vector, near: Sequence[tuple[Stored, float]]) -> Judgement:
+    async def judge(self, question: str, vector: Vector, near: Sequence[tuple[StoredQuestion, float]]) -> Judgement:
         """`near`: stored questions with their similarity in [0, 1], most similar first; at least one."""
         embedding = Embedding(vector, 0, False)
         scores = self._scorer.of(
@@ -67,7 +67,7 @@ class Decision:
         return scores.chosen
 
 
-class Fixed(RouteControl):
+class FixedThreshold(RouteControl):
     """A threshold that nobody moves; evidence is gathered as ever."""
 
     def __init__(self, verifier: Verifier, threshold: float, *, learn: bool = True) -> None:
@@ -81,7 +81,7 @@ class Fixed(RouteControl):
         return  # what fades with time moves the threshold alone
 
 
-class Frozen(Fixed):
+class FrozenEvidence(FixedThreshold):
     """What was learnt before counts, and nothing is added to it."""
 
     def learn(self, observation: Observation) -> bool:

@@ -25,13 +25,13 @@ from gateway.cache.threshold.ledger import ThresholdLedger
 from gateway.config.schema import EmbedderConfig, VerifierConfig
 from gateway.ports import Opinion, StoredCandidate, Verifier
 from quality import tables, traps
-from quality.decision import Encoded
+from quality.decision import CachingEmbedder
 
 LANGUAGES = {"de": "German", "es": "Spanish", "zh": "Chinese"}
 ENGLISH = "English"
 
 
-class OfItsLanguages:
+class LanguageFilter:
     """A verifier whose second stage is asked only about pairs that it can read."""
 
     def __init__(self, verifier: Verifier) -> None:
@@ -61,7 +61,7 @@ def by_language() -> dict[str, list[traps.Trap]]:
     return grouped
 
 
-def auc(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
+def auc(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
     """The share of (same, different) pairs of pairs that the similarity orders rightly."""
     similar = np.array(
         [embedder.embed_nowait(pair.stored).vector @ embedder.embed_nowait(pair.asked).vector for pair in pairs]
@@ -71,7 +71,7 @@ def auc(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
     return float((above > 0).mean() + (above == 0).mean() / 2)
 
 
-def found(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
+def recall(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
     """The share of wordings whose stored question is the most similar of all stored ones of the language."""
     stored = list(dict.fromkeys(pair.stored for pair in pairs))
     vectors = np.stack([embedder.embed_nowait(text).vector for text in stored])
@@ -80,7 +80,7 @@ def found(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
     return float(np.mean([text == pair.stored for text, pair in zip(near, right, strict=True)]))
 
 
-def read_whole(pairs: Sequence[traps.Trap], embedder: Encoded) -> float:
+def readable_share(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
     """The share of pairs that the model can read."""
     texts = [(pair.stored, pair.asked) for pair in pairs]
     return float(np.mean([not any(embedder.embed_nowait(text).partial for text in pair) for pair in texts]))
@@ -101,12 +101,12 @@ def row(
     language: str, pairs: Sequence[traps.Trap], verifier: Verifier, encoder: OnnxEncoder, thresholds: Iterable[float]
 ) -> list[str]:
     """The cells of one model and language."""
-    embedder = Encoded(encoder)
+    embedder = CachingEmbedder(encoder)
     served = [traps.tally(pairs, verifier, embedder, each)[-1] for each in thresholds]
     return [
         f"{language} ({served[0].right} / {served[0].wrong})",
-        tables.share(read_whole(pairs, embedder), 0),
-        tables.share(found(pairs, embedder), 0),
+        tables.share(readable_share(pairs, embedder), 0),
+        tables.share(recall(pairs, embedder), 0),
         f"{auc(pairs, embedder):.2f}",
         *(f"{each.right_served} / {each.wrong_served}" for each in served),
         f"{cost_ms(encoder, [pair.asked for pair in pairs]):.1f}",
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--model-dir", type=Path, default=None, help="folder of the models")
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.01, 0.02, 0.05], help="promises")
     given = parser.parse_args()
-    verifier = OfItsLanguages(build_verifier(VerifierConfig(), EmbedderConfig()))
+    verifier = LanguageFilter(build_verifier(VerifierConfig(), EmbedderConfig()))
     thresholds = {each: ThresholdLedger(verifier.prior).threshold(each) for each in given.budgets}
     rows = []
     for name in given.models:

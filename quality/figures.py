@@ -21,7 +21,7 @@ def windows(wrong: Flags) -> NDArray[np.int64]:
     return np.asarray(sums[size:] - sums[:-size], np.int64) if size else np.zeros(0, np.int64)
 
 
-def share_kept(wrongs: Sequence[Flags], budget: float) -> float:
+def promise_share(wrongs: Sequence[Flags], budget: float) -> float:
     """Return the share of runs whose wrong hits over all requests are at most the promised share."""
     return float(np.mean([wrong.mean() <= budget + 1e-9 for wrong in wrongs]))
 
@@ -64,7 +64,7 @@ def precision_area(curve: Sequence[Point]) -> float:
     return float(np.trapezoid(precisions, ratios))
 
 
-def within(curve: Sequence[Point], budget: float) -> Point | None:
+def best_within(curve: Sequence[Point], budget: float) -> Point | None:
     """The most that is served with an error over all requests of at most the budget."""
     return max((p for p in curve if p.error <= budget), key=lambda point: point.served, default=None)
 
@@ -73,12 +73,12 @@ def mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def rounded(value: Any) -> Any:
+def round_floats(value: Any) -> Any:
     """For JSON: floats to six digits, through lists and dicts."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: round_floats(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(each) for each in value]
+        return [round_floats(each) for each in value]
     return value

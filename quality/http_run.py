@@ -54,7 +54,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class GatewayResult:
     """One run; shares in [0, 1]. `stated`: the gateway's own figure with its interval, None where it knows none."""
 
     budget: float
@@ -75,7 +75,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClientResult:
     """What a client saw of one stream: positions of wrong hits, on raw and on audited labels."""
 
     requests: int
@@ -101,16 +101,16 @@ def gateway(upstream: int, budget: float, setting: Setting) -> Iterator[tuple[in
         yield it.port, it.admin
 
 
-def own_run(stream: Stream, audited: Labels, budget: float, setting: Setting) -> Served:
+def run_own_stub(stream: Stream, audited: Labels, budget: float, setting: Setting) -> GatewayResult:
     """Every question of the stream, in its order, before our own stub."""
-    questions = stream.questions[: stream.asked]
+    questions = stream.questions[: stream.request_count]
     answers = dict(zip(questions, stream.answers, strict=False))
     with stub(answers) as upstream, gateway(upstream.server_address[1], budget, setting) as (port, admin):
         seen = _ask(stream, questions, port, audited)
         return _figures(budget, seen, admin)
 
 
-def _ask(stream: Stream, questions: Sequence[str], port: int, audited: Labels) -> Seen:
+def _ask(stream: Stream, questions: Sequence[str], port: int, audited: Labels) -> ClientResult:
     client, by_name = Client(port), {name_of(question): at for at, question in enumerate(questions)}
     stored: set[int] = set()
     times: list[float] = []
@@ -133,19 +133,19 @@ def _ask(stream: Stream, questions: Sequence[str], port: int, audited: Labels) -
     client.close()
     p50 = 1e3 * median(times) if times else None
     hit = (len(times) - len(wrong)) / max(1, repeated)
-    return Seen(len(questions), len(times), frozenset(wrong), frozenset(read), hit, p50)
+    return ClientResult(len(questions), len(times), frozenset(wrong), frozenset(read), hit, p50)
 
 
-def evaluation_run(
+def run_evaluation(
     folder: Path, stream: Stream, audited: Labels, budget: float, setting: Setting, python: str = sys.executable
-) -> Served:
+) -> GatewayResult:
     """The evaluation's own `cache_eval.py http --mode stream`, with its own stub, as a child."""
     upstream = free_port()
     with tempfile.TemporaryDirectory() as place, gateway(upstream, budget, setting) as (port, admin):
         dump = Path(place) / "wrong.json"
         command = [
             python, str(folder / "cache_eval.py"), "http", "--url", f"http://127.0.0.1:{port}/v1/chat/completions",
-            "--stub-port", str(upstream), "--mode", "stream", "--n", str(stream.asked), "--dump", str(dump),
+            "--stub-port", str(upstream), "--mode", "stream", "--n", str(stream.request_count), "--dump", str(dump),
         ]  # fmt: skip
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=LONGEST_S, check=False)
         if done.returncode != 0:
@@ -153,7 +153,7 @@ def evaluation_run(
         said = json.loads(done.stdout)
         places = {question: at for at, question in enumerate(stream.questions)}
         pairs = [(places[each["asked"]], places[each["served"]]) for each in json.loads(dump.read_text("utf-8"))]
-        seen = Seen(
+        seen = ClientResult(
             requests=said["requests"],
             hits=said["hits"],
             wrong=frozenset(asked for asked, _ in pairs),
@@ -164,7 +164,7 @@ def evaluation_run(
         return _figures(budget, seen, admin)
 
 
-def _figures(budget: float, seen: Seen, admin: int) -> Served:
+def _figures(budget: float, seen: ClientResult, admin: int) -> GatewayResult:
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=30) as response:
         metrics = samples(response.read().decode())
     positions = np.arange(seen.requests)
@@ -172,7 +172,7 @@ def _figures(budget: float, seen: Seen, admin: int) -> Served:
     stated = [total(metrics, f"nearhit_wrong_hit_ratio{end}") for end in ("", "_low", "_high")]
     known = [None if value is None or np.isnan(value) else value for value in stated]
     audits = total(metrics, "nearhit_labels_total", source="audit") or 0.0
-    return Served(
+    return GatewayResult(
         budget=budget,
         requests=seen.requests,
         served=seen.hits / seen.requests,

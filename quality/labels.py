@@ -50,7 +50,7 @@ class Labels:
         return known
 
 
-def from_tables(pairs: Sequence[Path], labels: Sequence[Path]) -> dict[str, bool]:
+def read_tables(pairs: Sequence[Path], labels: Sequence[Path]) -> dict[str, bool]:
     """`ID a b` and `ID same|different|unclear`, by tabs. Who reads a pair as unclear says nothing about it."""
     texts: dict[str, str] = {}
     for path in pairs:
@@ -69,7 +69,7 @@ def from_tables(pairs: Sequence[Path], labels: Sequence[Path]) -> dict[str, bool
 def main(files: Sequence[str]) -> None:
     paths = [Path(name) for name in files]
     pairs = [path for path in paths if path.name.startswith("pairs")]
-    said = from_tables(pairs, [path for path in paths if path not in pairs])
+    said = read_tables(pairs, [path for path in paths if path not in pairs])
     AUDITED.write_text("".join(json.dumps({"pair": k, "same": v}) + "\n" for k, v in sorted(said.items())))
     print(f"{len(said)} pairs, {sum(said.values())} of them the same")
 

@@ -16,7 +16,7 @@ from gateway.cache.judgement import MAX_CANDIDATES, observation_of
 from gateway.cache.threshold.route_control import RouteControl
 from gateway.cache.threshold.wrong_hits import Label
 from gateway.ports import Acceptance, Embedder, Judgement
-from quality.decision import Decision, Stored
+from quality.decision import Decision, StoredQuestion
 from quality.labels import Labels
 from quality.streams import order
 from quality.world import Opinions, World
@@ -53,7 +53,7 @@ class Cache:
     held: NDArray[np.bool_]
     answers: set[int]
 
-    def near(self, request: int, floor: float) -> list[tuple[Stored, float]]:
+    def near(self, request: int, floor: float) -> list[tuple[StoredQuestion, float]]:
         found, similarities = self.world.near[request], self.world.similarities[request]
         inside = np.flatnonzero(self.held[found])[:MAX_CANDIDATES]
         return [(self.world.stored[found[at]], float(similarities[at])) for at in inside if similarities[at] >= floor]
@@ -98,7 +98,7 @@ class Replay:
     ) -> Run:
         decision = Decision(self.opinions, self._embedder, control, budget)
         cache = Cache(self.world, np.zeros(len(self.world.stored), bool), set())
-        fill = Filling(self.world, len(asked), draw) if grow else None
+        fill = CacheFiller(self.world, len(asked), draw) if grow else None
         stored, repeated, audited = np.full(len(asked), -1), np.zeros(len(asked), bool), 0
         for step, request in enumerate(map(int, asked)):
             control.advance(step + 1)
@@ -146,11 +146,11 @@ class Replay:
         return True
 
 
-class Filling:
+class CacheFiller:
     """Puts questions that nobody asks into the cache, as many at each request, until it is GROWN times as large."""
 
     def __init__(self, world: World, requests: int, draw: np.random.Generator) -> None:
-        self._others = draw.permutation(np.arange(world.stream.asked, len(world.stream.questions)))
+        self._others = draw.permutation(np.arange(world.stream.request_count, len(world.stream.questions)))
         self._start, self._end = min(GROWS_FROM, requests // 4), min(GROWS_TO, requests // 2)
         self._wanted = 0
 

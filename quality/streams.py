@@ -39,19 +39,19 @@ class Stream:
     parts: tuple[int, ...]
 
     @property
-    def asked(self) -> int:
+    def request_count(self) -> int:
         return sum(self.parts)
 
     @property
     def repeats(self) -> float:
         """What a perfect cache would serve, as a share of all requests."""
-        return 1 - len(set(self.answers[: self.asked])) / max(1, self.asked)
+        return 1 - len(set(self.answers[: self.request_count])) / max(1, self.request_count)
 
 
 def order(stream: Stream, seed: int) -> NDArray[np.int64]:
     """The requests: with seed 0 as the stream has them, otherwise shuffled within each part."""
     if seed == 0:
-        return np.arange(stream.asked)
+        return np.arange(stream.request_count)
     draw, starts = np.random.default_rng(seed), np.cumsum((0, *stream.parts))
     return np.concatenate([draw.permutation(np.arange(a, b)) for a, b in pairwise(starts)])
 
@@ -73,22 +73,24 @@ def _first(rows: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def joined(first: Stream, second: Stream) -> Stream:
+def join(first: Stream, second: Stream) -> Stream:
     """All that is asked of the first, then all of the second: a change of domain."""
-    rows = [(q, f"0 {a}") for q, a in zip(first.questions, first.answers, strict=True)][: first.asked]
+    rows = [(q, f"0 {a}") for q, a in zip(first.questions, first.answers, strict=True)][: first.request_count]
     known = {question for question, _ in rows}
     added = [
         (q, f"1 {a}")
-        for q, a in list(zip(second.questions, second.answers, strict=True))[: second.asked]
+        for q, a in list(zip(second.questions, second.answers, strict=True))[: second.request_count]
         if q not in known
     ]
     whole = stream_of(f"{first.name}, then {second.name}", [*rows, *added])
-    return Stream(whole.name, whole.questions, whole.answers, (first.asked, len(added)))
+    return Stream(whole.name, whole.questions, whole.answers, (first.request_count, len(added)))
 
 
-def alone(stream: Stream) -> Stream:
+def without_others(stream: Stream) -> Stream:
     """Without the questions that are never asked."""
-    return Stream(stream.name, stream.questions[: stream.asked], stream.answers[: stream.asked], stream.parts)
+    return Stream(
+        stream.name, stream.questions[: stream.request_count], stream.answers[: stream.request_count], stream.parts
+    )
 
 
 def from_evaluation(folder: Path, limit: int) -> Stream:

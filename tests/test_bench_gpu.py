@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import inventory, served, stages
+from bench.gpu import inventory, stages, triton_server
 from bench.gpu.record import Record, Skipped, StageOptions
 from bench.gpu.stages import INVENTORY, Outcome, Stage, outcome_of, run_stage
 from bench.gpu.table import tables
@@ -103,7 +103,7 @@ def test_metrics_of_the_server_are_summed_over_models_and_devices() -> None:
         'nv_inference_pending_request_count{model="b",version="1"} 4\n'
         'nv_inference_count{model="a",version="1"} 9\n'
     )
-    assert served.metric_sums(page) == {"nv_gpu_utilization": 0.25, "nv_inference_pending_request_count": 7.0}
+    assert triton_server.metric_sums(page) == {"nv_gpu_utilization": 0.25, "nv_inference_pending_request_count": 7.0}
 
 
 def test_rows_with_equal_columns_share_a_table() -> None:

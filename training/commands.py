@@ -40,7 +40,7 @@ def commands(folder: Path) -> list[Command]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").strip().split("\n"):  # values contain U+0085
             row = json.loads(line)
-            command = _cut(_repaired(row["text"]), row["intent"], row["slots"])
+            command = _cut(_repair(row["text"]), row["intent"], row["slots"])
             if command is not None:
                 found.append(command)
     return found
@@ -70,7 +70,7 @@ def pairs(folder: Path, count: int, random_: random.Random) -> Iterator[Pair]:
 def _cut(text: str, intent: str, slots: dict[str, list[str]]) -> Command | None:
     values = {}
     for slot, said in slots.items():
-        value = _repaired(said[0])
+        value = _repair(said[0])
         if len(said) != 1 or len(value) < 2 or text.count(value) != 1:
             return None
         values[slot] = value
@@ -81,7 +81,7 @@ def _cut(text: str, intent: str, slots: dict[str, list[str]]) -> Command | None:
     return Command(intent, text, tuple(sorted(values.items()))) if values else None
 
 
-def _repaired(text: str) -> str:
+def _repair(text: str) -> str:
     """Undo UTF-8 that was read as Latin-1."""
     try:
         return text.encode("latin-1").decode("utf-8")

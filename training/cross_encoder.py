@@ -29,7 +29,7 @@ from training import commands, cross_export, wordings
 from training.cross_network import Network, Read, Reader, batch
 from training.encoder import Encoder
 from training.pair import Pair
-from training.verifier import SEED, WEIGHTS, held_out, made, worded
+from training.verifier import SEED, WEIGHTS, generated_pairs, held_out_mask, wording_pairs
 
 LAYERS = (0, 1, 2)  # of the embedder's six: loss .53 after 696 steps, with (0, 2, 4) after 776; one short run each
 LONGEST = 64  # tokens of a pair in training: of our pairs under 1 % are longer
@@ -57,13 +57,13 @@ class Data:
 
     def part(self, out: bool) -> Data:
         """Those of the groups that are held out, or of all others."""
-        return Data(*([p for p, is_out in zip(each, held_out(each), strict=True) if is_out == out]
+        return Data(*([p for p, is_out in zip(each, held_out_mask(each), strict=True) if is_out == out]
                       for each in (self.natural, self.generated)))  # fmt: skip
 
 
-def gathered(banking: Path, clinc: Path, snips: Path, encoder: Encoder) -> Data:
-    generated = made(banking, clinc, encoder) + list(commands.pairs(snips, COMMANDS, random.Random(SEED)))
-    return Data(worded(encoder), generated)
+def gather(banking: Path, clinc: Path, snips: Path, encoder: Encoder) -> Data:
+    generated = generated_pairs(banking, clinc, encoder) + list(commands.pairs(snips, COMMANDS, random.Random(SEED)))
+    return Data(wording_pairs(encoder), generated)
 
 
 def batches(data: Data, reader: Reader, random_: random.Random) -> Iterator[list[Read]]:
@@ -145,7 +145,7 @@ def main() -> None:
     random_ = random.Random(SEED)
     torch.manual_seed(SEED)
     torch.set_num_threads(THREADS)
-    data = gathered(given.banking, given.clinc, given.snips, Encoder(given.model))
+    data = gather(given.banking, given.clinc, given.snips, Encoder(given.model))
     table, reader = load_word_table(given.model), Reader(given.model / TOKENIZER_FILE)
     network = initial(given.wheel)
     print(f"{len(data.natural)} pairs of wordings, {len(data.generated)} others", flush=True)

@@ -90,14 +90,14 @@ def write(
         "versions": {"python": platform.python_version(), "machine": platform.machine(),
                      **{m.__name__: m.__version__ for m in (np, torch, transformers, onnx, onnxruntime, sklearn)}},
     }  # fmt: skip
-    about["served"] = _served(out / GRAPH_FILE, model)
+    about["served"] = _recognised_logits(out / GRAPH_FILE, model)
     (out / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
     about |= _figures(OnnxCrossEncoder(model, out), Encoder(model), held)
     (out / ABOUT_FILE).write_text(json.dumps(about, indent=2) + "\n")
     print(json.dumps({"platt": about["platt"], **about["held_out"]}), flush=True)  # noqa: T201
 
 
-def _served(graph: Path, model: Path) -> list[tuple[str, str, float]]:
+def _recognised_logits(graph: Path, model: Path) -> list[tuple[str, str, float]]:
     """What the float32 form of the graph, as a server runs it, makes of `RECOGNISED`."""
     reader, found = PairTokenizer(model / TOKENIZER_FILE), []
     with tempfile.TemporaryDirectory() as scratch:

@@ -75,7 +75,7 @@ def figures(score: FloatArray, light: FloatArray, large: FloatArray, prompts: Se
     def area(at: npt.NDArray[np.int_]) -> float:
         return apgr(score[at], light[at], large[at])
 
-    def over_length(at: npt.NDArray[np.int_]) -> float:
+    def above_length(at: npt.NDArray[np.int_]) -> float:
         return area(at) - apgr(length[at], light[at], large[at])
 
     everything = np.arange(len(score))
@@ -83,8 +83,8 @@ def figures(score: FloatArray, light: FloatArray, large: FloatArray, prompts: Se
     return {
         "apgr": area(everything),
         "interval": interval(area, len(score)),
-        "over_length": over_length(everything),
-        "over_length_interval": interval(over_length, len(score)),
+        "over_length": above_length(everything),
+        "over_length_interval": interval(above_length, len(score)),
         "ece": error,
         "bins": bins,
     }

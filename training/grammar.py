@@ -92,7 +92,7 @@ def _of(
     for slot, kind in frame.slots.items():
         replaced = {**chosen, slot: random_.choice([f for f in fillers[kind] if f not in chosen.values()])}
         yield Pair(asked, random_.choice((wordings[0], other)).format(**replaced), False, f"slot-{kind}", group)
-    yield from _exchanged(wordings[0], frame, chosen, random_, group)
+    yield from _exchange(wordings[0], frame, chosen, random_, group)
     yield from _aspect(wordings[0], family, index, chosen, random_, group)
     condition = random_.choice(CONDITIONS)
     yield Pair(asked, _with(other.format(**chosen), condition), False, "condition", group)
@@ -109,9 +109,7 @@ def _fill(frame: Frame, fillers: dict[str, list[str]], random_: random.Random) -
     return chosen
 
 
-def _exchanged(
-    wording: str, frame: Frame, chosen: dict[str, str], random_: random.Random, group: str
-) -> Iterator[Pair]:
+def _exchange(wording: str, frame: Frame, chosen: dict[str, str], random_: random.Random, group: str) -> Iterator[Pair]:
     """Two fillers change places, in the same wording and in another."""
     asked = wording.format(**chosen)
     others = [other for other in frame.wordings if other != wording]

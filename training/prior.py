@@ -57,7 +57,7 @@ Judged = Sequence[tuple[Opinion, bool] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class NeighbourList:
     """A request's nearest stored questions; `right`: whether they ask the same."""
 
     question: str
@@ -88,7 +88,7 @@ def streams(banking: Path, clinc: Path, evaluation: Path) -> dict[str, list[tupl
     return found
 
 
-def met(requests: Sequence[tuple[str, str]], encoder: Encoder, floor: float) -> list[Met]:
+def find_neighbours(requests: Sequence[tuple[str, str]], encoder: Encoder, floor: float) -> list[NeighbourList]:
     """Every request is stored once it was asked."""
     matrix = np.stack([encoder(question) for question, _ in requests])
     found = []
@@ -96,11 +96,11 @@ def met(requests: Sequence[tuple[str, str]], encoder: Encoder, floor: float) -> 
         near = matrix[:at] @ matrix[at]
         best = [int(i) for i in np.argsort(-near)[:NEIGHBOURS] if near[i] >= floor]
         candidates = [StoredCandidate(requests[i][0], min(1.0, float(near[i]))) for i in best]
-        found.append(Met(question, matrix[at], candidates, [requests[i][1] == asks for i in best]))
+        found.append(NeighbourList(question, matrix[at], candidates, [requests[i][1] == asks for i in best]))
     return found
 
 
-async def judged(verifier: Verifier, requests: Sequence[Met]) -> list[tuple[Opinion, bool] | None]:
+async def judge_best(verifier: Verifier, requests: Sequence[NeighbourList]) -> list[tuple[Opinion, bool] | None]:
     """The best neighbour without a veto, as a route would choose it, and whether it was right."""
     found: list[tuple[Opinion, bool] | None] = []
     for each in requests:
@@ -114,17 +114,19 @@ async def judged(verifier: Verifier, requests: Sequence[Met]) -> list[tuple[Opin
     return found
 
 
-def best_of(verifier: Verifier, requests: Mapping[str, Sequence[Met]]) -> dict[str, Judged]:
-    return {name: asyncio.run(judged(verifier, stream)) for name, stream in requests.items()}
+def best_of(verifier: Verifier, requests: Mapping[str, Sequence[NeighbourList]]) -> dict[str, Judged]:
+    return {name: asyncio.run(judge_best(verifier, stream)) for name, stream in requests.items()}
 
 
-def same_after_all(scores: FloatArray) -> FloatArray:
+def mislabelled_share(scores: FloatArray) -> FloatArray:
     """Return (n,): the share of pairs that ask the same although the development stream calls them different."""
     return np.clip((scores - NOISE_FROM) * NOISE_RISE, 0.0, MAX_NOISE)
 
 
 def prior(
-    curve: tuple[float, float], found: Mapping[str, tuple[Sequence[Met], Judged]], weights: Mapping[str, float]
+    curve: tuple[float, float],
+    found: Mapping[str, tuple[Sequence[NeighbourList], Judged]],
+    weights: Mapping[str, float],
 ) -> PriorBands:
     """For each band: the wrong share on the curve, and the neighbours per request, as the weighted mean of streams."""
     rates = np.zeros(BANDS)
@@ -141,7 +143,7 @@ def prior(
     return [(round(share, 5), round(float(rate), 6)) for share, rate in zip(shares, rates, strict=True)]
 
 
-def fitted_curve(found: Mapping[str, Judged], verifier: str) -> tuple[float, float]:
+def fit_curve(found: Mapping[str, Judged], verifier: str) -> tuple[float, float]:
     """How often the best neighbour is right, as a logistic curve over its score. Scores of the learned verifier are on
     the scale of `same_after_all`."""
     scores, right, weights = (list[FloatArray]() for _ in range(3))
@@ -150,7 +152,7 @@ def fitted_curve(found: Mapping[str, Judged], verifier: str) -> tuple[float, flo
         score = np.array([opinion.score for opinion, _ in met])
         chance = np.array([float(is_right) for _, is_right in met])
         if name == "development" and verifier == "learned":
-            chance = np.maximum(chance, same_after_all(score))
+            chance = np.maximum(chance, mislabelled_share(score))
         weight = WEIGHTS_OF[verifier][name] * 1000.0 / len(met)
         scores += [score, score]  # each pair counts as right by its chance, and as wrong by the rest
         right += [np.ones(len(met)), np.zeros(len(met))]
@@ -183,12 +185,12 @@ def main() -> None:
 
     encoder = Encoder(given.model)
     requests = {
-        name: met(stream, encoder, LearnedVerifier.floor)
+        name: find_neighbours(stream, encoder, LearnedVerifier.floor)
         for name, stream in streams(given.banking, given.clinc, given.eval).items()
     }
     about["prior_requests"] = {name: len(stream) for name, stream in requests.items()}
     for name, verifier in verifiers():
-        about["curves"][name] = fitted_curve(best_of(verifier, requests), name)
+        about["curves"][name] = fit_curve(best_of(verifier, requests), name)
     for name, verifier in verifiers():  # the probabilities of their opinions come from the curves
         best = best_of(verifier, requests)
         about["priors"][name] = prior(

@@ -38,7 +38,7 @@ def questions(banking: Path, clinc: Path) -> list[tuple[str, str, bool]]:
     return [(text, intent, same) for text, intent, same in found if 3 <= len(text.split()) <= 40]
 
 
-def perturbed(
+def perturbed_pairs(
     asked: list[tuple[str, str, bool]], slots: dict[str, list[str]], count: int, random_: random.Random
 ) -> Iterator[Pair]:
     """`count` questions, each with two harmless changes, three harmful ones, and a harmful one after a harmless one."""
@@ -63,7 +63,9 @@ def perturbed(
             yield Pair(harmless[0], harmful[3][1], False, harmful[3][0], intent)
 
 
-def mined(asked: list[tuple[str, str, bool]], count: int, encoder: Encoder, random_: random.Random) -> Iterator[Pair]:
+def mined_pairs(
+    asked: list[tuple[str, str, bool]], count: int, encoder: Encoder, random_: random.Random
+) -> Iterator[Pair]:
     """Real paraphrases (one intent) and the nearest questions of other intents."""
     chosen = random_.sample([a for a in asked if a[2] or a[1].startswith("banking")], count)
     chosen += random_.sample([a for a in asked if not a[2] and a[1].startswith("clinc")], count // 4)

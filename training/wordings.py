@@ -53,7 +53,7 @@ def digest(folder: Path = HERE) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.jsonl")))).hexdigest()
 
 
-def written(found: Sequence[Group]) -> Iterator[Pair]:
+def pairs(found: Sequence[Group]) -> Iterator[Pair]:
     """What the writers meant, and nothing else: 6 pairs that ask the same and 16 that do not, for a full group."""
     for group in found:
         for asked, stored in combinations(group.same, 2):
@@ -62,7 +62,7 @@ def written(found: Sequence[Group]) -> Iterator[Pair]:
             yield Pair(asked, stored, False, "near-miss", group.name)
 
 
-def altered(found: Sequence[Group], random_: random.Random) -> Iterator[Pair]:
+def altered_pairs(found: Sequence[Group], random_: random.Random) -> Iterator[Pair]:
     """Wordings of which one is changed, in a way that harms or in one that does not; half of them beside themselves.
 
     Writers make paraphrases that share few words (mean similarity .66). Of real duplicates most share many (.87).
@@ -83,7 +83,7 @@ def _two(group: Group, random_: random.Random) -> tuple[str, str]:
     return (stored if random_.random() < 0.5 else asked), stored
 
 
-def neighbours(found: Sequence[Group], encoder: Encoder, random_: random.Random) -> Iterator[Pair]:
+def neighbour_pairs(found: Sequence[Group], encoder: Encoder, random_: random.Random) -> Iterator[Pair]:
     """The nearest groups that are not too near: what is about the same thing asks something else."""
     if len(found) <= NEIGHBOURS:
         return

@@ -40,7 +40,7 @@ def steps(given: StageOptions, device: str, seconds: float) -> dict[str, Any]:
     trainer, network_of = (importlib.import_module(f"training.{name}") for name in ("cross_encoder", "cross_network"))
     with tempfile.TemporaryDirectory() as scratch:
         network = network_of.Network(published_model(given.weights, Path(scratch)), trainer.LAYERS)
-    data = trainer.Data(wordings.written(wordings.groups()), [])
+    data = trainer.Data(wordings.pairs(wordings.groups()), [])
     rows = trainer.batches(data, network_of.Reader(model_dir() / TOKENIZER_FILE), random.Random(0))
     table = load_word_table(model_dir())
     trainer.train(network, rows, table, WARM, 10 * seconds, device)
