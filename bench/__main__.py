@@ -26,7 +26,7 @@ Place = tuple[int, int]  # port, process
 
 
 def choose_rows(only: Collection[str]) -> list[Row]:
-    """All rows, or those that are named with the bare servers that they are compared with."""
+    """Return all rows, or the named ones and the bare servers that they are compared with."""
     rows = [row for row in ROWS if not only or row.name in only]
     rows += [row for row in ROWS if row.name in {each.beside for each in rows}]
     floors = {FIXED, PROXY}
@@ -38,7 +38,7 @@ def choose_rows(only: Collection[str]) -> list[Row]:
 
 
 class Bench:
-    """`trees`: checkouts by name, None for this one."""
+    """Measures the rows on `trees`: checkouts by name, None for this one."""
 
     def __init__(self, requests: int, rounds: int, only: Collection[str], trees: Mapping[str, Path | None]) -> None:
         self.requests, self.rounds, self.rows, self.trees = requests, rounds, choose_rows(only), trees
@@ -56,7 +56,7 @@ class Bench:
                 self.measured.facts["RSS at the end, MB"] = rss_mb(places["onnx", HERE][1])
 
     async def _start(self, stack: ExitStack) -> dict[tuple[str, str], Place]:
-        """-> where each of what the rows ask listens, by kind and tree."""
+        """Start what the rows ask, and return where it listens, by kind and tree."""
         there = start_bare_servers(stack)
         up, places = there.upstream, {("fixed", ""): there.fixed, ("proxy", ""): there.proxy}
         for name, kind in KINDS.items():

@@ -27,7 +27,7 @@ TICK = EventLoopMonitor._tick.__code__
 
 
 class CallCounter:
-    """`to` says `BEGUN` until it says what was counted."""
+    """Counts calls. The file `to` has `BEGUN`, and after the end the counts."""
 
     def __init__(self, to: Path) -> None:
         self._to = to

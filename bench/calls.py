@@ -36,8 +36,10 @@ OURS = str(Path(gateway.__file__).parent)
 
 @dataclass(frozen=True)
 class RequestPath:
-    """A path through the gateway. `expect`: what the head of each answer contains. `question`: of each request. A
-    `live` stream takes as long as its events do: fewer are asked for."""
+    """A path through the gateway. `expect`: text in the head of each answer. `question`: the one of each request.
+
+    A `live` stream takes as long as its events do, so there are fewer of them.
+    """
 
     expect: str
     model: str = "bench"
@@ -72,7 +74,7 @@ WAYS: Mapping[str, RequestPath] = {
 
 @dataclass(frozen=True)
 class Calls:
-    """Of one request, by function: (file, function, line) -> calls."""
+    """The calls of one request, by function: (file, function, line) -> calls."""
 
     functions: Mapping[tuple[str, str, int], int]
 
@@ -82,7 +84,7 @@ class Calls:
 
     @property
     def own(self) -> int:
-        """Of the gateway's own code, without its libraries'."""
+        """The calls of the gateway's own code, without its libraries."""
         return sum(calls for (file, _, _), calls in self.functions.items() if file.startswith(OURS))
 
     def by_module(self) -> list[tuple[str, Counter[str]]]:
@@ -93,7 +95,7 @@ class Calls:
 
 
 def _module_path(file: str) -> str:
-    """Without the folder that the gateway, a library or Python itself lies in."""
+    """Return the path without the folder that the gateway, a library or Python itself lies in."""
     for folder in (Path(OURS).parent, *map(Path, site.getsitepackages()), Path(os.__file__).parent):
         if Path(file).is_relative_to(folder):
             return str(Path(file).relative_to(folder))
@@ -117,7 +119,7 @@ async def _count_path(it: GatewayProcess, counts: Path, way: RequestPath, draw: 
 
 
 async def _signal_and_read(it: GatewayProcess, counts: Path, number: int) -> str:
-    """What the gateway has written after this signal."""
+    """Send the signal, and return the text that the gateway then writes."""
     counts.unlink(missing_ok=True)
     os.kill(it.process.pid, number)
     until = time.monotonic() + PATIENCE_S
@@ -129,7 +131,7 @@ async def _signal_and_read(it: GatewayProcess, counts: Path, number: int) -> str
 
 
 async def count() -> dict[str, Calls]:
-    """Of each of the `WAYS`."""
+    """Return the calls on each of the `WAYS`."""
     up, draw = free_port(), random.Random(7)
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts.json"

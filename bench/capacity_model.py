@@ -43,7 +43,7 @@ SHARES = {"exact": 0.2, "semantic": 0.2, "miss": 0.6}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Seconds of one request: of the event loop, of the threads beside it, and of nobody's here (store, upstream)."""
+    """The seconds of one request: of the event loop, of the threads beside it, and elsewhere (store, upstream)."""
 
     share: float
     loop_s: float
@@ -52,7 +52,7 @@ class Kind:
 
 
 def kinds_of(costs: Costs, alone: Mapping[str, float]) -> dict[str, Kind]:
-    """`alone`: seconds of an answer while nothing else is asked, by kind."""
+    """Return the kinds. `alone`: seconds of an answer while nothing else is asked, by kind."""
     spent = {
         "exact": (costs.exact_loop_us, 0.0),
         "semantic": (costs.semantic_loop_us, costs.semantic_threads_us),
@@ -75,7 +75,7 @@ class Station:
 
 @dataclass(eq=False)
 class Job:
-    """`steps`: (where, seconds); nowhere is a delay that takes no server."""
+    """A request. `steps`: (where, seconds); nowhere is a delay that takes no server."""
 
     came: float
     steps: Iterator[tuple[Station | None, float]]
@@ -93,7 +93,7 @@ class Simulation:
         self.numbers = itertools.count()
 
     def run(self, jobs: Iterable[Job]) -> None:
-        """Until the last one is done."""
+        """Run until the last job is done."""
         for job in jobs:
             self._schedule(job.came, job, None)
         while self.events:
@@ -166,8 +166,11 @@ def simulate(kinds: Mapping[str, Kind], gateways: int, rate: float, seconds: flo
 
 
 def predict(kinds: Mapping[str, Kind], costs: Costs, gateways: int, rate: float) -> Figures:
-    """As the plan has it: each gateway by itself, on cores of its own. The p95 is what an answer takes that 95 % do not
-    exceed without a queue, and both waits that 95 % do not exceed: more than the p95 of the sum."""
+    """Return the figures of the plan: each gateway by itself, on cores of its own.
+
+    The p95 is the time that 95 % of the answers do not exceed without a queue, plus both waits that 95 % do not
+    exceed. That is more than the p95 of the sum.
+    """
     demand = Demand(rate, 0.4, 1e5, semantic_share=0.5, stream_share=0.0, peak_to_mean=1.0, index="faiss")
     work = work_per_request(replace(demand, rps=rate), costs, "faiss")
     each = rate / gateways
@@ -197,7 +200,7 @@ class RealGateways:
         return await self.clients[number % len(self.clients)].ask(text, started, "missing" if kind == "miss" else "m")
 
     async def lone_latencies(self, count: int) -> dict[str, float]:
-        """Medians of answers one after the other, and everything warm."""
+        """Return medians of answers one after the other, when everything is warm."""
         for number in range(4 * len(self.gateways)):
             await self.ask("exact", number, 0.0)
         await asyncio.sleep(1)  # for all of them to have it
@@ -208,13 +211,13 @@ class RealGateways:
         return {kind: statistics.median(seen) for kind, seen in took.items()}
 
     def cpu_seconds_so_far(self) -> tuple[float, float, float]:
-        """Seconds of event loops and of threads, and of waiting for a processor; all gateways."""
+        """Return the seconds of event loops, of threads, and of waiting for a processor, over all gateways."""
         loops = sum(loop_seconds(at.process.pid) for at in self.gateways)
         threads = sum(cpu_seconds(at.process.pid) for at in self.gateways) - loops
         return loops, threads, sum(starved_seconds(at.process.pid) for at in self.gateways)
 
     async def idle_load(self, seconds: float) -> float:
-        """What each does while nobody asks, of one core."""
+        """Return the share of one core that each gateway takes without requests."""
         loops, threads, _ = self.cpu_seconds_so_far()
         await asyncio.sleep(seconds)
         later = self.cpu_seconds_so_far()
@@ -223,7 +226,7 @@ class RealGateways:
     async def run_load(
         self, rate: float, seconds: float, expected: Figures, idle: float, seed: int
     ) -> tuple[Figures, float]:
-        """-> (figures; how late 95 % of the requests went out at most, ms)."""
+        """Hold the load, and return the figures and the lateness of the requests (95 %, ms)."""
         draw, due, late = random.Random(seed), 0.0, list[float]()
         tasks = list[asyncio.Task[Observation]]()
         before, started = self.cpu_seconds_so_far(), time.perf_counter()

@@ -83,7 +83,7 @@ def _chunk(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Seconds from the sending of the request; None where it broke."""
+    """The seconds from the sending of the request; None if the stream broke."""
 
     first: float | None
     end: float | None
@@ -156,7 +156,7 @@ def row(name: str, calls: int, answers: list[StreamTimes], before: float, more: 
 
 
 async def measure_burst(name: str, size: int, gateways: int, *, shared: bool) -> str:
-    """All at once; the gateways take turns."""
+    """Send all requests at once, spread over the gateways."""
     endpoint = Endpoint(free_port())
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(valkey()) if shared else "embedded"
@@ -174,7 +174,7 @@ async def measure_burst(name: str, size: int, gateways: int, *, shared: bool) ->
 
 
 async def measure_leader_kill(size: int) -> str:
-    """The first of three gateways has the lease and dies in the middle of its answer; the others' clients wait."""
+    """Kill the first of three gateways, which has the lease, in the middle of its answer; other clients wait."""
     endpoint = Endpoint(free_port())
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(valkey())
@@ -203,7 +203,7 @@ async def measure_leader_kill(size: int) -> str:
 
 
 async def measure_lone_misses(requests: int, rounds: int) -> str:
-    """Misses one after the other, with leases and without, in turn, on one store; -> a table."""
+    """Measure misses one after the other, with leases and without, in turn, on one store. Return a table."""
     up = free_port()
     loads: dict[str, list[Load]] = {"gateway": [], "bench.gateway_without_leases": []}
     with (

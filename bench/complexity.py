@@ -16,7 +16,7 @@ CALLS = 1000
 
 
 def varied_text(characters: int) -> str:
-    """Text of which nearly every word is another one: the most to look up."""
+    """Return text of which nearly every word is another one: the most to look up."""
     random = np.random.default_rng(0)
     words = ["".join(map(chr, random.integers(97, 123, random.integers(2, 10)))) for _ in range(characters // 5)]
     return " ".join(words)[:characters]

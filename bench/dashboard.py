@@ -86,7 +86,7 @@ routes:
 
 
 def latency_buckets(prefix: str, count: int, median: float, spread: float, draw: random.Random) -> dict[str, float]:
-    """`count` log-normal latencies by bucket, from a few draws."""
+    """Return `count` log-normal latencies by bucket, from a few draws."""
     found: dict[str, float] = {}
     draws = 24
     for _ in range(draws):
@@ -97,7 +97,7 @@ def latency_buckets(prefix: str, count: int, median: float, spread: float, draw:
 
 
 def synthetic_slot(at: float, step_s: int, draw: random.Random) -> dict[str, float]:
-    """What an office's gateway sees in the slot that begins at `at`."""
+    """Return the figures of an office's gateway in the slot that begins at `at`."""
     local = time.localtime(at)
     busy = 0.12 + math.exp(-(((local.tm_hour + local.tm_min / 60 - 13.5) / 4.2) ** 2)) * (
         0.3 if local.tm_wday > 4 else 1
@@ -127,7 +127,7 @@ def synthetic_slot(at: float, step_s: int, draw: random.Random) -> dict[str, flo
 
 
 async def fill_history(url: str) -> None:
-    """Thirty days, up to an hour ago; and the last day in finer slots."""
+    """Write thirty days, up to an hour ago, and the last day in finer slots."""
     clock, draw = SystemClock(), random.Random(7)
     store = RedisStore(connect(url), embedder="", timeout_s=10.0, clock=clock)
     timeline = RedisTimeline(store)
@@ -141,7 +141,7 @@ async def fill_history(url: str) -> None:
 
 @asynccontextmanager
 async def gateway_with_history(folder: Path, *, days: bool = True) -> AsyncIterator[Served]:
-    """A gateway with something to show."""
+    """Run a gateway that has something to show."""
     with outside_server(folder) as server:
         if days:
             await fill_history(server.url)
@@ -199,7 +199,7 @@ async def open_view(browser: Browser, served: Served, view: str, theme: str = "l
 
 
 async def load_times(browser: Browser, served: Served, runs: int) -> list[float]:
-    """Seconds from asking for the page, with an empty cache, until its charts of thirty days are drawn."""
+    """Return the seconds from a request for the page, with an empty cache, until its charts of thirty days are drawn."""
     took = []
     for _ in range(runs):
         page = await browser.new_page()

@@ -64,7 +64,7 @@ class Measurements:
         self.windows.setdefault(cell, []).append(window)
 
     def median(self, cell: Cell, of: Callable[[Window], float]) -> float | None:
-        """None: the cell was not measured."""
+        """Return the median of a figure; None: the cell was not measured."""
         rounds = self.windows.get(cell)
         return statistics.median(map(of, rounds)) if rounds else None
 

@@ -74,7 +74,7 @@ def files(folder: Path, port: int, upstream: int) -> None:
 
 @contextmanager
 def serve_gateway() -> Iterator[tuple[int, int]]:
-    """-> (port, process id) of a gateway before an endpoint of every protocol."""
+    """Run a gateway with an endpoint of every protocol, and yield its port and process id."""
     upstream, port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder, server(["bench.servers", "protocols", str(upstream)], upstream):
         files(Path(folder), port, upstream)
@@ -90,7 +90,7 @@ def request_of(protocol: Protocol, path: str, number: int) -> bytes:
 
 
 async def measure(requests: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """path -> protocol -> microseconds of CPU a request, of each round"""
+    """Return the microseconds of CPU per request in each round, by path and protocol."""
     found: dict[str, dict[str, list[float]]] = {path: {each.name: [] for each in ASKED} for path in PATHS}
     with serve_gateway() as (port, pid):
         for each in ASKED:

@@ -99,14 +99,14 @@ def table(found: dict[str, Measurement], ratio: float) -> str:
 
 
 def newest_version(repository: Path, name: str) -> Path:
-    """The newest one."""
+    """Return the folder of the newest version."""
     versions = [each for each in (repository / name).iterdir() if each.name.isdigit()]
     return max(versions, key=lambda each: int(each.name)).absolute()
 
 
 @contextlib.contextmanager
 def start_triton(repository: Path) -> Iterator[str]:
-    """-> its URL"""
+    """Run a Triton, and yield its URL."""
     environment = ensure_triton(TRITON_ENV, print)
     with tempfile.TemporaryDirectory() as home, asyncio.Runner() as runner:
         ports = TritonPorts(grpc=free_port(), http=free_port(), metrics=free_port())
@@ -120,7 +120,7 @@ def start_triton(repository: Path) -> Iterator[str]:
 def measure(
     triton: str, repository: Path, name: str, large: str, rows: Sequence[TrainingRow]
 ) -> dict[str, Measurement]:
-    """By mode. `name`, `large`: models of the Triton at the URL `triton`."""
+    """Return the measurement of each mode. `name`, `large`: models of the Triton at the URL `triton`."""
     entry = newest_version(repository, name)
     accept_above = json.loads((entry / "config.json").read_text())["accept_above"]
     policy = POLICY.format(accept_above=round(accept_above, 6))

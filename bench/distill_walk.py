@@ -26,7 +26,7 @@ backends: {{main: {{adapter: triton, url: "{triton}", model: {large}}}}}
 
 
 def run_command(*words: object) -> None:
-    """As a person types it."""
+    """Run a command as a person types it."""
     started = time.monotonic()
     if nearhit([*map(str, words)]) != 0:
         raise SystemExit(f"nearhit {words[0]} failed")
@@ -34,7 +34,7 @@ def run_command(*words: object) -> None:
 
 
 def export_answers(triton: str, texts: list[str], home: Path) -> Path:
-    """What the large model has answered, from the cache."""
+    """Fill the cache with answers of the large model, and export them."""
     prompts, answers = home / "prompts.jsonl", home / "answers.jsonl"
     prompts.write_text("".join(json.dumps(text) + "\n" for text in texts))
     with gateway_of(CONFIG, EXACT_CACHE, triton=triton, large=LARGE) as it:

@@ -49,7 +49,7 @@ ROUNDS, TEXTS = 5, 320  # of each way; texts are some 19 tokens, and none comes 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Since the server's start: what was asked, and in how many passes."""
+    """The work since the server's start: texts, and passes for them."""
 
     requests: int
     rows: int
@@ -57,14 +57,14 @@ class Statistics:
 
 
 async def statistics_of(url: str, model: str) -> Statistics:
-    """By Triton itself. `url`: grpc:// or grpcs://HOST:PORT."""
+    """Return the counts of Triton itself. `url`: grpc:// or grpcs://HOST:PORT."""
     async with InferenceServerClient(url.partition("://")[2], ssl=url.startswith("grpcs")) as client:
         (found,) = (await client.get_inference_statistics(model)).model_stats
         return Statistics(found.inference_stats.success.count, found.inference_count, found.execution_count)
 
 
 async def measure(embedder: Embedder, callers: int, draw: random.Random) -> tuple[float, float]:
-    """-> (p50 in ms, texts a second)."""
+    """Return p50 in ms, and texts per second."""
     took: list[float] = []
 
     async def ask() -> None:
@@ -116,7 +116,7 @@ async def compare(url: str | None, model: str) -> None:
 
 
 async def compare_shared(url: str | None, model: str, gateways: int) -> None:
-    """Each round has one gateway more than the one before it."""
+    """Measure one gateway, then two, and so on; each round has one more."""
     print("| gateways | callers of each | p50 | texts/s, together | texts a request | requests a pass |")
     print("|---|---|---|---|---|---|")
     async with server(url, batched=True) as there:

@@ -126,7 +126,7 @@ async def run_load(to: Gateway, phase: Phase, rate: float, misses: Iterator[byte
 
 
 async def _watch(to: Gateway, phase: Phase) -> None:
-    """Note the level of load each second."""
+    """Record the level of load each second."""
     while True:
         metrics = await asyncio.to_thread(to.metrics)
         phase.levels[int(max(n for (name, _), n in metrics.items() if name == "nearhit_load_level"))] += 1

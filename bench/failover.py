@@ -64,7 +64,7 @@ ENDS: dict[str, Callable[[Member], object]] = {
 async def measure_failover(
     kind: str, end: str, upstream: Upstream, folder: Path
 ) -> tuple[float, list[Response], int, int]:
-    """-> when it was killed, all answers, and of what was stored until then how much there was, and is no more."""
+    """Return the time of the kill, all answers, the count of entries stored before it, and the count of lost ones."""
     with STORES[kind](folder) as (section, primary, replica):
         store = {**section, "timeout": "250ms", "front_size": "1kB"}
         config = config_of(folder, {"main": {"adapter": "openai", "url": upstream.url}}, store=store)

@@ -29,7 +29,7 @@ def slug(row: Row) -> str:
 
 
 async def record_flames(row: Row, it: GatewayProcess, py_spy: Path, seconds: int, to: Path) -> None:
-    """Asks for as long as py-spy looks."""
+    """Send requests for as long as py-spy samples."""
     draw, port, pid = random.Random(7), it.port, it.process.pid
     await run(port, pid, [request_bytes(each) for each in KINDS[row.on].stored], connections=1)
     options = ["--duration", str(seconds), "--rate", "500", "--format", "flamegraph", "--output", str(to)]
@@ -49,7 +49,7 @@ async def record_flames(row: Row, it: GatewayProcess, py_spy: Path, seconds: int
 
 
 def clean(svg: str, title: str) -> str:
-    """Under the name of the row, and without the folders of this machine."""
+    """Return the graph with the name of the row as title, and without the folders of this machine."""
     return HERE.sub("", re.sub(r'(<text id="title"[^>]*>)[^<]*', rf"\g<1>{title}, {CONNECTIONS} connections", svg))
 
 

@@ -52,7 +52,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """What a rule of a policy came to, the mean over the orders in which the prompts were played."""
+    """The result of a policy's rule: the mean over the orders in which the prompts were played."""
 
     rule: str
     audited: float  # share of the light model's answers that were labelled
@@ -64,7 +64,7 @@ class RuleResult:
 
 
 def load(path: Path) -> Outcomes:
-    """As `training.outcome_scores` writes it."""
+    """Read the output of `training.outcome_scores`."""
     said = {name: np.array(values, np.float64) for name, values in json.loads(path.read_text("utf-8")).items()}
     light, large = said["light"], said["large"]
     scores = {HELD_OUT: said["held_out"], SHIPPED: said["shipped"], "prompt length": said["length"]}
@@ -74,7 +74,7 @@ def load(path: Path) -> Outcomes:
 
 
 def curves(seen: Outcomes) -> list[Curve]:
-    """Of each score, of chance, and of an oracle, which knows both answers."""
+    """Return the curve of each score, of chance, and of an oracle, which knows both answers."""
     chance = np.random.default_rng(1).random(len(seen.light))
     scores = {**seen.scores, "random": chance, "oracle": seen.large - seen.light}
     return [_curve(name, score, seen) for name, score in scores.items()]
@@ -91,7 +91,7 @@ def _curve(name: str, score: FloatArray, seen: Outcomes) -> Curve:
 
 
 def rule_results(seen: Outcomes, score: FloatArray, *, audited: float = 0.05) -> list[RuleResult]:
-    """Shares that were asked for, and parts of the gap, without labels and with some."""
+    """Return the results for the `SHARES`, and for the `QUALITIES` without labels and with some."""
     found = [
         _rule_result(_target(large_share=share), f"large_share: {share:.0%}", 0.0, seen, score) for share in SHARES
     ]
@@ -127,8 +127,11 @@ def _rule_result(target: Target, rule: str, audited: float, seen: Outcomes, scor
 def play(
     target: Target, score: FloatArray, light_is_worse: npt.NDArray[np.bool_], audited: float, seed: int
 ) -> tuple[npt.NDArray[np.int_], npt.NDArray[np.bool_]]:
-    """Puts the prompts to the gateway's own rule, one after the other -> (their order, which went to the large model).
-    Of the light model's answers that share is labelled as an audit would."""
+    """Put the prompts to the gateway's own rule, one after the other.
+
+    Return their order, and which of them went to the large model. The share `audited` of the light model's answers is
+    labelled as an audit would.
+    """
     draw, route = random.Random(seed), TierController("bench")
     order = np.random.default_rng(seed).permutation(len(score))
     to_large = np.zeros(len(score), bool)
@@ -143,7 +146,7 @@ def play(
 
 
 def _furthest(to_large: npt.NDArray[np.bool_], share: float | None) -> float:
-    """From the share, in any so many requests in a row, in shares."""
+    """Return the largest distance from the share, in any `IN_A_ROW` requests in a row, in shares."""
     if share is None:
         return float("nan")
     total = np.concatenate([[0], np.cumsum(to_large)])

@@ -86,8 +86,11 @@ def gateway_of(
     tree: Path | None = None,
     **given: object,
 ) -> Iterator[GatewayProcess]:
-    """In a folder of its own. `config`: with places for `port`, `admin` and what is `given`; `options`: of `serve`;
-    `tree`: the checkout that it is a gateway of, None: this one."""
+    """Run a gateway in a folder of its own.
+
+    `config`: it has places for `port`, `admin` and the keys of `given`. `options`: those of `serve`. `tree`: the
+    checkout whose code it runs; None: this one.
+    """
     port, admin = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -101,7 +104,7 @@ def gateway_of(
 
 @dataclass(frozen=True, slots=True)
 class BareServers:
-    """What gateways are compared with, and what is behind them: ports, and of those that are measured processes."""
+    """The servers that gateways are compared with, and the endpoint behind them: a port, or a port and process id."""
 
     upstream: int
     fixed: tuple[int, int]
@@ -109,7 +112,7 @@ class BareServers:
 
 
 def start_bare_servers(stack: contextlib.ExitStack) -> BareServers:
-    """`stack` ends them."""
+    """Start the servers, which `stack` ends."""
     up, fix, pro = free_port(), free_port(), free_port()
     stack.enter_context(server(["bench.servers", "upstream", str(up)], up))
     fixed = stack.enter_context(server(["bench.servers", "fixed", str(fix)], fix))

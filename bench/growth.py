@@ -87,7 +87,7 @@ class Growth:
         connections: int,
         expect: str = "",
     ) -> None:
-        """`at`: port and process."""
+        """Run a load and keep it. `at`: port and process."""
         asked = [request_bytes(each) for each in bodies]
         load = await run(*at, asked, connections=connections, expect=expect.encode())
         self.loads.setdefault((curve, row, x), []).append(load)
@@ -116,7 +116,10 @@ def question_of_size(size: int, model: str = "bench", **fields: object) -> bytes
 
 
 async def bodies(growth: Growth, there: BareServers) -> None:
-    """At 8 connections. The front knows requests by their bytes; a request that it has not seen is parsed."""
+    """Measure bodies of each size at 8 connections.
+
+    The front knows requests by their bytes; a request that it has not seen is parsed.
+    """
     note = partial(growth.add, "body")
     with gateway_of(WIDE, EXACT, embedder="hash", upstream=there.upstream, more="") as it:
         for size in SIZES:
@@ -150,7 +153,7 @@ async def connections(growth: Growth, there: BareServers) -> None:
 
 
 def policy_with_routes(count: int) -> str:
-    """The last of `count` routes is the one that matches."""
+    """Return a policy with `count` routes, of which the last one matches."""
     rules = [
         f'  - {{name: r{i}, match: {{path: /v1/chat/completions, model: "other-{i}-*", headers: {{x-app: app{i}}}}}, '
         "cache: {exact: {ttl: 1h}}, route: {backend: main}}\n"
@@ -180,7 +183,7 @@ async def routes(growth: Growth, there: BareServers) -> None:
 
 
 async def entries(growth: Growth, there: BareServers, counts: Sequence[int]) -> None:
-    """Of one scope, that of the questions; the front has room for none."""
+    """Measure with that many entries in the scope of the questions; the front has room for none."""
     note = partial(growth.add, "entries")
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +211,7 @@ async def entries(growth: Growth, there: BareServers, counts: Sequence[int]) -> 
 
 
 async def wait_until_settled(pid: int) -> None:
-    """Returns once what follows a start is done: large scopes get another form of their index."""
+    """Wait for the work after a start: large scopes get another form of their index."""
     until, calm = time.monotonic() + SETTLE_S, 0
     while calm < 3 and time.monotonic() < until:
         before = cpu_seconds(pid) + starved_seconds(pid)
@@ -217,7 +220,7 @@ async def wait_until_settled(pid: int) -> None:
 
 
 async def scope_in(data_dir: Path) -> str:
-    """That of the entries that a gateway has left there."""
+    """Return the scope of the entries that a gateway has left there."""
     store = await EmbeddedValkey.start(data_dir, max_memory=STORE_BYTES)
     try:
         with Redis.from_url(store.url) as client:

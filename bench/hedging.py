@@ -50,7 +50,7 @@ HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {l
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Of the endpoints: seconds, standard deviation of the logarithm, share of the calls that stall, times as long."""
+    """The latency of the endpoints: seconds, standard deviation of the logarithm, share of stalls, their factor."""
 
     median_s: float
     sigma: float
@@ -86,7 +86,7 @@ class Endpoint:
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:
-    """The head of what has a Content-Length."""
+    """Read a message that has a Content-Length, and return its head."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     at = head.index(b"content-length:")
     await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
@@ -123,7 +123,7 @@ def gateway(ports: list[int], hedge: str) -> Iterator[int]:
 
 
 async def measure_mode(hedge: str, scenario: Scenario, requests: int, rate: float) -> tuple[list[float], float]:
-    """-> seconds of each request that counts, sorted; calls for each request."""
+    """Return the sorted seconds of each request that counts, and the calls per request."""
     endpoints = [Endpoint(scenario, seed) for seed in (1, 2)]
     async with endpoints[0].serve(), endpoints[1].serve():
         with gateway([each.port for each in endpoints], hedge) as port:

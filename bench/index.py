@@ -53,7 +53,7 @@ class Row:
 
 
 async def measure(entries: int, folder: Path) -> Row:
-    """Everything but the start."""
+    """Measure everything but the start."""
     row, questions = Row(entries), Questions(7)
     faiss.omp_set_num_threads(1)
     stored = questions.sample(entries)
@@ -77,7 +77,7 @@ async def measure(entries: int, folder: Path) -> Row:
 
 
 async def fill(index: FaissIndex, stored: Matrix, hits: Matrix, row: Row) -> None:
-    """Adds all, 32 at a time as a busy gateway would, and searches now and then while a partition is rebuilt."""
+    """Add all, 32 at a time as a busy gateway would, and search now and then while a partition is rebuilt."""
     begun, cpu = time.perf_counter(), time.process_time()
     training: list[float] = []
     for i in range(0, len(stored), 32):
@@ -93,7 +93,7 @@ async def fill(index: FaissIndex, stored: Matrix, hits: Matrix, row: Row) -> Non
 
 
 async def time_search(index: FaissIndex, vector: Matrix) -> float:
-    """Milliseconds of one search, from the event loop and back to it."""
+    """Return the milliseconds of one search, from the event loop and back to it."""
     begun = time.perf_counter()
     await index.search(SCOPE, vector, 4)
     return (time.perf_counter() - begun) * 1e3
@@ -114,7 +114,7 @@ async def recall(index: FaissIndex, stored: Matrix, asked: Matrix) -> float:
 
 
 def percentiles(milliseconds: list[float]) -> tuple[float, float]:
-    """-> the median, the 99th."""
+    """Return the median and the 99th percentile."""
     return float(np.percentile(milliseconds, 50)), float(np.percentile(milliseconds, 99))
 
 

@@ -75,7 +75,7 @@ async def compare_lists(
     name: str,
     device: Device | None,
 ) -> list[Figures]:
-    """Of an index on the CPU, and of one with the device. `lists`: of each vector."""
+    """Measure an index on the CPU, and one with the device. `lists`: the list of each vector."""
     entries = len(stored)
     hits, fresh = questions.paraphrase(stored[questions.pick(ASKED, entries)]), questions.sample(ASKED)
     new = questions.sample(ADDED)
@@ -133,7 +133,7 @@ async def measure(
 
 
 def assign_lists(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.int32]]:
-    """-> centroids (lists, d), and the list of each vector (n,)."""
+    """Return centroids (lists, d), and the list of each vector (n,)."""
     count = IndexPlan().lists(len(stored))
     sample = stored[:: max(1, len(stored) // (SAMPLE_PER_LIST * count))]
     if on_gpu:
@@ -156,7 +156,7 @@ def assign_lists(stored: Matrix, *, on_gpu: bool) -> tuple[Matrix, NDArray[np.in
 
 
 def _nearest(asked: Matrix, stored: Matrix, *, on_gpu: bool) -> NDArray[np.int64]:
-    """-> the place of the nearest one of each, by looking at all."""
+    """Return the row of the nearest stored vector of each, from a search of all."""
     metric = faiss.METRIC_INNER_PRODUCT
     if on_gpu:
         _, found = _GPU.knn_gpu(_GPU.StandardGpuResources(), asked, stored, 1, metric=metric)
@@ -167,7 +167,7 @@ def _nearest(asked: Matrix, stored: Matrix, *, on_gpu: bool) -> NDArray[np.int64
 
 
 def checkpoint_parts(stored: Matrix, centroids: Matrix, lists: NDArray[np.int32]) -> Iterator[CheckpointChunk]:
-    """As a checkpoint gives them back."""
+    """Yield the vectors in the form in which a checkpoint is read."""
     form = InvertedLists(centroids, len(stored))
     for i in range(0, len(stored), CHUNK):
         some = stored[i : i + CHUNK].astype(np.float16)

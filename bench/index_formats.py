@@ -35,7 +35,7 @@ def make_vectors(form: int | None, centroids: Matrix, stored: Matrix, sample: Ma
 
 
 def search(index: Any, asked: Matrix) -> tuple[Matrix, Any, list[float]]:
-    """-> the best similarity and row for each, (n,), and milliseconds."""
+    """Return the best similarity and row for each, (n,), and milliseconds."""
     best, rows, took = np.empty(len(asked), np.float32), np.empty(len(asked), np.int64), []
     for i, vector in enumerate(asked):
         begun = time.perf_counter()

@@ -23,7 +23,7 @@ APART = {"cosine 0.95": 0.33, "cosine 0.80": 0.75, "cosine 0.65": 1.17}  # by ho
 
 
 def microseconds(search: Callable[[Matrix], Any], asked: Matrix) -> float:
-    """CPU of a search: a tenth takes no longer."""
+    """Return the CPU time of a search that a tenth of the searches do not exceed."""
     took = []
     for vector in asked[:TIMED]:
         begun = time.thread_time()
@@ -33,7 +33,7 @@ def microseconds(search: Callable[[Matrix], Any], asked: Matrix) -> float:
 
 
 def recalls(index: Any, asked: Matrix, similarities: Matrix, nearest: Any) -> str:
-    """-> of the nearest neighbour, and of the four nearest."""
+    """Return the recall of the nearest neighbour, and of the four nearest."""
     _, rows = index.search(asked, NEIGHBOURS)
     near = similarities >= FLOOR
     found = np.array([np.isin(wanted, got) for wanted, got in zip(nearest, rows, strict=True)])

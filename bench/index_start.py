@@ -43,7 +43,7 @@ def fingerprint(i: int) -> str:
 
 
 async def fill_store(data_dir: Path, stored: Matrix, scope: str = SCOPE) -> None:
-    """Records of all entries with their vectors, as a gateway would have left them: in the embedded store's file."""
+    """Write records of all entries with their vectors into the embedded store's file, as a gateway would."""
     server = await EmbeddedValkey.start(data_dir, max_memory=STORE_BYTES)
     try:
         with Redis.from_url(server.url) as client:
@@ -82,7 +82,7 @@ def put(client: Redis, first: int, vectors: Matrix, scope: str) -> None:
 
 @dataclass(frozen=True)
 class StartFigures:
-    """A gateway's start. Seconds since the process was made; megabytes of resident memory."""
+    """The start of a gateway: seconds since the process was made, and megabytes of resident memory."""
 
     listen_s: float  # until it serves
     start_s: float  # until its index is complete
@@ -92,7 +92,7 @@ class StartFigures:
 
 
 def start(entries: int, folder: Path) -> StartFigures:
-    """A gateway on what `measure` left, until its index holds everything."""
+    """Start a gateway on the output of `measure`, and wait until its index holds everything."""
     port, admin = free_port(), free_port()
     (folder / "policies").mkdir()
     (folder / "policies" / "default.yaml").write_text(POLICY)
@@ -121,7 +121,7 @@ def start(entries: int, folder: Path) -> StartFigures:
 
 
 def get(url: str) -> dict[str, Any]:
-    """{} until it answers."""
+    """Return the answer; {} until the gateway answers."""
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
             return dict(json.load(answer))

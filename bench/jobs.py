@@ -35,7 +35,7 @@ BODY = {"path": "/v1/chat/completions", "body": {"model": "m", "messages": [{"ro
 
 
 async def accept(session: aiohttp.ClientSession, url: str) -> tuple[str, float]:
-    """-> (the job, seconds until its 202)."""
+    """Submit a job. Return its id, and the seconds until its 202."""
     began = time.perf_counter()
     async with session.post(url + "/v1/jobs", json=BODY) as response:
         assert response.status == 202, await response.text()
@@ -49,7 +49,7 @@ async def completed_jobs(session: aiohttp.ClientSession, admin: str) -> int:
 
 
 async def latency(session: aiohttp.ClientSession, url: str, count: int) -> tuple[list[float], list[float]]:
-    """One at a time, followed by events. -> (seconds to the 202, seconds from it to the result)."""
+    """Run jobs one at a time, followed by events. Return the seconds to the 202, and from it to the result."""
     accepted, answered = [], []
     for _ in range(count):
         job, seconds = await accept(session, url)
@@ -65,7 +65,7 @@ async def latency(session: aiohttp.ClientSession, url: str, count: int) -> tuple
 async def throughput(
     session: aiohttp.ClientSession, url: str, admin: str, pid: int, count: int, connections: int
 ) -> dict[str, float]:
-    """A burst of `count` jobs. -> a second: accepted, answered; CPU in microseconds a job."""
+    """Run a burst of `count` jobs. Return accepted and answered jobs per second, and CPU in microseconds per job."""
     before = await completed_jobs(session, admin)
     (store,) = children(pid)
     cpu, store_cpu, began = cpu_seconds(pid), cpu_seconds(store), time.perf_counter()

@@ -47,7 +47,7 @@ def request(key: str, more: str = "") -> bytes:
 
 
 async def create_key(session: aiohttp.ClientSession, admin: int) -> tuple[str, str]:
-    """-> (a key's id, the key)."""
+    """Return a key's id, and the key."""
     async with session.post(f"http://127.0.0.1:{admin}/admin/keys", json={"name": "b", "tenant": "acme"}) as answer:
         said = await answer.json()
     return said["id"], said["key"]
@@ -77,7 +77,7 @@ async def costs(up: int, requests: int, rounds: int) -> dict[tuple[str, int, str
 
 
 async def revocations(up: int, times: int) -> list[float]:
-    """Seconds from the answer to the revocation until the other gateway refuses; asked every 2 ms."""
+    """Return the seconds from the answer to the revocation until the other gateway refuses; asked every 2 ms."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         store = stack.enter_context(outside_server(folder)).url

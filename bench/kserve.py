@@ -61,7 +61,7 @@ class Row:
 
 @contextlib.contextmanager
 def gateway(backend: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
-    """-> (process, HTTP port, gRPC port)"""
+    """Run a gateway, and yield its process, HTTP port and gRPC port."""
     grpc_port = free_port()
     with gateway_of(CONFIG, POLICY, grpc=grpc_port, backend=backend) as it:
         yield it.process, it.port, grpc_port
@@ -78,7 +78,7 @@ def time_calls(pid: int, ask: Callable[[], Any], requests: int) -> Row:
 
 
 def open_client(kind: Any, address: str, elements: int, **more: Any) -> tuple[Any, Callable[[], Any]]:
-    """-> (the client, a call)"""
+    """Open a client, and return it with a call."""
     client = kind.InferenceServerClient(address)
     given = kind.InferInput("IN_FP32", [1, elements], "FP32")
     given.set_data_from_numpy(np.ones((1, elements), np.float32))

@@ -26,7 +26,7 @@ class Load:
 
 
 def request_bytes(body: bytes, path: str = "/v1/chat/completions", headers: str = "") -> bytes:
-    """`headers`: more of them, each with its end of line."""
+    """Return a request. `headers`: more lines of the head, each with its end of line."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -35,8 +35,11 @@ Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def exchange(opened: Opened, request: bytes, expect: bytes = b"", events: int = 0) -> float:
-    """-> seconds until the last byte of the answer, which must be a 200 whose head contains `expect`, and a stream have
-    `events` events: a bench of errors, or of another path than the one it names, is worse than none."""
+    """Send a request, and return the seconds until the last byte of the answer.
+
+    The answer must be a 200 whose head contains `expect`, and a stream must have `events` events. A bench of errors,
+    or of another path than the one it names, is worse than none.
+    """
     reader, writer = opened
     started = time.perf_counter()
     writer.write(request)
@@ -82,7 +85,7 @@ async def run(
     events: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> Load:
-    """Sends `requests` once each, and looks at the answers as `exchange` does. Connecting does not count."""
+    """Send `requests` once each, and check the answers as `exchange` does. Connecting does not count."""
     async with opened(port, connections, tls) as links:
         return await run_on(links, pid, requests, expect=expect, events=events)
 
@@ -90,7 +93,7 @@ async def run(
 async def run_on(
     links: Sequence[Opened], pid: int, requests: Sequence[bytes], *, expect: bytes = b"", events: int = 0
 ) -> Load:
-    """As `run`, on connections that are open."""
+    """Do as `run`, on connections that are open."""
     source = iter(requests)
     latencies: list[float] = []
     stores = children(pid)

@@ -57,7 +57,7 @@ async def measure(name: str, index: VectorIndex, stored: Matrix, asked: Matrix) 
 
 
 async def add(index: VectorIndex, vectors: Sequence[StoredVector]) -> None:
-    """Written again where the time was over, as `nearhit index migrate` does: Lite compacts meanwhile."""
+    """Add the entries, and write them again if that fails, as `nearhit index migrate` does: Lite compacts meanwhile."""
     for _ in range(TRIES):
         try:
             return await index.add_all(vectors)

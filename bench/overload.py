@@ -43,7 +43,7 @@ MARKS = {"goodput": 0.9, "latency": 2.0, "reject_s": 0.05, "recovery_s": 60.0}
 
 
 async def stub(port: int, workers: int, mean_s: float, sigma: float) -> None:
-    """An endpoint that works on so many calls at once; the others queue."""
+    """Run an endpoint that works on that many calls at once; the others queue."""
     draw, places, body = random.Random(5), asyncio.Semaphore(workers), BODY
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
@@ -110,7 +110,7 @@ class Clients:
 
 @dataclass
 class Phase:
-    """What came of a load held for a while."""
+    """The results of a load held for a while."""
 
     name: str
     load: float  # of the capacity
@@ -140,7 +140,7 @@ def quantile(seen: Sequence[Observation], q: float) -> float:
 
 
 async def run_load(phase: Phase, clients: Clients, rate: float, draw: random.Random) -> None:
-    """Sends at `rate` a second, whatever comes back, and hits beside it, and waits for the last answer."""
+    """Send `rate` requests a second, whatever comes back, with hits beside them, and wait for the last answer."""
     started = time.perf_counter()
     tasks: dict[asyncio.Task[Observation], bool] = {}
     due, due_hit = 0.0, 0.0
@@ -158,7 +158,7 @@ async def run_load(phase: Phase, clients: Clients, rate: float, draw: random.Ran
 
 
 def scrape(admin: int) -> tuple[Counter[str], float]:
-    """-> (refused by reason since the start; the backend's limit now)."""
+    """Return the refusals by reason since the start, and the backend's limit now."""
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics") as response:
         text = response.read().decode()
     shed = Counter({m[1]: int(float(m[2])) for m in re.finditer(r'nearhit_shed_total\{reason="(.+?)"\} (\S+)', text)})
@@ -168,7 +168,7 @@ def scrape(admin: int) -> tuple[Counter[str], float]:
 
 @contextlib.contextmanager
 def gateway(upstream: int, adaptive: str) -> Iterator[tuple[int, int, int]]:
-    """-> (process id, port, admin port)."""
+    """Run a gateway, and yield its process id, port and admin port."""
     with gateway_of(CONFIG, EXACT_CACHE, upstream=upstream, adaptive=adaptive) as it:
         yield it.process.pid, it.port, it.admin
 
@@ -192,7 +192,7 @@ async def measure(options: argparse.Namespace) -> list[Phase]:
 
 
 def recovery_s(after: Phase, calm: Phase) -> float:
-    """Until a second in which none is refused, and half are answered as soon as in the calm, or nearly."""
+    """Return the seconds until none is refused and half are answered about as soon as in the calm."""
     for second in range(int(after.seconds)):
         asked = [seen for seen in after.asked if second <= seen.at < second + 1]
         if all(s.status == 200 for s in asked) and quantile(asked, 0.5) <= 1.5 * quantile(calm.asked, 0.5):
@@ -215,7 +215,7 @@ def table(phases: Sequence[Phase]) -> Iterator[str]:
 
 
 def verdicts(phases: Sequence[Phase]) -> Iterator[tuple[str, float, bool]]:
-    """Each mark, what was measured, whether it is met."""
+    """Yield each mark, the measured figure, and whether it holds."""
     by = {phase.name: phase for phase in phases}
     calm, peak = by["calm"], max(phase.goodput for phase in phases)
     for name in ("3x", "10x"):

@@ -82,7 +82,7 @@ HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {l
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Head and body of what has a Content-Length."""
+    """Read the head and body of a message that has a Content-Length."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     at = head.index(b"content-length:")
     return head, await reader.readexactly(int(head[at + 15 :].split(b"\r\n", 1)[0]))
@@ -96,7 +96,7 @@ class Client:
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
     async def ask(self, number: int, budget_s: float, half: str) -> bytes:
-        """-> the answer's head, in lower case."""
+        """Send a request, and return the answer's head in lower case."""
         reader, writer = await self._connection()
         sent = body(f"number {number}.")
         head = (
@@ -126,7 +126,7 @@ def gateway(light: int, large: int, target: str) -> Iterator[int]:
 async def run_load(
     client: Client, light: Endpoint, large: Endpoint, arrivals: list[Arrival], half: bool, lags: list[float]
 ) -> list[Row]:
-    """Sends each request at its time, whatever became of those before it."""
+    """Send each request at its time, whatever became of those before it."""
     loop, draw = asyncio.get_running_loop(), random.Random(5)
     light.services, large.services = [a.light_s for a in arrivals], [a.large_s for a in arrivals]
     start = loop.time() + 0.2
@@ -171,8 +171,10 @@ class Cell:
 
 
 async def measure_mode(mode: str, scenario: Scenario, count: int, seed: int, tries: int) -> list[Cell]:
-    """All loads on one gateway, the lightest first. A starved one is run again at once, `tries` times at most, and the
-    run with the least lag stands."""
+    """Measure all loads on one gateway, the lightest first.
+
+    A starved load is run again at once, `tries` times at most. The run with the least lag counts.
+    """
     light, large = (Endpoint(free_port(), station) for station in scenario.stations())
     found: list[Cell] = []
     async with light.serve(), large.serve():
@@ -206,16 +208,16 @@ async def _cell(
 
 
 def draw_requests(scenario: Scenario, load: float, count: int, seed: int) -> list[Arrival]:
-    """The same requests for every mode, and for the oracle."""
+    """Return the same requests for every mode, and for the oracle."""
     return scenario.arrivals(load, count, random.Random(f"{seed} {load}"))
 
 
 def best_shares(scenario: Scenario, count: int, seed: int) -> list[float]:
-    """Of the large model, by load: an oracle's, for the requests that count."""
+    """Return an oracle's share of the large model, by load, for the requests that count."""
     return [oracle(scenario, draw_requests(scenario, load, count, seed)[int(WARM * count) :])[0] for load in LOADS]
 
 
 def measure(modes: Sequence[str], scenario: Scenario, count: int, seed: int, tries: int) -> Iterator[list[Cell]]:
-    """`count`: requests a load, where the gateway has to learn; a third of it elsewhere."""
+    """Measure all modes. `count`: requests per load, where the gateway has to learn; a third of it elsewhere."""
     for mode in modes:
         yield uvloop.run(measure_mode(mode, scenario, count if mode in LEARNS else count // 3, seed, tries))

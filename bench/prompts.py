@@ -71,7 +71,7 @@ Count = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`number`: the answer that the endpoint gives."""
+    """A prompt. `number`: the answer that the endpoint gives."""
 
     text: str
     number: int

@@ -99,7 +99,7 @@ async def ask(session: aiohttp.ClientSession, at: Replica, question: str) -> str
 
 
 def traffic(count: int) -> list[str]:
-    """Questions that come again, word by word or in other words, the first ones more often (Zipf)."""
+    """Return repeated questions, word by word or in other words; the first ones are more frequent (Zipf)."""
     draw = random.Random(3)
     known = [f"{' '.join(draw.sample(WORDS, 6))} number {i}" for i in range(count // 4)]
     weights = [1 / (rank + 1) for rank in range(len(known))]
@@ -108,7 +108,7 @@ def traffic(count: int) -> list[str]:
 
 
 async def hit_rate(session: aiohttp.ClientSession, replicas: Sequence[Replica], count: int) -> float:
-    """One after the other, each at the next gateway."""
+    """Send the questions one after the other, each to the next gateway."""
     hits = 0
     for question, at in zip(traffic(count), itertools.cycle(replicas), strict=False):
         hits += "; hit" in await ask(session, at, question)
@@ -116,7 +116,7 @@ async def hit_rate(session: aiohttp.ClientSession, replicas: Sequence[Replica], 
 
 
 async def throughput(replicas: Sequence[Replica], requests: int) -> tuple[float, float]:
-    """Exact hits at all of them at once -> a second, and microseconds of CPU each."""
+    """Measure exact hits at all gateways at once. Return hits per second, and microseconds of CPU each."""
     bodies = [request_bytes(body("warm"))] * requests
     for at in replicas:
         await run(at.port, at.pid, bodies[:50], connections=2)
@@ -151,7 +151,7 @@ def entry(number: int) -> Entry:
 
 
 async def write(store: str, rate: int, seconds: float) -> float:
-    """As another gateway would -> entries a second that were written."""
+    """Write entries as another gateway would. Return the entries written per second."""
     encoder = HashEncoder()
     writer = RedisStore(
         connect(store),
@@ -200,7 +200,7 @@ async def measure_changes(
 
 
 async def delays(session: aiohttp.ClientSession, at: Replica) -> list[int]:
-    """Counts by bucket, not cumulated."""
+    """Return counts by bucket, not cumulated."""
     cumulated = [int(float(count)) for _, count in DELAY.findall(await text(session, f"{at.admin_url}/metrics"))]
     if not cumulated:
         return [0] * (len(LATENCY_BUCKETS) + 1)
@@ -208,7 +208,7 @@ async def delays(session: aiohttp.ClientSession, at: Replica) -> list[int]:
 
 
 async def measure_purge(session: aiohttp.ClientSession, replicas: Sequence[Replica]) -> float:
-    """Seconds from asking one of them for a removal until the last one has stopped to serve it."""
+    """Return the seconds from a purge at one gateway until the last one has stopped to serve the entry."""
     for at in replicas:
         await ask(session, at, "to be removed")
         assert "; hit" in await ask(session, at, "to be removed")
@@ -248,7 +248,7 @@ async def measure(count: int, arguments: argparse.Namespace, upstream: int) -> s
 
 
 async def measure_workers(count: int, arguments: argparse.Namespace, upstream: int) -> str:
-    """One address: exact hits a second, then semantic ones, which embed; and memory."""
+    """Measure workers at one address: exact hits per second, then semantic ones, which embed; and memory."""
     with replica(upstream, "embedded", count, "onnx") as at:
         async with aiohttp.ClientSession() as session:
             while True:  # a supervisor listens before its workers do

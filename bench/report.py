@@ -41,12 +41,12 @@ class Measurements:
         self.loads.setdefault((row, tree, connections), []).append(load)
 
     def ratios(self, key: tuple[str, str, int], base: tuple[str, str, int]) -> list[float]:
-        """Of CPU, round by round; none where one of both was not measured."""
+        """Return the ratios of CPU, round by round; none if one of both was not measured."""
         pairs = zip(self.loads.get(key, []), self.loads.get(base, []), strict=False)
         return [load.cpu_us / floor.cpu_us for load, floor in pairs]
 
     def figures(self, row: Row, tree: str, connections: int) -> dict[str, float]:
-        """The medians, by the names that marks and columns have for them."""
+        """Return the medians, by the names that marks and columns have for them."""
         key = (row.name, tree, connections)
         loads = self.loads[key]
         found = {
@@ -76,7 +76,7 @@ class Measurements:
         return lines
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: every round of every row, and the medians with what they are to their marks."""
+        """Return every round of every row, and the medians with their marks, for JSON."""
         rows = []
         for row, tree, connections in self._known():
             figures, marks = self.figures(row, tree, connections), row.marks[COLUMNS.index(connections)]
@@ -87,7 +87,7 @@ class Measurements:
         return {"facts": self.facts, "rows": rows}
 
     def _known(self) -> list[tuple[Row, str, int]]:
-        """What was measured, in the order of the table."""
+        """Return the measured cells, in the order of the table."""
         places = itertools.product(COLUMNS, ROWS, ("", *self.trees))
         return [(row, tree, count) for count, row, tree in places if (row.name, tree, count) in self.loads]
 
@@ -110,7 +110,7 @@ class Measurements:
         return line
 
     def _against_others(self) -> list[str]:
-        """What this checkout's gateway takes as a ratio to each other one's in the same rounds."""
+        """Return the ratios of this checkout's gateway to each other one's in the same rounds."""
         here, *others = self.trees
         lines = []
         for name, tree, connections in self.loads:

@@ -86,7 +86,7 @@ def rule_table(points: Sequence[gap_recovery.RuleResult]) -> str:
 
 
 def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What there is after each mode, so that nothing measured is lost."""
+    """Measure the modes. The result is written after each mode, so that nothing is lost."""
     scenario = Scenario((0.03, 8), (0.15, 16), given.spread, (0.06, 0.75))
     setting = {"scenario": asdict(scenario), "requests": given.requests, "seed": given.seed}
     best = best_shares(scenario, given.requests, given.seed)
@@ -102,7 +102,7 @@ def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> Iterat
 
 
 def previous_cells(before: dict[str, Any], setting: dict[str, Any], modes: Sequence[str]) -> list[Cell]:
-    """What an earlier run of the same setting found for modes that do not run now."""
+    """Return the cells of an earlier run of the same setting, for modes that do not run now."""
     if {name: before.get(name) for name in setting} != json.loads(json.dumps(setting)):
         return []
     return [

@@ -52,7 +52,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A figure that is held, and one that is to be reached; None: there is none. `field`: of `bench.report`'s."""
+    """A figure that is to hold, and one to reach; None: there is none. `field`: the one of `bench.report`."""
 
     field: str
     hold: float
@@ -75,10 +75,13 @@ Draw = Callable[[random.Random, int], list[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`on`: the gateway, or the bare server, that is asked. `beside`: the row that asks the same with less switched on;
-    `headers`: lines of each request. `asked`: the bodies of so many requests. `part`: of the
-    requests of a round this share, for what is dear. `expect`: what the head of each answer contains. `events`: of a
-    stream; `live`: they come one by one, `EVENT_S` apart."""
+    """A row of the table.
+
+    `on`: the gateway, or the bare server, that answers. `asked`: makes the bodies of that many requests. `headers`:
+    lines of each request. `part`: the share of a round's requests, for rows that are slow. `expect`: text in the head
+    of each answer. `events`: those of a stream. `live`: they come one by one, `EVENT_S` apart. `beside`: the row with
+    the same requests and less switched on.
+    """
 
     name: str
     on: str
@@ -105,7 +108,7 @@ def same(model: str = "bench", **fields: object) -> Draw:
 
 
 def new_bytes(model: str = "bench", **fields: object) -> Draw:
-    """Requests for a stored answer that were not seen before."""
+    """Return requests for a stored answer in bytes that were not seen before."""
 
     def bodies(draw: random.Random, count: int) -> list[bytes]:
         return [body(QUESTION, model, metadata={"n": draw.getrandbits(60)}, **fields) for _ in range(count)]
@@ -114,7 +117,7 @@ def new_bytes(model: str = "bench", **fields: object) -> Draw:
 
 
 def fresh(kind: str = "fresh", **fields: object) -> Draw:
-    """Never asked, in a scope of their own: what is stored meanwhile makes nothing else slower."""
+    """Return new requests in a scope of their own, so that the entries they store make nothing else slower."""
 
     def bodies(draw: random.Random, count: int) -> list[bytes]:
         model = f"{kind}-{draw.getrandbits(32):x}"
@@ -147,13 +150,15 @@ def sentences(draw: random.Random, count: int) -> list[bytes]:
 
 
 def lone_sentences(draw: random.Random, count: int) -> list[bytes]:
-    """Each in a scope of its own: the endpoint answers all questions alike, so a promise learns to serve one answer for
-    all."""
+    """Return requests that each have a scope of their own.
+
+    The endpoint answers all questions alike, so a promise would learn to serve one answer for all.
+    """
     return [sentence(draw, draw.getrandbits(32)) for _ in range(count)]
 
 
 def stored_in_turn(_: random.Random, count: int) -> list[bytes]:
-    """Stored requests, no two alike within 32 of each other: none waits for another's read."""
+    """Return stored requests, no two alike within 32 of each other: none waits for another's read."""
     return [STORED[i % len(STORED)] for i in range(count)]
 
 

@@ -44,7 +44,7 @@ POLICIES = {"min_similarity": POLICY, "max_wrong_hits": POLICY.replace("min_simi
 
 
 async def ask_for(port: int, kind: str, connections: int, seconds: float, *, warming: bool = False) -> list[float]:
-    """Seconds of each answer; as many as there are in that time. `warming`: it may be any answer."""
+    """Return the seconds of each answer; as many as there are in that time. `warming`: accept any answer."""
     made, expect = KINDS[kind]
     expect = b"" if warming else expect
     draw, took, until = random.Random(), list[float](), time.perf_counter() + seconds
@@ -60,7 +60,7 @@ async def ask_for(port: int, kind: str, connections: int, seconds: float, *, war
 
 
 async def steady(port: int, seconds: float) -> list[float]:
-    """Exact hits, `RATE` a second whatever comes back; from when each was due."""
+    """Send exact hits, `RATE` a second whatever comes back. Return the seconds since each was due."""
     made, expect = KINDS["exact"]
     request, began, took = request_bytes(made(random.Random())), time.perf_counter(), list[float]()
     free = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
@@ -82,7 +82,7 @@ async def steady(port: int, seconds: float) -> list[float]:
 
 
 async def run_in_process(module: str, *arguments: object) -> Any:
-    """What the module prints for these arguments in another process, as JSON."""
+    """Return the JSON that the module prints for these arguments in another process."""
     words = ["-m", module, "--part", *map(str, arguments)]
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
@@ -92,7 +92,7 @@ async def run_in_process(module: str, *arguments: object) -> Any:
 
 
 def quantiles(took: Sequence[float]) -> tuple[float, float]:
-    """p50 and p99 in ms."""
+    """Return p50 and p99 in ms."""
     ordered = sorted(took)
     return 1e3 * statistics.median(ordered), 1e3 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
@@ -119,12 +119,12 @@ async def warm_up(it: GatewayProcess) -> None:
 
 
 def process_family(it: GatewayProcess) -> list[int]:
-    """The gateway's process and what it has begun: its store, its workers."""
+    """Return the gateway's process and its children: its store, its workers."""
     return [it.process.pid, *children(it.process.pid)]
 
 
 async def workers_of(it: GatewayProcess, count: int) -> list[int]:
-    """When there are so many: the supervisor listens before it has any."""
+    """Return the workers as soon as there are that many. The supervisor listens before it has any."""
     while True:
         found = children_of(it.process.pid, b"gateway")
         if len(found) == count:
@@ -134,7 +134,7 @@ async def workers_of(it: GatewayProcess, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Of one round: answers a second, CPU a hit in us, and the share of a core that the load took."""
+    """The figures of one round: answers per second, CPU per hit in us, and the share of a core that the load took."""
 
     rate: float
     cpu_us: float
@@ -142,7 +142,7 @@ class LoadResult:
 
 
 async def measure_load(it: GatewayProcess, processes: int = 1) -> LoadResult:
-    """Semantic hits over CONNECTIONS connections of so many processes."""
+    """Measure semantic hits over CONNECTIONS connections of that many processes."""
     cpu = sum(map(cpu_seconds, process_family(it)))
     each = ("bench.semantic", it.port, "semantic", CONNECTIONS // processes, SECONDS)
     asking = [run_in_process(*each) for _ in range(processes)]
@@ -214,7 +214,7 @@ SECTIONS = {"one-core": measure_one_core, "workers": measure_workers, "beside": 
 
 
 async def part(port: str, kind: str, connections: str, seconds: str) -> None:
-    """Prints how many answers there were, and what asking for them took of a processor, in seconds."""
+    """Print the number of answers, and the CPU seconds of the client."""
     cpu = time.process_time()
     count = len(await ask_for(int(port), kind, int(connections), float(seconds)))
     print(json.dumps([count, time.process_time() - cpu]))

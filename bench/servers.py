@@ -37,7 +37,7 @@ NUMBER = re.compile(rb'"n": ?(\d+)')
 
 
 def frames() -> list[bytes]:
-    """What the gateway sends of the long answer to who did not ask for usage."""
+    """Return the frames that the gateway sends of the long answer to a client that did not ask for usage."""
     some = [event.frame() for event in split("chat.completions", LONG) if not is_usage_chunk(event.data)]
     assert len(some) == EVENTS, f"expected {EVENTS} events, got {len(some)}"
     return some
@@ -66,7 +66,7 @@ def fixed(port: int) -> None:
 
 
 def proxy(port: int, upstream: str) -> None:
-    """A reverse proxy in the fewest lines that make one: end-to-end headers both ways, the body as it comes."""
+    """Run a reverse proxy in the fewest lines that make one: end-to-end headers both ways, the body as it comes."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP]
@@ -156,7 +156,7 @@ def live_answer() -> list[bytes]:
 
 
 def protocols(port: int) -> None:
-    """Answers by path, as `bench.protocols` has them."""
+    """Answer by path, with the answers of `bench.protocols`."""
     upstream(port, {each.path.encode(): answer_of(each.answer, each.answer_headers) for each in PROTOCOLS})
 
 

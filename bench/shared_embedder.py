@@ -63,7 +63,7 @@ async def frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, bytes
 
 
 async def embed_texts(path: str) -> tuple[int, float]:
-    """Texts within `SECONDS`, and CPU seconds of this process for them. `path` "own": here."""
+    """Return the texts within `SECONDS`, and the CPU seconds of this process for them. `path` "own": embed here."""
     draw, count = random.Random(), 0
     own = embedder_of(OnnxEncoder(default_model_dir() / MODEL)) if path == "own" else None
     waiting: dict[int, asyncio.Future[bytes]] = {}

@@ -68,7 +68,7 @@ class Ask:
 
 
 def day(requests: int, seconds: float, seed: int) -> list[Ask]:
-    """A few questions are asked often and most rarely; each in one of its wordings."""
+    """Return a day of requests: a few questions are frequent and most are rare; each has one of its wordings."""
     draw = random.Random(seed)
     groups: list[list[str]] = []
     for path in sorted(WORDINGS.glob("*.jsonl")):
@@ -84,7 +84,7 @@ def day(requests: int, seconds: float, seed: int) -> list[Ask]:
 
 @asynccontextmanager
 async def endpoint(name: str, answers: dict[str, int], stretch: float) -> AsyncIterator[str]:
-    """Takes as long for a question each time as its hash says, and says the same to all wordings of one."""
+    """Run an endpoint whose time for a question depends on its hash. All wordings of a question get one answer."""
 
     async def answer(request: web.Request) -> web.Response:
         question = (await request.json())["messages"][-1]["content"]
@@ -108,7 +108,7 @@ async def endpoint(name: str, answers: dict[str, int], stretch: float) -> AsyncI
 
 
 def answers_of() -> dict[str, int]:
-    """By question: the number of its group."""
+    """Return the number of its group for each question."""
     found: dict[str, int] = {}
     for path in sorted(WORDINGS.glob("*.jsonl")):
         for line in path.read_text("utf-8").splitlines():
@@ -128,7 +128,7 @@ class Bench:
         return POLICY.format(**{**rule, "ttl": f"{float(rule['ttl']) * self.stretch:.0f}s"}, record=self.record)
 
     async def run(self, name: str, rule: Rule) -> tuple[Config, dict[str, Any]]:
-        """The day, for real -> the configuration, which has the log, and what happened."""
+        """Send the day to a gateway. Return its configuration, which has the log, and the figures."""
         async with AsyncExitStack() as stack:
             backends = {}
             for backend in SPEED:
@@ -168,7 +168,7 @@ class Bench:
 
 
 def _timing(recorder: Recorder, method: str) -> list[float]:
-    """What each of its calls takes from now on; seconds."""
+    """Return a list that gets the seconds of each call of the method from now on."""
     real, times = getattr(recorder, method), list[float]()
 
     def timed(*given: Any, **named: Any) -> Any:
@@ -217,7 +217,7 @@ async def agreement(arguments: argparse.Namespace) -> bool:
 
 
 def speed(config: Config, bench: Bench, copies: int) -> None:
-    """The recorded day again and again, each time of other tenants: read, and replayed under two policies."""
+    """Read the recorded day many times, each with other tenants, and replay it under two policies."""
     traffic = read_traffic(str(config.data_dir / "traffic"), config.data_dir, 0.0)
     span = traffic.requests[-1].at - traffic.requests[0].at + 60.0
     folder = config.data_dir / "copies"

@@ -37,7 +37,7 @@ STALL = re.compile(r'^nearhit_loop_stalls_total\{cause="(\w+)"\} (\S+)', re.MULT
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`part`: of all requests. `made`: a body."""
+    """A kind of request. `part`: its share of all requests. `made`: makes a body."""
 
     name: str
     part: float
@@ -63,8 +63,11 @@ KINDS = (
 
 @dataclass
 class Result:
-    """`took`: seconds by kind; `failed`: refused, or answered as another kind; `late`: by how much
-    requests were sent after they were due; `first_failed`: what became of the first of those."""
+    """The result of a run.
+
+    `took`: seconds by kind. `failed`: refused, or answered as another kind. `late`: seconds between the due time of a
+    request and its sending. `first_failed`: the reason of the first failure.
+    """
 
     embedder: str
     rate: float
@@ -80,7 +83,7 @@ class Result:
     rss_after_mb: float = 0.0
 
     def rows(self) -> Iterator[tuple[str, list[float]]]:
-        """Each kind's latencies, and all but those of live streams, which take as long as the endpoint does."""
+        """Yield each kind's latencies, and all but those of live streams, which take as long as the endpoint does."""
         yield from self.took.items()
         yield (
             "all that the gateway times",
@@ -97,7 +100,7 @@ class Clients:
         self.first_failed = ""
 
     async def ask(self, kind: Kind, draw: random.Random) -> float | None:
-        """Seconds; None: refused, or not answered as it should be."""
+        """Return seconds; None: refused, or not answered as it should be."""
         opened = self._free.pop() if self._free else await asyncio.open_connection("127.0.0.1", self._port)
         try:
             seconds = await exchange(opened, request_bytes(kind.made(draw)), kind.expect, kind.events)
@@ -118,7 +121,7 @@ def draw_kind(draw: random.Random) -> Kind:
 
 
 async def cpu_seconds_per_request(it: GatewayProcess, clients: Clients, draw: random.Random) -> float:
-    """Seconds of a processor a request of the mix: of the event loop, or of all other threads where those take more."""
+    """Return CPU seconds per request of the mix: of the event loop, or of all other threads if that is more."""
     left = iter(range(MEASURED))
 
     async def send() -> None:
@@ -134,7 +137,7 @@ async def cpu_seconds_per_request(it: GatewayProcess, clients: Clients, draw: ra
 
 
 async def run_load(result: Result, clients: Clients, draw: random.Random, seconds: float) -> None:
-    """Sends at the rate, whatever comes back, and waits for the last answer."""
+    """Send requests at the rate, whatever comes back, and wait for the last answer."""
     result.took, result.failed = {kind.name: [] for kind in KINDS}, {kind.name: 0 for kind in KINDS}
     began, due = time.perf_counter(), 0.0
 
@@ -180,7 +183,7 @@ async def measure(embedder: str, share: float, seconds: float, seed: int) -> Res
 
 
 def stalls_of(it: GatewayProcess) -> dict[str, int]:
-    """By cause, since its start."""
+    """Return the stalls since the start, by cause."""
     return {cause: int(float(count)) for cause, count in STALL.findall(_get(it, "/metrics"))}
 
 

@@ -64,13 +64,13 @@ SHORT, LONG = 20, 220  # events of a stream
 
 
 def connect(url: str) -> closing[redis.Redis]:
-    """Of a store that may still be starting."""
+    """Connect to a store that may still be starting."""
     return closing(redis.Redis.from_url(url, retry=Retry(ConstantBackoff(0.05), 200)))
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Seconds of processors, and bytes, so far: of the gateway's event loop, its other threads, and the store."""
+    """CPU seconds, and bytes, so far: of the gateway's event loop, its other threads, and the store."""
 
     loop: float
     threads: float
@@ -79,12 +79,12 @@ class Usage:
     memory: float  # of the store
 
     def since(self, before: Usage, count: int) -> Usage:
-        """Each."""
+        """Return the difference of each figure, divided by `count`."""
         return Usage(*((getattr(self, f.name) - getattr(before, f.name)) / count for f in fields(Usage)))
 
 
 def usage_so_far(pid: int | None, store: redis.Redis) -> Usage:
-    """`pid`: of the gateway; None: there is none."""
+    """Return the usage so far. `pid`: of the gateway; None: there is none."""
     told = store.info()
     loop = 0.0 if pid is None else loop_seconds(pid)
     threads = 0.0 if pid is None else cpu_seconds(pid) - loop
@@ -94,7 +94,7 @@ def usage_so_far(pid: int | None, store: redis.Redis) -> Usage:
 
 @asynccontextmanager
 async def endpoint() -> AsyncIterator[int]:
-    """Answers at once; a stream has `max_tokens` events, 2 ms apart, as many writes."""
+    """Run an endpoint that answers at once. A stream has `max_tokens` events, 2 ms apart, one write each."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
@@ -139,12 +139,12 @@ class Bench:
         self.memory_mb = 0.0
 
     def new_question(self) -> str:
-        """As long as the known question, some 25 tokens."""
+        """Return a question as long as the known one, some 25 tokens."""
         words = " ".join(self.draw.choices(WORDS, k=14))
         return f"How do I {words} number {self.draw.randrange(10**9)}?"
 
     def new_bytes(self) -> bytes:
-        """The known question in bytes that the front does not know."""
+        """Return the known question in bytes that the front does not know."""
         return body(QUESTION, metadata={"n": self.draw.getrandbits(60)})
 
     async def row(
@@ -192,7 +192,7 @@ class Bench:
             yield body(self.new_question(), "missing", stream=True, max_tokens=events)
 
     def embedding(self) -> None:
-        """In a thread of a gateway without its waits for the interpreter: texts as long as the misses'."""
+        """Measure the encoder in one thread without waits for the interpreter: texts as long as the misses'."""
         encoder = build_encoder(EmbedderConfig(adapter="onnx", threads=1))
         rounds = list[Usage]()
         for _ in range(self.rounds + 1):
@@ -203,7 +203,7 @@ class Bench:
         self.record("embedding", rounds[1:])
 
     async def changes(self, upstream: int, rate: int, seconds: float) -> None:
-        """What somebody else writes costs the store, and a gateway that follows."""
+        """Measure the cost of another gateway's writes, to the store and to a gateway that follows them."""
         with valkey() as url, connect(url) as store:
             before = usage_so_far(None, store)
             await write(url, rate, seconds)

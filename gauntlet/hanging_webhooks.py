@@ -71,7 +71,7 @@ class Receivers:
         writer.close()
 
     def have_all_calls(self, jobs: Set[str]) -> bool:
-        """Return whether the good webhooks of all jobs came, and each kind of receiver was asked."""
+        """Return whether the good webhooks of all jobs came, and each kind of receiver had a call."""
         return self.told_at.keys() >= jobs and self.begun.keys() == KINDS
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ def total(text: str, name: str) -> float:
 
 
 async def permits_left(it: Process) -> float:
-    """Return the calls that are still in flight to the backends, once there are none or patience ends."""
+    """Return the calls in flight to the backends, as soon as there are none or `PATIENCE_S` is over."""
     until = time.monotonic() + PATIENCE_S
     while (held := total(await metrics(it), "nearhit_backend_inflight")) and time.monotonic() < until:
         await asyncio.sleep(PAUSE_S)
@@ -69,7 +69,7 @@ async def permits_left(it: Process) -> float:
 
 
 async def recovers(ask: Callable[[str], Awaitable[bool]]) -> bool:
-    """Return whether `ask` reports a hit for a question before patience ends."""
+    """Return whether `ask` reports a hit for a question within `PATIENCE_S`."""
     until = time.monotonic() + PATIENCE_S
     while not await ask("question 0"):
         if time.monotonic() > until:

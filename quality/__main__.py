@@ -95,7 +95,7 @@ class Report:
         }
 
     def _load_tuned(self, data_dir: Path | None) -> Opinions | None:
-        """The verifier that `nearhit tune` has put in force in a data directory. None: no directory is given."""
+        """Return the verifier that `nearhit tune` has put in force in a data directory; None: no directory is given."""
         if data_dir is None:
             return None
         verifier = build_verifier(VerifierConfig(), EmbedderConfig(), versions=data_dir)

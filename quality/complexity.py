@@ -68,7 +68,7 @@ def score(prompts: Sequence[str]) -> list[float]:
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> Score:
-    """Trains on rows with `prompt`, `weak`, `strong` and `domain`, and returns the scorer."""
+    """Train on rows with `prompt`, `weak`, `strong` and `domain`, and return the scorer."""
     training = importlib.import_module("training.complexity")  # scikit-learn is in the training environment alone
     encoder, words = OnnxEncoder(MODELS / MODEL, threads=2), training.common_words(MODELS / MODEL)
     rarity = training.Commonness(words)
@@ -95,7 +95,7 @@ def judge_all(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str
 
 
 def show_pairs(scores: FloatArray, length: FloatArray, outcomes: Mapping[str, FloatArray]) -> None:
-    """Prints every pair, and the best single model whose calls cost no more than half of each."""
+    """Print every pair, and the best single model whose calls cost no more than half of each."""
     print("| light -> large | APGR shipped | length | half to the large one is right | always | is right |")
     print("|---|---|---|---|---|---|")
     means = {name: float(right.mean()) for name, right in outcomes.items()}
@@ -119,7 +119,7 @@ def labels_of(prompts: Sequence[ScoredPrompt], worse: FloatArray) -> LabelArrays
 
 
 def show_learned(prompts: Sequence[ScoredPrompt], outcomes: Mapping[str, FloatArray]) -> None:
-    """Prints the value of labels of a random part on the rest: means of the splits, and how many pass the gate.
+    """Print the value of labels of a random part on the rest: means of the splits, and how many pass the gate.
 
     A label is one bit, whether the light answer is worse, as the gateway's audits give it.
     """
@@ -178,7 +178,7 @@ def _times(text: str, draw: random.Random, count: int) -> str:
 
 
 def show_robustness(scorer: tuple[ComplexityModel, OnnxEncoder], prompts: Sequence[str], scores: FloatArray) -> None:
-    """Prints how often a change of the wording leaves the choice at the median threshold as it is."""
+    """Print how often a change of the wording leaves the choice at the median threshold as it is."""
     print("| change | changed prompts | choice unchanged |")
     print("|---|---|---|")
     threshold = float(np.median(scores))

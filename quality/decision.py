@@ -16,7 +16,7 @@ from gateway.ports import Acceptance, Embedder, Judgement, TextEncoder, Verifier
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """What a judgement needs of an `Entry`."""
+    """The fields of an `Entry` that a judgement needs."""
 
     fingerprint: str
     question: str
@@ -41,7 +41,7 @@ class CachingEmbedder:
 
 
 class Decision:
-    """Of one route with one promise. `entries`: that the neighbours are the nearest of."""
+    """The decision of one route with one promise. `entries`: the size of the cache that the neighbours are from."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Decision:
         self.entries = 0
 
     async def judge(self, question: str, vector: Vector, near: Sequence[tuple[StoredQuestion, float]]) -> Judgement:
-        """`near`: stored questions with their similarity in [0, 1], most similar first; at least one."""
+        """Judge a question. `near`: stored questions, the most similar first, with their similarity in [0, 1]."""
         embedding = Embedding(vector, 0, False)
         scores = self._scorer.of(
             question, "", embedding, cast(Sequence[NeighbourEntry], near), self._control, self.entries
@@ -68,7 +68,7 @@ class Decision:
 
 
 class FixedThreshold(RouteControl):
-    """A threshold that nobody moves; evidence is gathered as ever."""
+    """A threshold that nothing moves. It gathers evidence as a real one does."""
 
     def __init__(self, verifier: Verifier, threshold: float, *, learn: bool = True) -> None:
         super().__init__(verifier.prior, verifier.basis, learn=learn)
@@ -82,7 +82,7 @@ class FixedThreshold(RouteControl):
 
 
 class FrozenEvidence(FixedThreshold):
-    """What was learnt before counts, and nothing is added to it."""
+    """A fixed threshold with the evidence that it was given. It learns nothing more."""
 
     def learn(self, observation: Observation) -> bool:
         return False

@@ -32,7 +32,7 @@ ENGLISH = "English"
 
 
 class LanguageFilter:
-    """A verifier whose second stage is asked only about pairs that it can read."""
+    """A verifier that asks its second stage only about pairs that the stage can read."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
@@ -54,7 +54,7 @@ class LanguageFilter:
 
 
 def by_language() -> dict[str, list[traps.Trap]]:
-    """The pairs of the traps, English ones together."""
+    """Return the pairs of the traps by language, with all English ones together."""
     grouped: dict[str, list[traps.Trap]] = {ENGLISH: []}
     for trap in traps.load():
         grouped.setdefault(LANGUAGES.get(trap.kind, ENGLISH), []).append(trap)
@@ -62,7 +62,7 @@ def by_language() -> dict[str, list[traps.Trap]]:
 
 
 def auc(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
-    """The share of (same, different) pairs of pairs that the similarity orders rightly."""
+    """Return the share of (same, different) pairs of pairs that the similarity orders correctly."""
     similar = np.array(
         [embedder.embed_nowait(pair.stored).vector @ embedder.embed_nowait(pair.asked).vector for pair in pairs]
     )
@@ -72,7 +72,7 @@ def auc(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
 
 
 def recall(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
-    """The share of wordings whose stored question is the most similar of all stored ones of the language."""
+    """Return the share of wordings whose stored question is the most similar stored one of the language."""
     stored = list(dict.fromkeys(pair.stored for pair in pairs))
     vectors = np.stack([embedder.embed_nowait(text).vector for text in stored])
     right = [pair for pair in pairs if pair.same]
@@ -81,13 +81,13 @@ def recall(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
 
 
 def readable_share(pairs: Sequence[traps.Trap], embedder: CachingEmbedder) -> float:
-    """The share of pairs that the model can read."""
+    """Return the share of pairs that the model can read."""
     texts = [(pair.stored, pair.asked) for pair in pairs]
     return float(np.mean([not any(embedder.embed_nowait(text).partial for text in pair) for pair in texts]))
 
 
 def cost_ms(encoder: OnnxEncoder, texts: Sequence[str]) -> float:
-    """The least time of one text of median length, in milliseconds."""
+    """Return the least time of one text of median length, in milliseconds."""
     text = sorted(texts, key=len)[len(texts) // 2]
     times = []
     for _ in range(20):
@@ -100,7 +100,7 @@ def cost_ms(encoder: OnnxEncoder, texts: Sequence[str]) -> float:
 def row(
     language: str, pairs: Sequence[traps.Trap], verifier: Verifier, encoder: OnnxEncoder, thresholds: Iterable[float]
 ) -> list[str]:
-    """The cells of one model and language."""
+    """Return the cells of one model and language."""
     embedder = CachingEmbedder(encoder)
     served = [traps.tally(pairs, verifier, embedder, each)[-1] for each in thresholds]
     return [

@@ -15,7 +15,7 @@ Flags = NDArray[np.bool_]
 
 
 def windows(wrong: Flags) -> NDArray[np.int64]:
-    """Wrong hits in each WINDOW consecutive requests; a shorter stream is one window."""
+    """Return the wrong hits in each WINDOW consecutive requests; a shorter stream is one window."""
     size = min(WINDOW, len(wrong))
     sums = np.concatenate(([0], np.cumsum(wrong)))
     return np.asarray(sums[size:] - sums[:-size], np.int64) if size else np.zeros(0, np.int64)
@@ -31,7 +31,7 @@ def worst(wrongs: Sequence[Flags]) -> int:
 
 
 def hit_rate(served: Flags, wrong: Flags, repeated: Flags) -> float:
-    """Right hits over requests that have an answer in the cache."""
+    """Return the right hits over the requests that have an answer in the cache."""
     return float((served & ~wrong).sum() / max(1, int(repeated.sum())))
 
 
@@ -65,7 +65,7 @@ def precision_area(curve: Sequence[Point]) -> float:
 
 
 def best_within(curve: Sequence[Point], budget: float) -> Point | None:
-    """The most that is served with an error over all requests of at most the budget."""
+    """Return the point that serves the most with an error over all requests of at most the budget."""
     return max((p for p in curve if p.error <= budget), key=lambda point: point.served, default=None)
 
 
@@ -74,7 +74,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def round_floats(value: Any) -> Any:
-    """For JSON: floats to six digits, through lists and dicts."""
+    """Round floats to six digits for JSON, through lists and dicts."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):

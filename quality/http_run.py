@@ -46,7 +46,7 @@ LONGEST_S = 900  # of one run; the evaluation's 4,653 requests take 30 to 60 s o
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the gateway is run with."""
+    """The options of the gateway in a run."""
 
     verifier: str
     embedder: str = "onnx"
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class GatewayResult:
-    """One run; shares in [0, 1]. `stated`: the gateway's own figure with its interval, None where it knows none."""
+    """The figures of one run; shares in [0, 1]. `stated`: the gateway's own figure, None if it has none."""
 
     budget: float
     requests: int
@@ -76,7 +76,7 @@ class GatewayResult:
 
 @dataclass(frozen=True, slots=True)
 class ClientResult:
-    """What a client saw of one stream: positions of wrong hits, on raw and on audited labels."""
+    """The results of one stream as a client sees them: positions of wrong hits, on raw and on audited labels."""
 
     requests: int
     hits: int
@@ -88,7 +88,7 @@ class ClientResult:
 
 @contextmanager
 def gateway(upstream: int, budget: float, setting: Setting) -> Iterator[tuple[int, int]]:
-    """-> (data port, admin port) of a gateway that listens."""
+    """Run a gateway and yield its data port and its admin port."""
     policy = POLICY.format(budget=f"{budget * 100:g}", audit=f"{setting.audit * 100:g}")
     with gateway_of(
         CONFIG,
@@ -102,7 +102,7 @@ def gateway(upstream: int, budget: float, setting: Setting) -> Iterator[tuple[in
 
 
 def run_own_stub(stream: Stream, audited: Labels, budget: float, setting: Setting) -> GatewayResult:
-    """Every question of the stream, in its order, before our own stub."""
+    """Send every question of the stream, in its order, with our own stub as the endpoint."""
     questions = stream.questions[: stream.request_count]
     answers = dict(zip(questions, stream.answers, strict=False))
     with stub(answers) as upstream, gateway(upstream.server_address[1], budget, setting) as (port, admin):
@@ -139,7 +139,7 @@ def _ask(stream: Stream, questions: Sequence[str], port: int, audited: Labels) -
 def run_evaluation(
     folder: Path, stream: Stream, audited: Labels, budget: float, setting: Setting, python: str = sys.executable
 ) -> GatewayResult:
-    """The evaluation's own `cache_eval.py http --mode stream`, with its own stub, as a child."""
+    """Run the evaluation's own `cache_eval.py http --mode stream`, with its own stub, as a child process."""
     upstream = free_port()
     with tempfile.TemporaryDirectory() as place, gateway(upstream, budget, setting) as (port, admin):
         dump = Path(place) / "wrong.json"
@@ -192,12 +192,12 @@ def _figures(budget: float, seen: ClientResult, admin: int) -> GatewayResult:
 
 
 def samples(text: str) -> list[tuple[str, dict[str, str], float]]:
-    """(metric, labels, value) of a scrape."""
+    """Return (metric, labels, value) of a scrape."""
     families = text_string_to_metric_families(text)
     return [(each.name, dict(each.labels), float(each.value)) for family in families for each in family.samples]
 
 
 def total(found: Sequence[tuple[str, dict[str, str], float]], name: str, **labels: str) -> float | None:
-    """Of all that have these labels; None where there is none."""
+    """Return the sum of the samples that have these labels; None if there is none."""
     values = [value for metric, its, value in found if metric == name and labels.items() <= its.items()]
     return sum(values) if values else None

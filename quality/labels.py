@@ -23,7 +23,7 @@ def pair_key(a: str, b: str) -> str:
 
 
 def load_audited(path: Path = AUDITED) -> dict[str, bool]:
-    """pair -> whether both ask the same; empty where there is no such file."""
+    """Return whether both questions ask the same, by pair; empty if there is no such file."""
     if not path.exists():
         return {}
     rows = (json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip())
@@ -39,7 +39,7 @@ class Labels:
         self._known: dict[tuple[int, int], bool] = {}
 
     def same(self, asked: int, stored: int) -> bool:
-        """Whether the answer made for `stored` answers `asked`."""
+        """Return whether the answer made for `stored` answers `asked`."""
         if not self._audited:
             return self._stream.answers[asked] == self._stream.answers[stored]
         known = self._known.get((asked, stored))
@@ -51,7 +51,7 @@ class Labels:
 
 
 def read_tables(pairs: Sequence[Path], labels: Sequence[Path]) -> dict[str, bool]:
-    """`ID a b` and `ID same|different|unclear`, by tabs. Who reads a pair as unclear says nothing about it."""
+    """Read lines of `ID a b` and `ID same|different|unclear`, separated by tabs. An unclear pair has no label."""
     texts: dict[str, str] = {}
     for path in pairs:
         for line in path.read_text("utf-8").splitlines():

@@ -54,13 +54,15 @@ class Rung:
 
 
 def thresholds(learn: bool) -> Iterator[float]:
-    """Those that the control chooses from, strictest first. Without evidence no score is above 1, and with it next to
-    none above 1.1."""
+    """Yield the thresholds that the control chooses from, the strictest first.
+
+    Without evidence no score is above 1, and with it next to none is above 1.1.
+    """
     return (t for band in range(BANDS, -1, -1) if (t := LOWEST + band * WIDTH) <= (1.1 if learn else 1.0) + 1e-9)
 
 
 def curve(replay: Replay, loosest: float, *, learn: bool, audit: float, grow: bool = False, seeds: int) -> list[Point]:
-    """Served and wrong at each fixed threshold, until more than `loosest` is wrong."""
+    """Return the served and wrong shares at each fixed threshold, until more than `loosest` is wrong."""
     points: list[Point] = []
     for threshold in thresholds(learn):
         controls = [FixedThreshold(replay.opinions, threshold, learn=learn) for _ in range(seeds)]
@@ -77,7 +79,10 @@ def curve(replay: Replay, loosest: float, *, learn: bool, audit: float, grow: bo
 def promise(
     replay: Replay, labels: str, budget: float, hindsight: Sequence[Point], *, seeds: int, audit: float, grow: bool
 ) -> PromiseResult:
-    """The control as it is in production, from its prior on, over all seeds. `labels`: the name of the replay's."""
+    """Measure the control as it is in production, from its prior on, over all seeds.
+
+    `labels`: the name of the labels of the replay.
+    """
     verifier = replay.opinions
     runs, covers = [], []
     for seed in range(seeds):
@@ -108,7 +113,7 @@ def promise(
 
 @dataclass(frozen=True, slots=True)
 class AdaptationResult:
-    """Hit rate on what is left of a stream, at the same error, before and after labels of its domain."""
+    """The hit rate on the rest of a stream, at the same error, before and after labels of its domain."""
 
     stream: str
     budget: float
@@ -118,7 +123,10 @@ class AdaptationResult:
 
 
 def adaptation(replay: Replay, budgets: Sequence[float], *, audit: float) -> list[AdaptationResult]:
-    """The first requests are all misses, until they have given LABELS labels; thresholds are those of hindsight."""
+    """Measure each budget before and after LABELS labels. Thresholds are those of hindsight.
+
+    The first requests are all misses, until they have given these labels.
+    """
     verifier, total = replay.opinions, replay.world.stream.request_count
     first = next(
         (n for n in range(LABELS, total // 2 + 1, 50) if _trained_control(replay, n).labels >= LABELS), total // 2
@@ -146,7 +154,10 @@ def adaptation(replay: Replay, budgets: Sequence[float], *, audit: float) -> lis
 
 
 def _trained_control(replay: Replay, requests: int) -> RouteControl:
-    """A control that has seen so many requests and served none of them. At its threshold every neighbour is read."""
+    """Return a control that has seen that many requests and served none of them.
+
+    At its threshold every neighbour is read.
+    """
     control = FixedThreshold(replay.opinions, LOWEST)
     replay.play(control, 0.01, seed=1, requests=slice(requests), serve=False)
     return control

@@ -81,8 +81,10 @@ class Replay:
         requests: slice = slice(None),
         serve: bool = True,
     ) -> Run:
-        """`audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN. `serve`: False: whatever
-        is not the same words is a miss."""
+        """Replay the requests. `audit`: the share of hits that are compared with a fresh answer. `grow`: see GROWN.
+
+        `serve`: if False, only equal words are a hit.
+        """
         asked = order(self.world.stream, seed)[requests]
         return asyncio.run(self._play(asked, control, budget, audit, np.random.default_rng(seed), grow, serve))
 
@@ -134,7 +136,7 @@ class Replay:
     def _served(
         self, request: int, chosen: Judgement, control: RouteControl, audit: float, draw: np.random.Generator
     ) -> bool:
-        """Whether the hit was audited."""
+        """Return whether the hit was audited."""
         control.hit()
         chance = control.audit_chance(chosen.score, audit)
         if draw.random() >= chance:
@@ -147,7 +149,7 @@ class Replay:
 
 
 class CacheFiller:
-    """Puts questions that nobody asks into the cache, as many at each request, until it is GROWN times as large."""
+    """Adds questions that nobody asks to the cache, the same number at each request, until it is GROWN times as large."""
 
     def __init__(self, world: World, requests: int, draw: np.random.Generator) -> None:
         self._others = draw.permutation(np.arange(world.stream.request_count, len(world.stream.questions)))

@@ -25,7 +25,7 @@ def percent(budget: float) -> str:
 
 
 def raw_and_audited(raw: float, audited: float, digits: int = 2) -> str:
-    """Raw labels, then audited ones."""
+    """Format the figure by raw labels, then by audited ones."""
     return f"{100 * raw:.{digits}f} / {100 * audited:.{digits}f} %"
 
 

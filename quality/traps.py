@@ -34,7 +34,7 @@ class Tally:
 
 
 def load(evaluation: Path | None = None, folder: Path = FOLDER) -> list[Trap]:
-    """Every pair of the files that are there, and the everyday pairs of an evaluation folder."""
+    """Return every pair of the files that exist, and the everyday pairs of an evaluation folder."""
     lines = (
         line for name in FILES if (folder / name).exists() for line in (folder / name).read_text("utf-8").splitlines()
     )
@@ -48,7 +48,7 @@ def load(evaluation: Path | None = None, folder: Path = FOLDER) -> list[Trap]:
 
 
 def tally(traps: Sequence[Trap], verifier: Verifier, embedder: Embedder, threshold: float) -> list[Tally]:
-    """By kind, in the order of the files, and all together."""
+    """Return the tallies by kind, in the order of the files, and then the one of all pairs."""
     decision = Decision(verifier, embedder, FixedThreshold(verifier, threshold, learn=False), 0.0)
     served = asyncio.run(_served(traps, decision, embedder, verifier.floor))
     kinds = list(dict.fromkeys(trap.kind for trap in traps))
@@ -56,7 +56,7 @@ def tally(traps: Sequence[Trap], verifier: Verifier, embedder: Embedder, thresho
 
 
 async def _served(traps: Sequence[Trap], decision: Decision, embedder: Embedder, floor: float) -> list[bool]:
-    """As the gateway decides where this one question is stored and nothing was learnt near it."""
+    """Return whether a gateway serves the pair if it stores this one question and has learnt nothing."""
     found = []
     for trap in traps:
         embedded, by = await embedder.embed(trap.stored), await embedder.embed(trap.asked)

@@ -23,7 +23,7 @@ GATEWAY = Path(__file__).parents[1] / "gateway"
 
 
 class SimilarityVerifier:
-    """The similarity, and nothing else: what a verifier is held against."""
+    """A verifier that gives the similarity and nothing else, for comparison with others."""
 
     basis = "similarity"
     floor = 0.6
@@ -43,8 +43,7 @@ class SimilarityVerifier:
 
 
 def verifier_key(verifier: Verifier, encoder: str) -> str:
-    """Names the verifier, its code and its weights, and the encoder, whose similarities its scores begin with: opinions
-    of others are not used again."""
+    """Return a name of the verifier, its code, its weights and its encoder. Other opinions are not used again."""
     cache = GATEWAY / "cache"
     sources = [*cache.glob("*.py"), *cache.glob("features/*.py"), *cache.glob("weights/*")]
     sources += GATEWAY.glob("adapters/onnx/cross*.py")
@@ -135,7 +134,7 @@ class World:
 
 
 def world_of(stream: Stream, encoder: TextEncoder, folder: Path | None) -> World:
-    """With the vectors of the last run, where it was over the same texts and the same model."""
+    """Return the world of a stream. It reads the vectors of an earlier run with the same texts and the same model."""
     named = "\0".join((encoder.fingerprint, *stream.questions)).encode("utf-8", "surrogatepass")
     path = folder / f"vectors-{hashlib.sha256(named).hexdigest()[:16]}.npy" if folder is not None else None
     if path is not None and path.exists():

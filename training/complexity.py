@@ -160,7 +160,7 @@ def linear(coefficients: FloatArray, bias: float, width: int, variant: str, fact
 
 
 def apply(weights: Linear, features: FloatArray, vectors: FloatArray) -> FloatArray:
-    """(n,): what `Linear` gives row by row."""
+    """Return (n,): the value of `Linear` for each row."""
     value = features @ weights.features + weights.bias
     return np.asarray(value if weights.vector is None else value + vectors @ weights.vector)
 
@@ -172,7 +172,7 @@ def open_head(given: GradedPrompts, scale: Standard, variant: str) -> Linear:
 
 
 def ranking_head(given: GradedPrompts, many: ManyOutcomes, scale: Standard, variant: str) -> Linear:
-    """The graded prompts' head, plus what ranks the prompts of many models, calibrated on the grades."""
+    """Return the graded prompts' head plus the ranking of many models' prompts, calibrated on the grades."""
     factors = (1.0, MANY_VECTOR)
     begin = open_head(given, scale, variant)
 
@@ -192,7 +192,7 @@ def ranking_head(given: GradedPrompts, many: ManyOutcomes, scale: Standard, vari
 
 
 def two_numbers(scores: FloatArray, shares: FloatArray) -> tuple[float, float]:
-    """The slope and shift that make scores the logits of the shares (Platt 1999)."""
+    """Return the slope and shift that make scores the logits of the shares (Platt 1999)."""
     design, found = np.stack([scores, np.ones(len(scores))], axis=1), np.array([0.1, 0.0])
     for _ in range(30):
         sure = 1.0 / (1.0 + np.exp(-(design @ found)))
@@ -220,13 +220,13 @@ def both_logit(heads: tuple[Linear, Linear], scale: Standard, asked: Outcomes) -
 
 
 def domain_folds(domains: npt.NDArray[np.str_]) -> npt.NDArray[np.int_]:
-    """(n,) in 0..GROUPS-1, as `router_eval.py` cuts them."""
+    """Return (n,): folds in 0..GROUPS-1, as `router_eval.py` cuts them."""
     names = sorted(set(domains))
     return np.array([names.index(domain) % GROUPS for domain in domains])
 
 
 def offset(logits: FloatArray, truth: FloatArray) -> float:
-    """What is to be added so that the mean probability is the mean truth. By Newton's method."""
+    """Return the offset at which the mean probability is the mean truth, by Newton's method."""
     added = 0.0
     for _ in range(30):
         sure = 1.0 / (1.0 + np.exp(-(logits + added)))
@@ -261,7 +261,7 @@ def train(
 
 
 def score_all(weights: ComplexityWeights, asked: Outcomes, *, vectors: bool = True) -> FloatArray:
-    """(n,), by the gateway's own evaluator."""
+    """Return (n,): scores by the gateway's own evaluator."""
     model = ComplexityModel(weights, f"{ENCODER}/training")
     each = zip(asked.prompts, asked.vectors, strict=True)
     return np.array([model.score(text, None, vector if vectors else None) for text, vector in each])
@@ -294,7 +294,7 @@ FloatsOf = dict[str, FloatArray]
 
 
 def held_out_scores(seen: Outcomes, given: GradedPrompts, rarity: Commonness, fold: npt.NDArray[np.int_]) -> FloatsOf:
-    """By variant (n,): each prompt's score by weights that saw none of its fold."""
+    """Return, by variant, (n,): each prompt's score by weights that saw none of its fold."""
     scores = {name: np.zeros(len(fold)) for name in VARIANTS}
     for at in range(GROUPS):
         weights, asked = train(seen.at(fold != at), given, rarity), seen.at(fold == at)
@@ -304,7 +304,7 @@ def held_out_scores(seen: Outcomes, given: GradedPrompts, rarity: Commonness, fo
 
 
 def tables(seen: Outcomes, given: GradedPrompts, rarity: Commonness) -> dict[str, Any]:
-    """What scores are worth, for each way of holding out, with the embedding and without."""
+    """Return the value of scores for each way of holding out, with the embedding and without."""
     found = {}
     folds = {"leave-domains-out": domain_folds(seen.domains), "in-domain": gaps.random_folds(len(seen.light), GROUPS)}
     for how, fold in folds.items():
@@ -320,7 +320,10 @@ def tables(seen: Outcomes, given: GradedPrompts, rarity: Commonness) -> dict[str
 
 
 def many_held_out_scores(given: GradedPrompts, many: ManyOutcomes, variant: str, cut: int = 0) -> FloatArray:
-    """(n,): each prompt's score by an open head that saw none of its fold. Levels of different folds are made equal."""
+    """Return (n,): each prompt's score by an open head that saw none of its fold.
+
+    The levels of different folds are made equal.
+    """
     fold, scores = gaps.random_folds(len(many.prompts), GROUPS, cut), np.zeros(len(many.prompts))
     for at in range(GROUPS):
         seen, asked = many.at(fold != at), many.at(fold == at)
@@ -347,7 +350,7 @@ class PairAdvantage:
 
 
 def advantages(many: ManyOutcomes, scores: Sequence[FloatArray]) -> list[PairAdvantage]:
-    """The advantage of every pair, the smallest first. `scores`: those of each cut."""
+    """Return the advantage of every pair, the smallest first. `scores`: those of each cut."""
 
     def of(pair: tuple[int, int]) -> PairAdvantage:
         light, large = (many.scores[:, at] for at in pair)

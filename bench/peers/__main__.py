@@ -38,7 +38,7 @@ WAYS = ("pass-through", "exact hit")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one listens, and what it is asked, by way."""
+    """The address of a server, and the requests to it, by way."""
 
     port: int
     pid: int
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def _cpu(load: Load) -> float:
-    """Of its children, too."""
+    """Return the CPU time, with that of the children."""
     return load.cpu_us + load.store_cpu_us
 
 

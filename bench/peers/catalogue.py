@@ -27,7 +27,7 @@ PORTKEY = (
 
 @dataclass(frozen=True, slots=True)
 class PeerRequest:
-    """`expect`: what the head of each answer contains, so that it is the path that it is said to be."""
+    """A request. `expect`: text in the head of each answer, which shows that the request took its path."""
 
     body: bytes
     expect: str = ""
@@ -35,8 +35,11 @@ class PeerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`command`: from its own port, the endpoint's, and a folder for its files. `headers`: of each request, with a
-    place for `upstream`. `how`: the configuration in words. A way that is None it does not have."""
+    """A gateway to compare with.
+
+    `command`: made from its own port, the endpoint's, and a folder for its files. `headers`: of each request, with a
+    place for `upstream`. `how`: the configuration in words. A way that is None it does not have.
+    """
 
     name: str
     program: Path  # without which it is not installed

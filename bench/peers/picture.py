@@ -17,7 +17,10 @@ FONT = "font-family='system-ui,sans-serif' fill='#57606a'"
 
 
 def draw(said: Mapping[str, Any]) -> str:
-    """SVG: for each way CPU of a request over that of a bare server, at `CONNECTIONS` connections, on a log scale."""
+    """Return SVG: for each way the CPU of a request over that of a bare server.
+
+    The bars are at `CONNECTIONS` connections, on a log scale.
+    """
     rows = [row for row in said["rows"] if row["connections"] == CONNECTIONS]
     ways = [(way, _of(rows, way)) for way in ("pass-through", "exact hit")]
     height = 26 + sum(HEAD + len(some) * (BAR + GAP) for _, some in ways)

@@ -76,7 +76,7 @@ def rows(table: Table) -> Iterator[Row]:
 
 
 def _section_rows(section: type[Section], prefix: str, nested: bool, described: list[type[Section]]) -> Iterator[Row]:
-    """`described` has the sections whose keys the table already has: their keys are not repeated."""
+    """Yield the rows of a section. `described` has the sections whose keys the table already has."""
     meanings = describe(section)
     for key, field in section.model_fields.items():
         inner = [each for each in _sections_in(field.annotation) if nested]
