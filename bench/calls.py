@@ -60,7 +60,7 @@ class RequestPath:
         return body(self.question(draw), self.model, **fields, **({"stream": True} if self.live else {}))
 
 
-WAYS: Mapping[str, RequestPath] = {
+PATHS: Mapping[str, RequestPath] = {
     "exact hit": RequestPath("detail=exact"),
     "pass-through miss": RequestPath("detail=policy", model="uncached"),
     "unknown path": RequestPath("detail=pass-through", path="/v1/unknown"),
@@ -102,12 +102,12 @@ def _module_path(file: str) -> str:
     return file
 
 
-async def _count_path(it: GatewayProcess, counts: Path, way: RequestPath, draw: random.Random) -> Calls:
-    pid, expect = it.process.pid, way.expect.encode()
-    await run(it.port, pid, way.requests(draw), connections=1)  # what is done once is done
+async def _count_path(it: GatewayProcess, counts: Path, path: RequestPath, draw: random.Random) -> Calls:
+    pid, expect = it.process.pid, path.expect.encode()
+    await run(it.port, pid, path.requests(draw), connections=1)  # what is done once is done
     rounds = []
     for _ in range(ROUNDS):
-        asked = way.requests(draw)
+        asked = path.requests(draw)
         await _signal_and_read(it, counts, signal.SIGUSR1)
         await run(it.port, pid, asked, connections=1, expect=expect)
         functions: Counter[tuple[str, str, int]] = Counter()
@@ -115,7 +115,7 @@ async def _count_path(it: GatewayProcess, counts: Path, way: RequestPath, draw: 
             functions[file, function, line] += calls
         rounds.append(functions)
     least = {key: min(functions[key] for functions in rounds) for key in rounds[0]}
-    return Calls({key: each for key, calls in least.items() if (each := round(calls / way.count))})
+    return Calls({key: each for key, calls in least.items() if (each := round(calls / path.count))})
 
 
 async def _signal_and_read(it: GatewayProcess, counts: Path, number: int) -> str:
@@ -131,7 +131,7 @@ async def _signal_and_read(it: GatewayProcess, counts: Path, number: int) -> str
 
 
 async def count() -> dict[str, Calls]:
-    """Return the calls on each of the `WAYS`."""
+    """Return the calls on each of the `PATHS`."""
     up, draw = free_port(), random.Random(7)
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts.json"
@@ -140,12 +140,12 @@ async def count() -> dict[str, Calls]:
             server(["bench.servers", "upstream", str(up)], up),
             gateway_of(CONFIG, POLICY, "bench.call_counter", options, embedder="hash", upstream=up, more="") as it,
         ):
-            return {name: await _count_path(it, counts, way, draw) for name, way in WAYS.items()}
+            return {name: await _count_path(it, counts, path, draw) for name, path in PATHS.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.calls", description=__doc__)
-    parser.add_argument("--by-module", choices=WAYS, help="every function that a request of this path calls")
+    parser.add_argument("--by-module", choices=PATHS, help="every function that a request of this path calls")
     given = parser.parse_args()
     counted = asyncio.run(count())
     if given.by_module is not None:

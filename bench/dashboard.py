@@ -199,7 +199,7 @@ async def open_view(browser: Browser, served: Served, view: str, theme: str = "l
 
 
 async def load_times(browser: Browser, served: Served, runs: int) -> list[float]:
-    """Return the seconds from a request for the page, with an empty cache, until its charts of thirty days are drawn."""
+    """Return the seconds from a request for the page, with an empty cache, until its charts are drawn."""
     took = []
     for _ in range(runs):
         page = await browser.new_page()

@@ -21,7 +21,7 @@ from typing import Any
 from bench.certificates import server_certificate
 from bench.default_table import EXACT, SEMANTIC, Window
 from bench.gateways import free_port, server
-from bench.load import opened, run_on
+from bench.load import open_connections, run_on
 from bench.process import children, cpu_seconds, thread_seconds
 from bench.prompts import Count, Prompt
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
@@ -146,7 +146,7 @@ async def window(
     to: Gateway, requests: list[bytes], kind: str, connections: int, idle_share: float = 0.0
 ) -> tuple[Window, dict[int, float]]:
     """Return the figures of a window, and the seconds of each thread. `idle_share`: as `calm` has it."""
-    async with opened(to.port, connections, to.extras.tls) as links:
+    async with open_connections(to.port, connections, to.extras.tls) as links:
         metrics, before, store = to.metrics(), thread_seconds(to.pid), store_seconds(to.pid)
         began = time.perf_counter()
         load = await run_on(links, to.pid, requests)

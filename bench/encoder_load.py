@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.default_gateway import ROOT, Extras, Gateway, encoder, gateway, heads, token_counter
 from bench.gateways import free_port, server
-from bench.load import Opened, exchange, request_bytes
+from bench.load import Connection, exchange, request_bytes
 from bench.process import pin
 from bench.prompts import Prompt, body, prose
 from bench.settings import CORES
@@ -50,7 +50,7 @@ class Clients:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._free: list[Opened] = []
+        self._free: list[Connection] = []
 
     async def ask(self, request: bytes) -> float | None:
         """Return seconds; None: no answer, or none with 200."""

@@ -31,10 +31,10 @@ def request_bytes(body: bytes, path: str = "/v1/chat/completions", headers: str 
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def exchange(opened: Opened, request: bytes, expect: bytes = b"", events: int = 0) -> float:
+async def exchange(opened: Connection, request: bytes, expect: bytes = b"", events: int = 0) -> float:
     """Send a request, and return the seconds until the last byte of the answer.
 
     The answer must be a 200 whose head contains `expect`, and a stream must have `events` events. A bench of errors,
@@ -59,7 +59,9 @@ async def exchange(opened: Opened, request: bytes, expect: bytes = b"", events: 
 
 
 @contextlib.asynccontextmanager
-async def opened(port: int, connections: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[list[Opened]]:
+async def open_connections(
+    port: int, connections: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[list[Connection]]:
     """Open connections, which end with the block. Their handshakes are over when it begins."""
     links = [await asyncio.open_connection("127.0.0.1", port, ssl=tls) for _ in range(connections)]
     try:
@@ -70,7 +72,7 @@ async def opened(port: int, connections: int, tls: ssl.SSLContext | None = None)
 
 
 async def _connection(
-    link: Opened, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float]
+    link: Connection, requests: Iterator[bytes], expect: bytes, events: int, latencies: list[float]
 ) -> None:
     latencies.extend([await exchange(link, request, expect, events) for request in requests])
 
@@ -86,12 +88,12 @@ async def run(
     tls: ssl.SSLContext | None = None,
 ) -> Load:
     """Send `requests` once each, and check the answers as `exchange` does. Connecting does not count."""
-    async with opened(port, connections, tls) as links:
+    async with open_connections(port, connections, tls) as links:
         return await run_on(links, pid, requests, expect=expect, events=events)
 
 
 async def run_on(
-    links: Sequence[Opened], pid: int, requests: Sequence[bytes], *, expect: bytes = b"", events: int = 0
+    links: Sequence[Connection], pid: int, requests: Sequence[bytes], *, expect: bytes = b"", events: int = 0
 ) -> Load:
     """Do as `run`, on connections that are open."""
     source = iter(requests)

@@ -137,7 +137,7 @@ class Measurement:
         return cached / (cached + fresh)
 
     @property
-    def moved(self) -> str:
+    def moved_share(self) -> str:
         """The share of the calls that left the upstream with their longest prefix; empty for other balancers."""
         picks = {outcome: count for (_, outcome), count in self.telemetry.prefix_picks.values.items()}
         return f"{picks.get('moved', 0.0) / sum(picks.values()):.1%}" if picks else ""
@@ -267,7 +267,7 @@ def main() -> None:
             bench = run(kind, talks, rate, servers, memory, given.seed)
             print(
                 f"| {servers} | {memory:,} | {kind} | {bench.hit_rate:.1%} | {1000 * bench.ttft_s(0.5):.0f} "
-                f"| {1000 * bench.ttft_s(0.95):.0f} | {bench.moved} |"
+                f"| {1000 * bench.ttft_s(0.95):.0f} | {bench.moved_share} |"
             )
     print("\n| prompt | us a choice |\n|---|---|")
     for size in (2_000, 20_000, 200_000):

@@ -165,7 +165,7 @@ class Cell:
     failed: int = 0
 
     @property
-    def starved(self) -> bool:
+    def is_starved(self) -> bool:
         """Whether the machine was short of processors, so that requests waited where no gateway can see it."""
         return self.lag_s > STARVED_S
 
@@ -188,7 +188,7 @@ async def measure_mode(mode: str, scenario: Scenario, count: int, seed: int, tri
                     )
                     best = cell if best is None or cell.lag_s < best.lag_s else best
                     best = replace(best, tries=tried)
-                    if not best.starved:
+                    if not best.is_starved:
                         break
                 assert best is not None
                 found.append(best)

@@ -218,7 +218,7 @@ async def measure_purge(session: aiohttp.ClientSession, replicas: Sequence[Repli
         async with session.post(f"{replicas[0].admin_url}/admin/cache/purge", json={"route": "default"}) as response:
             assert response.status == 200
 
-    async def gone(at: Replica) -> float:
+    async def wait_until_gone(at: Replica) -> float:
         # Asked for with only-if-cached, so that nobody stores it anew.
         headers = {"content-type": "application/json", "cache-control": "only-if-cached"}
         while True:
@@ -228,7 +228,7 @@ async def measure_purge(session: aiohttp.ClientSession, replicas: Sequence[Repli
                     return time.perf_counter() - begun
 
     removing = asyncio.create_task(remove())  # answered once the store has been swept, which may take seconds
-    last = max(await asyncio.gather(*map(gone, replicas)))
+    last = max(await asyncio.gather(*map(wait_until_gone, replicas)))
     await removing
     return last
 

@@ -94,9 +94,9 @@ def promise_section(given: argparse.Namespace, before: dict[str, Any]) -> Iterat
     print(f"\n# Budgets kept against load; {os.getloadavg()[0]:.1f} processes wanted a processor at the start\n")
     for found in measure(given.modes, scenario, given.requests, given.seed, given.tries):
         cells = sorted([*cells, *found], key=lambda cell: (list(MODES).index(cell.mode), cell.load))
-        said = ", ".join(_lag(cell) for cell in found)
+        said = ", ".join(_format_lag(cell) for cell in found)
         print(f"  {found[0].mode}: 99 % of the requests were sent at most so many ms late: {said}", flush=True)
-        shown = [asdict(cell) | {"starved": cell.starved} for cell in cells]
+        shown = [asdict(cell) | {"starved": cell.is_starved} for cell in cells]
         yield {**setting, "loads": LOADS, "oracle_large": best, "cells": shown}
     print("\n" + promise_table(scenario, cells, best, given.requests), flush=True)
 
@@ -112,7 +112,7 @@ def previous_cells(before: dict[str, Any], setting: dict[str, Any], modes: Seque
     ]
 
 
-def _lag(cell: Cell) -> str:
+def _format_lag(cell: Cell) -> str:
     tries = f" ({cell.tries} tries)" if cell.tries > 1 else ""
     return f"{1e3 * cell.lag_s:.0f}{tries}" + (f", {cell.failed} requests failed" if cell.failed else "")
 
@@ -127,13 +127,13 @@ def promise_table(scenario: Scenario, cells: Sequence[Cell], best: Sequence[floa
     ]
     for mode in dict.fromkeys(cell.mode for cell in cells):
         shown = [
-            f"{cell.outcome.kept:.1%} / {cell.outcome.large:.1%}{'*' if cell.starved else ' '}"
+            f"{cell.outcome.kept:.1%} / {cell.outcome.large:.1%}{'*' if cell.is_starved else ' '}"
             for cell in cells
             if cell.mode == mode
         ]
         lines.append(f"{mode:<32}" + "".join(f"{text:>17}" for text in shown))
     lines.append("each cell: budgets kept, of those that could be / requests that the large one answered")
-    if any(cell.starved for cell in cells):
+    if any(cell.is_starved for cell in cells):
         lines.append(
             f"*: measured on a starved machine, 1 % of the requests was sent {1e3 * STARVED_S:.0f} ms late or more"
         )

@@ -59,7 +59,7 @@ async def ask_for(port: int, kind: str, connections: int, seconds: float, *, war
     return took
 
 
-async def steady(port: int, seconds: float) -> list[float]:
+async def send_steadily(port: int, seconds: float) -> list[float]:
     """Send exact hits, `RATE` a second whatever comes back. Return the seconds since each was due."""
     made, expect = KINDS["exact"]
     request, began, took = request_bytes(made(random.Random())), time.perf_counter(), list[float]()
@@ -198,11 +198,11 @@ async def measure_mixed() -> None:
     with gateway() as it:
         await warm_up(it)
         for _ in range(ROUNDS):
-            found["alone"].append(quantiles(await steady(it.port, SECONDS)))
+            found["alone"].append(quantiles(await send_steadily(it.port, SECONDS)))
             asking = run_in_process("bench.semantic", it.port, "semantic", CONNECTIONS, SECONDS + 1.5)
             other = asyncio.create_task(asking)
             await asyncio.sleep(1.0)  # it starts
-            found["beside semantic hits"].append(quantiles(await steady(it.port, SECONDS)))
+            found["beside semantic hits"].append(quantiles(await send_steadily(it.port, SECONDS)))
             rates.append((await other)[0] / (SECONDS + 1.5))
     for name, rounds in found.items():
         p50, p99 = zip(*rounds, strict=True)

@@ -234,7 +234,7 @@ class RoundStart:
     requests: int
 
 
-Started = Sequence[tuple[Setting, GatewayProcess]]
+Gateways = Sequence[tuple[Setting, GatewayProcess]]
 
 
 class Bench:
@@ -269,7 +269,7 @@ class Bench:
                         path, await self._round(running[:: 1 - 2 * (number % 2)], path, idle, self.counts[path])
                     )
 
-    def _start(self, stack: contextlib.ExitStack, rows: Sequence[Setting], upstream: str) -> Started:
+    def _start(self, stack: contextlib.ExitStack, rows: Sequence[Setting], upstream: str) -> Gateways:
         """Start a gateway for each row, as many at once as there are cores."""
 
         def start(row: Setting) -> GatewayProcess | None:
@@ -285,7 +285,7 @@ class Bench:
         os.sched_setaffinity(0, {CORES[-1]})
         return [(row, it) for row, it in zip(rows, started, strict=True) if it is not None]
 
-    async def _round(self, running: Started, path: str, idle: Mapping[str, CpuTime], count: int) -> dict[str, CpuTime]:
+    async def _round(self, running: Gateways, path: str, idle: Mapping[str, CpuTime], count: int) -> dict[str, CpuTime]:
         """Return microseconds per request, by row."""
         turns: dict[str, RoundStart] = {}
         for row, it in running:
@@ -357,7 +357,7 @@ def cpu_time_since(turn: RoundStart, pid: int, idle: CpuTime) -> CpuTime:
     return CpuTime(1e6 * process / turn.requests, 1e6 * loop / turn.requests)
 
 
-async def idle_shares(running: Started) -> dict[str, CpuTime]:
+async def idle_shares(running: Gateways) -> dict[str, CpuTime]:
     """Return the shares of a core that each gateway takes without requests."""
     turns = {row.name: RoundStart(time.perf_counter(), cpu_time_of(it.process.pid), 1) for row, it in running}
     await asyncio.sleep(IDLE_S)

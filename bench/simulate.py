@@ -62,12 +62,12 @@ POINTS, P95 = 0.02, 0.10  # within which forecast and run are to agree
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TimedQuestion:
     at: float  # seconds from the beginning
     question: str
 
 
-def day(requests: int, seconds: float, seed: int) -> list[Ask]:
+def day(requests: int, seconds: float, seed: int) -> list[TimedQuestion]:
     """Return a day of requests: a few questions are frequent and most are rare; each has one of its wordings."""
     draw = random.Random(seed)
     groups: list[list[str]] = []
@@ -79,7 +79,7 @@ def day(requests: int, seconds: float, seed: int) -> list[Ask]:
     weights = [1.0 / (rank + 5) ** 0.8 for rank in range(len(groups))]
     times = sorted(draw.uniform(0.0, seconds) for _ in range(requests))
     asked = draw.choices(groups, weights, k=requests)
-    return [Ask(at, draw.choice(group)) for at, group in zip(times, asked, strict=True)]
+    return [TimedQuestion(at, draw.choice(group)) for at, group in zip(times, asked, strict=True)]
 
 
 @asynccontextmanager
@@ -120,7 +120,7 @@ def answers_of() -> dict[str, int]:
 
 
 class Bench:
-    def __init__(self, embedder: str, record: str, asked: Sequence[Ask], home: Path, stretch: float) -> None:
+    def __init__(self, embedder: str, record: str, asked: Sequence[TimedQuestion], home: Path, stretch: float) -> None:
         self.embedder, self.record, self.asked, self.home, self.stretch = embedder, record, asked, home, stretch
         self.recording_us = 0.0
 
@@ -151,7 +151,7 @@ class Bench:
     async def _play(self, served: Served) -> None:
         began = asyncio.get_running_loop().time()
 
-        async def send(ask: Ask) -> None:
+        async def send(ask: TimedQuestion) -> None:
             await asyncio.sleep(began + ask.at - asyncio.get_running_loop().time())
             body = {"model": "m", "messages": [{"role": "user", "content": ask.question}]}
             async with served.session.post(served.url + "/v1/chat/completions", json=body) as response:

@@ -23,7 +23,7 @@ import uvloop
 
 from bench.fixtures import CONFIG, body, new_question, other_case
 from bench.gateways import GatewayProcess, free_port, gateway_of, server
-from bench.load import Opened, exchange, request_bytes
+from bench.load import Connection, exchange, request_bytes
 from bench.process import cpu_seconds, loop_seconds, rss_mb
 from bench.protocols import EVENTS, QUESTION
 from bench.rows import REFUSING, sentence
@@ -96,7 +96,7 @@ class Clients:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._free: list[Opened] = []
+        self._free: list[Connection] = []
         self.first_failed = ""
 
     async def ask(self, kind: Kind, draw: random.Random) -> float | None:

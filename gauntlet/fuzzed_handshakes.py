@@ -103,17 +103,17 @@ async def run(quick: bool) -> Finding:
             await other.ask()
             before = rss_mb(it.process.pid)
 
-            async def sent(what: str, data: bytes, port: str) -> None:
+            async def send(what: str, data: bytes, port: str) -> None:
                 if (first := await first_byte(port, data)) not in ALLOWED:
                     odd.append(f"{what} got {first!r}")
 
             async with stalls_of(it) as stalls, asyncio.TaskGroup() as group:
                 asking = group.create_task(other.ask_for(3600.0))
                 listed = [(what, data, port) for port in ports for what, data in records().items()]
-                await in_parallel(AT_ONCE, (sent(*each) for each in listed))
+                await in_parallel(AT_ONCE, (send(*each) for each in listed))
                 hello = client_hello()
                 drawn = (mutate(hello, draw) for _ in range(mutations))
-                await in_parallel(AT_ONCE, (sent("a mutation", data, draw.choice(ports)) for data in drawn))
+                await in_parallel(AT_ONCE, (send("a mutation", data, draw.choice(ports)) for data in drawn))
                 statuses = [
                     await status_for_name(it, trusting(authority), name) for name in ("elsewhere.example", "a" * 60)
                 ]

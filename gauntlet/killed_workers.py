@@ -21,29 +21,29 @@ WORKERS, CLIENTS, QUESTIONS = 2, 8, 40
 STORE = {"timeout": "250ms"}  # as shipped
 
 
-class Clients:
+class ReconnectingClients:
     """Clients that ask over a new connection or over a kept one, and check each answer."""
 
     def __init__(self, it: Process) -> None:
         self._it = it
-        self.asked = 0
+        self.requests = 0
         self.cut: list[str] = []
         self.failed: list[str] = []
         self.wrong: list[str] = []
         self.slowest_s = 0.0
-        self.over = False
+        self.stopped = False
 
     async def client(self, seed: int) -> None:
         draw = random.Random(seed)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=bool(seed % 2))) as session:
-            while not self.over:
+            while not self.stopped:
                 await self._ask(session, f"question {draw.randrange(QUESTIONS)}")
                 await asyncio.sleep(PAUSE_S / 5)
 
     async def _ask(self, session: aiohttp.ClientSession, question: str) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": question}]}
         began = time.monotonic()
-        self.asked += 1
+        self.requests += 1
         try:
             async with session.post(f"{self._it.url}/v1/chat/completions", json=body) as answer:
                 data = await answer.read()
@@ -78,8 +78,8 @@ async def run(quick: bool) -> Finding:
     section, began = {"workers": WORKERS}, time.monotonic()
     async with serving(Upstream()) as upstream, target(upstream.url, EXACT_CACHE, server=section, store=STORE) as it:
         most_s = ONE_REQUEST_S + time.monotonic() - began  # new connections to a killed worker wait for the next one
-        crowd = Clients(it)
-        clients = [asyncio.create_task(crowd.client(seed)) for seed in range(CLIENTS)]
+        traffic = ReconnectingClients(it)
+        clients = [asyncio.create_task(traffic.client(seed)) for seed in range(CLIENTS)]
         for number in range(kills):
             await asyncio.sleep(settled_s)
             program, many = (b"valkey", 1) if number % 3 == 1 else (b"gateway", WORKERS)
@@ -87,21 +87,23 @@ async def run(quick: bool) -> Finding:
             os.kill(pid, signal.SIGKILL)
             back.append(bool(await wait_for_children(it, program, many, pid)))
         await asyncio.sleep(settled_s)
-        crowd.over = True
+        traffic.stopped = True
         await asyncio.gather(*clients)
     most = kills * CLIENTS  # a client has one request at a time
     figure = (
-        f"{kills} kills, {crowd.asked} requests: {len(crowd.cut)} cut, {len(crowd.failed)} failed, "
-        f"{len(crowd.wrong)} wrong, slowest {crowd.slowest_s:.2f} s; {sum(back)} came back"
+        f"{kills} kills, {traffic.requests} requests: {len(traffic.cut)} cut, {len(traffic.failed)} failed, "
+        f"{len(traffic.wrong)} wrong, slowest {traffic.slowest_s:.2f} s; {sum(back)} came back"
     )
     return verdict_of(
         figure,
         {
-            f"{len(crowd.cut)} requests were cut, expected at most {most}: {''.join(crowd.cut[-1:])}": len(crowd.cut)
+            f"{len(traffic.cut)} requests were cut, expected at most {most}: {''.join(traffic.cut[-1:])}": len(
+                traffic.cut
+            )
             <= most,
-            f"{len(crowd.failed)} failed, the first: {''.join(crowd.failed[:1])}": not crowd.failed,
-            f"{len(crowd.wrong)} wrong, the first: {''.join(crowd.wrong[:1])}": not crowd.wrong,
-            f"a request took {crowd.slowest_s:.1f} s, expected at most {most_s:.1f}": crowd.slowest_s <= most_s,
+            f"{len(traffic.failed)} failed, the first: {''.join(traffic.failed[:1])}": not traffic.failed,
+            f"{len(traffic.wrong)} wrong, the first: {''.join(traffic.wrong[:1])}": not traffic.wrong,
+            f"a request took {traffic.slowest_s:.1f} s, expected at most {most_s:.1f}": traffic.slowest_s <= most_s,
             f"{kills - sum(back)} processes did not come back": all(back),
         },
     )

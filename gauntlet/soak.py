@@ -38,7 +38,7 @@ class SteadyClients:
 
     it: Process
     hits_ms: list[float] = field(default_factory=list)
-    asked: int = 0
+    requests: int = 0
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class SteadyClients:
 
     async def _ask(self, question: str, streamed: bool, leaves_after_s: float | None) -> None:
         began = time.monotonic()
-        self.asked += 1
+        self.requests += 1
         try:
             answer = await asyncio.wait_for(self.it.chat(question, stream=streamed), leaves_after_s)
         except TimeoutError:  # this client has left
@@ -111,7 +111,7 @@ async def run(seconds: float | None, quick: bool) -> Finding:
     first_ms, last_ms = p95(steady.hits_ms[:quarter]), p95(steady.hits_ms[-quarter:])
     most_mb = SPARE_MB + ENTRY_KIB * min(entries, MOST_ENTRIES) / 1024
     figure = (
-        f"{lasting_s:.0f} s, {steady.asked} requests, {len(steady.hits_ms)} hits, {entries} entries: "
+        f"{lasting_s:.0f} s, {steady.requests} requests, {len(steady.hits_ms)} hits, {entries} entries: "
         f"{len(steady.failed)} failed, {len(steady.wrong)} wrong; +{grown_mb:.0f} MB, +{more_files} files; "
         f"p95 of hits {first_ms:.1f} ms, then {last_ms:.1f} ms; {stalls.figure}"
     )

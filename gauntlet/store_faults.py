@@ -36,25 +36,25 @@ class Traffic:
 
     def __init__(self, it: ChatClient) -> None:
         self._it = it
-        self.asked = self.hits = 0
+        self.requests = self.hits = 0
         self.failed: list[str] = []
         self.wrong: list[str] = []
         self.slowest_s = 0.0
-        self._over = False
+        self._stopped = False
 
     def stop(self) -> None:
-        self._over = True
+        self._stopped = True
 
     async def client(self, seed: int) -> None:
         draw = random.Random(seed)
-        while not self._over:
+        while not self._stopped:
             await self.ask(f"question {draw.randrange(QUESTIONS)}", streamed=draw.random() < 0.2)
             await asyncio.sleep(PAUSE_S / 5)
 
     async def ask(self, question: str, streamed: bool = False) -> bool:
         """Return whether the answer is a hit."""
         began = time.monotonic()
-        self.asked += 1
+        self.requests += 1
         try:
             answer = await self._it.chat(question, stream=streamed)
         except aiohttp.ClientError as error:
@@ -71,7 +71,7 @@ class Traffic:
     @property
     def figure(self) -> str:
         return (
-            f"{self.asked} requests, {self.hits} hits: {len(self.failed)} failed, {len(self.wrong)} wrong, "
+            f"{self.requests} requests, {self.hits} hits: {len(self.failed)} failed, {len(self.wrong)} wrong, "
             f"slowest {self.slowest_s:.2f} s"
         )
 

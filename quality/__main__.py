@@ -20,7 +20,7 @@ from gateway.ports import TextEncoder
 from quality import tables, traps
 from quality.cost import cost
 from quality.decision import CachingEmbedder
-from quality.figures import precision_area, round_floats, served_at
+from quality.figures import precision_area, round_floats, served_share_at
 from quality.http_run import Setting, run_evaluation, run_own_stub
 from quality.labels import Labels, load_audited
 from quality.offline import CURVE_SEEDS, PromiseResult, Rung, adaptation, curve, promise
@@ -197,10 +197,10 @@ class Report:
             self.print_progress(f"curve: {name}, {labels} labels")
             replay = self.replay_of(world, opinions, labels)
             points = curve(replay, loosest, learn=False, audit=audit, seeds=self._curve_seeds())
-            served = tuple(served_at(points, budget) for budget in self.given.budgets)
+            served = tuple(served_share_at(points, budget) for budget in self.given.budgets)
             rungs.append(Rung(name, labels, served, precision_area(points)))
             if labels == "raw":
-                self.found["curves"][name] = [point.shown() for point in points]
+                self.found["curves"][name] = [point.as_dict() for point in points]
         self.found["ladder"] = [asdict(rung) for rung in rungs]
         self.print_section(
             "The ladder",
@@ -215,7 +215,7 @@ class Report:
             self.print_progress(f"hindsight: {world.stream.name}{', grown' if grow else ''}, {labels} labels")
             hindsight = curve(replay, loosest, learn=True, audit=audit, grow=grow, seeds=self._curve_seeds())
             self.opinions.save()
-            self.found["curves"].setdefault("evidence", [point.shown() for point in hindsight])
+            self.found["curves"].setdefault("evidence", [point.as_dict() for point in hindsight])
             self.print_progress(f"{self.given.seeds} orders online")
             rows += [
                 promise(replay, labels, budget, hindsight, seeds=self.given.seeds, audit=audit, grow=grow)

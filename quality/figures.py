@@ -45,11 +45,11 @@ class Point:
     wrongs: tuple[Flags, ...]
     hit: float = 0.0
 
-    def shown(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float]:
         return {"threshold": round(self.threshold, 3), "served": self.served, "error": self.error, "hit": self.hit}
 
 
-def served_at(curve: Sequence[Point], error: float) -> float | None:
+def served_share_at(curve: Sequence[Point], error: float) -> float | None:
     """Return what fixed thresholds serve at this error over all requests, between the two nearest points."""
     points = sorted((point.error, point.served) for point in curve)
     if not points or error > points[-1][0]:

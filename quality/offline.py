@@ -11,7 +11,7 @@ import numpy as np
 from gateway.cache.threshold.ledger import BANDS, LOWEST, WIDTH
 from gateway.cache.threshold.route_control import RouteControl
 from quality.decision import FixedThreshold, FrozenEvidence
-from quality.figures import Point, best_within, hit_rate, mean, promise_share, served_at, windows, worst
+from quality.figures import Point, best_within, hit_rate, mean, promise_share, served_share_at, windows, worst
 from quality.replay import Replay
 
 CURVE_SEEDS = 2  # runs for each point of a curve: 7,300 windows on the development stream
@@ -104,7 +104,7 @@ def promise(
         later=float(np.mean([wrong[min(LEARNT, len(wrong) // 2) :].mean() for wrong in wrongs])),
         kept=promise_share(wrongs, budget),
         worst=worst(wrongs),
-        hindsight=served_at(hindsight, error),
+        hindsight=served_share_at(hindsight, error),
         audited=sum(run.audited for run in runs) / max(1, hits),
         covered=float(np.mean(covers)),
         threshold=median(run.threshold for run in runs),

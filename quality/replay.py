@@ -113,7 +113,7 @@ class Replay:
                 control.met(chosen.score, decision.entries)
             if chosen is not None and chosen.reason is None and (serve or chosen.verbatim):
                 stored[step] = int(chosen.entry.fingerprint)
-                if self._served(request, chosen, control, audit, draw):
+                if self._audit(request, chosen, control, audit, draw):
                     audited += 1
                     cache.add(request)  # the audit's fresh answer is stored as any other
             else:
@@ -133,7 +133,7 @@ class Replay:
     def _label(self, request: int, chosen: Judgement) -> Label:
         return Label.RIGHT if self.labels.same(request, int(chosen.entry.fingerprint)) else Label.WRONG
 
-    def _served(
+    def _audit(
         self, request: int, chosen: Judgement, control: RouteControl, audit: float, draw: np.random.Generator
     ) -> bool:
         """Return whether the hit was audited."""
@@ -149,7 +149,7 @@ class Replay:
 
 
 class CacheFiller:
-    """Adds questions that nobody asks to the cache, the same number at each request, until it is GROWN times as large."""
+    """Adds questions that nobody asks to the cache, evenly over the requests, until it is GROWN times as large."""
 
     def __init__(self, world: World, requests: int, draw: np.random.Generator) -> None:
         self._others = draw.permutation(np.arange(world.stream.request_count, len(world.stream.questions)))

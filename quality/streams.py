@@ -94,7 +94,7 @@ def without_others(stream: Stream) -> Stream:
 
 
 def from_evaluation(folder: Path, limit: int) -> Stream:
-    """Return the stream of the folder's own tools, in its order. A growing cache takes its filling from other splits."""
+    """Return the stream of the folder's own tools, in its order. A growing cache is filled from other splits."""
     sys.path.insert(0, str(folder))
     try:
         tools: Any = importlib.import_module("evaldata")
@@ -164,15 +164,15 @@ def intents(folder: Path) -> list[Stream]:
     if (folder / BANKING).exists():
         with (folder / BANKING).open(encoding="utf-8", newline="") as file:
             found.append(
-                _shuffled("banking77", [(r["text"].strip(), r["category"]) for r in csv.DictReader(file)], draw)
+                _shuffle("banking77", [(r["text"].strip(), r["category"]) for r in csv.DictReader(file)], draw)
             )
     if (folder / CLINC).exists():
         said = json.loads((folder / CLINC).read_text("utf-8"))
-        found.append(_shuffled("clinc150", [(text, intent) for text, intent in said["test"]], draw))
+        found.append(_shuffle("clinc150", [(text, intent) for text, intent in said["test"]], draw))
     return found
 
 
-def _shuffled(name: str, rows: Sequence[tuple[str, str]], draw: random.Random) -> Stream:
+def _shuffle(name: str, rows: Sequence[tuple[str, str]], draw: random.Random) -> Stream:
     mixed = list(rows)
     draw.shuffle(mixed)
     return stream_of(name, mixed)

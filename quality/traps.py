@@ -50,12 +50,12 @@ def load(evaluation: Path | None = None, folder: Path = FOLDER) -> list[Trap]:
 def tally(traps: Sequence[Trap], verifier: Verifier, embedder: Embedder, threshold: float) -> list[Tally]:
     """Return the tallies by kind, in the order of the files, and then the one of all pairs."""
     decision = Decision(verifier, embedder, FixedThreshold(verifier, threshold, learn=False), 0.0)
-    served = asyncio.run(_served(traps, decision, embedder, verifier.floor))
+    served = asyncio.run(_is_served(traps, decision, embedder, verifier.floor))
     kinds = list(dict.fromkeys(trap.kind for trap in traps))
     return [_tally(kind, traps, served) for kind in (*kinds, "all")]
 
 
-async def _served(traps: Sequence[Trap], decision: Decision, embedder: Embedder, floor: float) -> list[bool]:
+async def _is_served(traps: Sequence[Trap], decision: Decision, embedder: Embedder, floor: float) -> list[bool]:
     """Return whether a gateway serves the pair if it stores this one question and has learnt nothing."""
     found = []
     for trap in traps:

@@ -27,7 +27,7 @@ class Command:
         """The intent and its slots: commands of one shape differ in wording and in values."""
         return self.intent, *(slot for slot, _ in self.values)
 
-    def filled(self, values: dict[str, str]) -> str:
+    def fill(self, values: dict[str, str]) -> str:
         text = self.template
         for slot, value in values.items():
             text = text.replace(f"{{{slot}}}", value)
@@ -58,13 +58,13 @@ def pairs(folder: Path, count: int, random_: random.Random) -> Iterator[Pair]:
     for shape in random_.choices(several, [len(shapes[each]) for each in several], k=count):
         asked, stored = random_.sample(shapes[shape], 2)
         values = dict(asked.values)
-        text, group = asked.filled(values), f"snips-{'-'.join(shape)}"
-        yield Pair(text, stored.filled(values), True, "command", group)
+        text, group = asked.fill(values), f"snips-{'-'.join(shape)}"
+        yield Pair(text, stored.fill(values), True, "command", group)
         for template in (asked, stored):
             slot = random_.choice([each for each in values if each not in VAGUE] or list(values))
             other = random_.choice(fillers[asked.intent, slot])
             if other.lower() != values[slot].lower():
-                yield Pair(text, template.filled({**values, slot: other}), False, f"command-{slot}", group)
+                yield Pair(text, template.fill({**values, slot: other}), False, f"command-{slot}", group)
 
 
 def _cut(text: str, intent: str, slots: dict[str, list[str]]) -> Command | None:

@@ -183,7 +183,7 @@ def ranking_head(given: GradedPrompts, many: ManyOutcomes, scale: Standard, vari
     asked, graded_ = part(many.features, many.vectors), part(given.features, given.vectors)
     moved = many_models.moves(asked, [part(*spelling) for spelling in many.spellings])
     weights = many_models.gain_head(asked, moved, many, graded_, given.logits)
-    slope, shift = two_numbers(graded_.offset + graded_.rows @ weights, 1.0 / (1.0 + np.exp(-given.logits)))
+    slope, shift = fit_platt(graded_.offset + graded_.rows @ weights, 1.0 / (1.0 + np.exp(-given.logits)))
     added = linear(weights, 0.0, len(NAMES), variant, factors)
     features = slope * (begin.features + added.features)
     if begin.vector is None or added.vector is None:
@@ -191,7 +191,7 @@ def ranking_head(given: GradedPrompts, many: ManyOutcomes, scale: Standard, vari
     return Linear(features, slope * (begin.vector + added.vector), slope * begin.bias + shift)
 
 
-def two_numbers(scores: FloatArray, shares: FloatArray) -> tuple[float, float]:
+def fit_platt(scores: FloatArray, shares: FloatArray) -> tuple[float, float]:
     """Return the slope and shift that make scores the logits of the shares (Platt 1999)."""
     design, found = np.stack([scores, np.ones(len(scores))], axis=1), np.array([0.1, 0.0])
     for _ in range(30):
@@ -206,11 +206,11 @@ def exam_heads(seen: Outcomes, scale: Standard, variant: str) -> tuple[Linear, L
     rows = join(scale(seen.features), seen.vectors, variant, factors)
     wrong = seen.light == 0
 
-    def fitted(chosen: npt.NDArray[np.bool_], truth: FloatArray, c: float) -> Linear:
+    def fit_head(chosen: npt.NDArray[np.bool_], truth: FloatArray, c: float) -> Linear:
         model = LogisticRegression(C=c, max_iter=500).fit(rows[chosen], truth[chosen])
         return linear(model.coef_[0], float(model.intercept_[0]), len(NAMES + OPTION_NAMES), variant, factors)
 
-    return fitted(np.ones_like(wrong), 1.0 - seen.light, WRONG_C), fitted(wrong, seen.large, ABLE_C)
+    return fit_head(np.ones_like(wrong), 1.0 - seen.light, WRONG_C), fit_head(wrong, seen.large, ABLE_C)
 
 
 def both_logit(heads: tuple[Linear, Linear], scale: Standard, asked: Outcomes) -> FloatArray:

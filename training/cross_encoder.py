@@ -90,7 +90,7 @@ def _endless(rows: Sequence[Read], random_: random.Random) -> Iterator[Read]:
         yield from random_.sample(rows, len(rows))
 
 
-def initial(wheel: Path) -> Network:
+def initial_network(wheel: Path) -> Network:
     """Return the embedder's own layers, from the wheel that `nearhit model fetch` leaves in the build environment."""
     if sha256_of(wheel) != WHEEL_SHA256:
         raise SystemExit(f"{wheel} is not the published one (expected sha256 {WHEEL_SHA256})")
@@ -147,7 +147,7 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     data = gather(given.banking, given.clinc, given.snips, Encoder(given.model))
     table, reader = load_word_table(given.model), Reader(given.model / TOKENIZER_FILE)
-    network = initial(given.wheel)
+    network = initial_network(given.wheel)
     print(f"{len(data.natural)} pairs of wordings, {len(data.generated)} others", flush=True)
     started = time.monotonic()
     fitted = data.part(out=False)

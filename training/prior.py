@@ -53,7 +53,7 @@ NOISE_FROM, NOISE_RISE, MAX_NOISE = 0.54, 4.7, 0.95
 NAMES = ("learned", "checks")
 FLAT: PriorBands = [(1.0, 0.0)] * BANDS  # until it is measured
 
-Judged = Sequence[tuple[Opinion, bool] | None]
+BestNeighbours = Sequence[tuple[Opinion, bool] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ async def judge_best(verifier: Verifier, requests: Sequence[NeighbourList]) -> l
     return found
 
 
-def best_of(verifier: Verifier, requests: Mapping[str, Sequence[NeighbourList]]) -> dict[str, Judged]:
+def best_of(verifier: Verifier, requests: Mapping[str, Sequence[NeighbourList]]) -> dict[str, BestNeighbours]:
     return {name: asyncio.run(judge_best(verifier, stream)) for name, stream in requests.items()}
 
 
@@ -125,7 +125,7 @@ def mislabelled_share(scores: FloatArray) -> FloatArray:
 
 def prior(
     curve: tuple[float, float],
-    found: Mapping[str, tuple[Sequence[NeighbourList], Judged]],
+    found: Mapping[str, tuple[Sequence[NeighbourList], BestNeighbours]],
     weights: Mapping[str, float],
 ) -> PriorBands:
     """Return, for each band, the wrong share on the curve and the neighbours per request.
@@ -146,7 +146,7 @@ def prior(
     return [(round(share, 5), round(float(rate), 6)) for share, rate in zip(shares, rates, strict=True)]
 
 
-def fit_curve(found: Mapping[str, Judged], verifier: str) -> tuple[float, float]:
+def fit_curve(found: Mapping[str, BestNeighbours], verifier: str) -> tuple[float, float]:
     """Return how often the best neighbour is right, as a logistic curve over its score.
 
     Scores of the learned verifier are on the scale of `mislabelled_share`.

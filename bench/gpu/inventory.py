@@ -22,7 +22,7 @@ SMI = ("name", "memory.total", "driver_version", "compute_cap")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library. `packages`: any of these provides the module. `ask`: code that prints its state. `pip`: its package."""
+    """A library. `packages`: any of these provides the module. `ask`: code that prints its state. `pip`: its name."""
 
     name: str
     packages: tuple[str, ...]

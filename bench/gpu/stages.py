@@ -52,7 +52,7 @@ STAGES = (
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a stage. `status`: measured, partly, skipped, stopped or failed. `reason`: of all but the first."""
+    """The end of a stage. `status`: measured, partly, skipped, stopped or failed. `reason`: of all but the first."""
 
     stage: str
     status: str

@@ -21,7 +21,7 @@ NAME, GRAPH, CONFIG = "light", "light-graph", "config.pbtxt"
 
 @dataclass(frozen=True, slots=True)
 class Student:
-    """A small model. `graph`: float32, for the device. `config`: the one of its entry for Triton's onnxruntime backend."""
+    """A small model. `graph`: float32, for the device. `config`: its entry for Triton's onnxruntime backend."""
 
     graph: Path
     config: str

@@ -28,7 +28,7 @@ METRICS = ("nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_inference_pendi
 
 @dataclass(frozen=True, slots=True)
 class TritonEndpoint:
-    """A server. `url`: its gRPC port. `metrics`: the URL of its metrics, None if unknown. `about`: text for the table."""
+    """A server. `url`: its gRPC port. `metrics`: the URL of its metrics, or None. `about`: text for the table."""
 
     url: str
     metrics: str | None

@@ -114,7 +114,7 @@ def test_a_cell_of_a_starved_machine_is_shown_and_marked() -> None:
 def test_what_did_not_run_now_is_taken_from_a_run_of_the_same_setting() -> None:
     cells = [Cell(mode, 0.3, Outcome(0.8, 1.0, 0.96), 0.004, 1) for mode in ("nearhit", "large alone")]
     setting = {"scenario": asdict(Scenario()), "requests": 100, "seed": 1}
-    before = {**setting, "cells": [asdict(cell) | {"starved": cell.starved} for cell in cells]}
+    before = {**setting, "cells": [asdict(cell) | {"starved": cell.is_starved} for cell in cells]}
     before = json.loads(json.dumps(before))
     assert previous_cells(before, setting, ["large alone"]) == cells[:1]
     assert previous_cells(before, {**setting, "seed": 2}, ["large alone"]) == []

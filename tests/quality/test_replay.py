@@ -11,7 +11,7 @@ from gateway.cache.threshold.route_control import RouteControl
 from gateway.messages import Embedding
 from gateway.ports import Opinion, StoredCandidate
 from quality.decision import CachingEmbedder, FixedThreshold
-from quality.figures import Point, best_within, precision_area, promise_share, served_at, windows
+from quality.figures import Point, best_within, precision_area, promise_share, served_share_at, windows
 from quality.http_run import samples, total
 from quality.labels import Labels, pair_key
 from quality.offline import adaptation, curve, promise
@@ -181,11 +181,11 @@ def test_a_route_that_adapts_to_a_domain_reads_every_neighbour_closely() -> None
 def test_hindsight_is_what_fixed_thresholds_serve_at_the_same_error() -> None:
     quiet = (np.zeros(10, bool),)
     curve_ = [Point(0.9, 0.1, 0.0, quiet), Point(0.8, 0.2, 0.0, quiet), Point(0.7, 0.4, 0.02, quiet)]
-    assert served_at(curve_, 0.0) == pytest.approx(0.2)
-    assert served_at(curve_, 0.01) == pytest.approx(0.3), "halfway between the two nearest points"
-    assert served_at(curve_, 0.02) == pytest.approx(0.4)
-    assert served_at(curve_, 0.03) is None, "the curve ends before it"
-    assert served_at([], 0.01) is None
+    assert served_share_at(curve_, 0.0) == pytest.approx(0.2)
+    assert served_share_at(curve_, 0.01) == pytest.approx(0.3), "halfway between the two nearest points"
+    assert served_share_at(curve_, 0.02) == pytest.approx(0.4)
+    assert served_share_at(curve_, 0.03) is None, "the curve ends before it"
+    assert served_share_at([], 0.01) is None
     assert best_within(curve_, 0.01) is curve_[1]
 
 
