@@ -49,13 +49,13 @@ async def ask_for(port: int, kind: str, connections: int, seconds: float, *, war
     expect = b"" if warming else expect
     draw, took, until = random.Random(), list[float](), time.perf_counter() + seconds
 
-    async def one() -> None:
+    async def ask() -> None:
         opened = await asyncio.open_connection("127.0.0.1", port)
         while time.perf_counter() < until:
             took.append(await exchange(opened, request_bytes(made(draw)), expect))
         opened[1].close()
 
-    await asyncio.gather(*(one() for _ in range(connections)))
+    await asyncio.gather(*(ask() for _ in range(connections)))
     return took
 
 

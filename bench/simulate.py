@@ -67,7 +67,7 @@ class TimedQuestion:
     question: str
 
 
-def day(requests: int, seconds: float, seed: int) -> list[TimedQuestion]:
+def draw_day(requests: int, seconds: float, seed: int) -> list[TimedQuestion]:
     """Return a day of requests: a few questions are frequent and most are rare; each has one of its wordings."""
     draw = random.Random(seed)
     groups: list[list[str]] = []
@@ -203,7 +203,7 @@ async def agreement(arguments: argparse.Namespace) -> bool:
     good = True
     for embedder in arguments.embedders:
         with tempfile.TemporaryDirectory() as folder:
-            asked = day(arguments.requests, arguments.seconds * arguments.stretch, arguments.seed)
+            asked = draw_day(arguments.requests, arguments.seconds * arguments.stretch, arguments.seed)
             bench = Bench(embedder, arguments.record, asked, Path(folder), arguments.stretch)
             config, _ = await bench.run("recorded", PRESENT)
             for name, rule in OTHERS.items():

@@ -99,11 +99,11 @@ def compression() -> None:
     for size in (700, 4_000, 16_000, 64_000):
         data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text[:size]}}]}).encode()
         packed = zlib.compress(data, 1)
-        spent = [_least(partial(zlib.compress, data, 1)), _least(partial(zlib.decompress, packed))]
+        spent = [_fastest_us(partial(zlib.compress, data, 1)), _fastest_us(partial(zlib.decompress, packed))]
         print(f"{len(data):>12,} bytes{len(packed) / len(data):>15.2f}{spent[0]:>18.1f}{spent[1]:>16.1f}")
 
 
-def _least(work: Callable[[], object], times: int = 100) -> float:
+def _fastest_us(work: Callable[[], object], times: int = 100) -> float:
     spent = []
     for _ in range(times):
         started = time.thread_time_ns()

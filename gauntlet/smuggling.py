@@ -205,7 +205,7 @@ def marks_of(got: bytes) -> list[tuple[int, str]]:
     return [(int(mark), json.loads(start)) for mark, start in MARK.findall(got)]
 
 
-def faults_of(sent: bytes, got: bytes) -> list[str]:
+def reply_faults(sent: bytes, got: bytes) -> list[str]:
     """Return what is wrong with a reply by itself: a server error, or the answer to a request of another client."""
     statuses = [status.decode() for status in STATUS.findall(got) if status.startswith(b"5") and status != b"505"]
     faults = [f"{status} for {sent[:200]!r}" for status in statuses]
@@ -238,7 +238,7 @@ async def attack(face: Face, mutations: int) -> Finding:
 
             async def send_mutation(sent: bytes) -> None:
                 got = await pulse.reply_to(sent)
-                faults.extend(faults_of(sent, got))
+                faults.extend(reply_faults(sent, got))
                 returned.update(mark for mark, _ in marks_of(got))
 
             await in_parallel(AT_ONCE, map(send_payload, smuggling(face.body).values()))

@@ -16,7 +16,7 @@ from bench.gpu.embedder import TIMEOUT_S, batches_of
 from bench.gpu.record import Record, StageOptions, stage_arguments
 from bench.gpu.sessions import Session, rates, time_calls
 from bench.gpu.triton_server import python_config, triton_server
-from bench.gpu.weights import Graphs, graphs, model_dir
+from bench.gpu.weights import Graphs, model_dir, write_graphs
 from gateway.adapters.onnx.cross_encoder import UNREAD_LOGIT, OnnxCrossEncoder
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE
@@ -69,7 +69,7 @@ def main() -> None:
         bench = Bench(given, record, decisions, similarities, [])
         bench.measure("int8 on the CPU, as shipped", of_gateway(OnnxCrossEncoder(model_dir(), WEIGHTS)))
         with tempfile.TemporaryDirectory() as scratch, record.part(f"onnxruntime {where}"):
-            made = graphs(CROSS_ENCODER, Path(scratch))
+            made = write_graphs(CROSS_ENCODER, Path(scratch))
             on_onnxruntime(bench, made, where)
             with record.part("Triton"):
                 on_triton(bench, made)

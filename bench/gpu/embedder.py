@@ -17,7 +17,7 @@ from bench.gpu.decisions import Decisions
 from bench.gpu.record import Record, StageOptions, stage_arguments
 from bench.gpu.sessions import Session, rates
 from bench.gpu.triton_server import python_config, triton_server
-from bench.gpu.weights import Graphs, graphs, model_dir, published_model
+from bench.gpu.weights import Graphs, model_dir, published_model, write_graphs
 from gateway.adapters.onnx.encoder import OnnxEncoder
 from gateway.adapters.onnx.model_files import TOKENIZER_FILE, load_manifest
 from gateway.adapters.onnx.tokenizer import TextTokenizer
@@ -74,7 +74,7 @@ def main() -> None:
         with record.part(f"sentence-transformers {where}"):
             sentence_transformers(bench, Path(scratch), where, requests)
         with record.part(f"onnxruntime {where}"):
-            made = graphs(EMBEDDER, Path(scratch))
+            made = write_graphs(EMBEDDER, Path(scratch))
             on_onnxruntime(bench, made, where)
             with record.part("Triton"):
                 on_triton(bench, made, requests)

@@ -67,7 +67,7 @@ class Graphs:
         return target
 
 
-def graphs(name: str, scratch: Path) -> Graphs:
+def write_graphs(name: str, scratch: Path) -> Graphs:
     """Write the float32 graph of `EMBEDDER` or `CROSS_ENCODER` into `scratch`. Raises `Skipped`."""
     words = model_dir() / MODEL_FILE
     source = words if name == EMBEDDER else WEIGHTS / GRAPH_FILE

@@ -22,7 +22,7 @@ def draw(said: Mapping[str, Any]) -> str:
     The bars are at `CONNECTIONS` connections, on a log scale.
     """
     rows = [row for row in said["rows"] if row["connections"] == CONNECTIONS]
-    ways = [(way, _of(rows, way)) for way in ("pass-through", "exact hit")]
+    ways = [(way, _rows_of(rows, way)) for way in ("pass-through", "exact hit")]
     height = 26 + sum(HEAD + len(some) * (BAR + GAP) for _, some in ways)
     most = max(float(row["x_bare"]) for row in rows)
     least = min(0.5, min(float(row["x_bare"]) for row in rows))
@@ -40,7 +40,7 @@ def draw(said: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of(rows: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
+def _rows_of(rows: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
     return sorted((row for row in rows if row["way"] in (way, "")), key=lambda row: float(row["x_bare"]))
 
 
