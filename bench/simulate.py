@@ -1,7 +1,7 @@
 """Compares the forecast of `nearhit simulate` with real runs, and measures the requests that it replays per second.
 
-A day of questions (`training/wordings`, in a minute, with lifetimes to match) goes through a real gateway in front of
-two scripted endpoints, and is recorded. Then the same day really goes through the gateway under each other policy. The
+A day of questions from `training/wordings` goes through a real gateway with two scripted endpoints, which records it.
+The day lasts a minute, and lifetimes match. Then the same day goes through the gateway under each other policy. The
 forecast from the record is compared with that run, which it has not seen.
 """
 

@@ -1,8 +1,9 @@
 """Measures the tail of latencies under a steady load, the stalls of the event loop, and the growth of memory.
 
 `make bench-tail`: a real gateway for each embedder gets Poisson arrivals (open loop, seeded) for a minute, a mix of
-hits, misses and streams. The rate loads its busier half (the event loop or the other threads) to 70 %, as a closed loop
-with the same mix has measured before. Latencies start when a request is sent. The delay of the sender is shown too.
+hits, misses and streams. The rate loads its busier half (the event loop or the other threads) to 70 %. A closed loop
+with the same mix measures that rate first. Latencies start when a request is sent. The delay of the sender is shown
+too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures the unit costs of `nearhit capacity`.
 
-They are the CPU of a gateway and of its store for each kind of request, each event of a stream, and each change of
-another gateway, and the bytes of an entry. `make bench-unit-costs` runs it. Copy the figures to
+They are the bytes of an entry, and the CPU of a gateway and of its store. The CPU is that of each kind of request, each
+event of a stream, and each change of another gateway. `make bench-unit-costs` runs it. Copy the figures to
 gateway/tools/capacity/costs.yaml, with the date and the machine.
 """
 

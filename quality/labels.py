@@ -1,7 +1,7 @@
 """Loads the correct labels: those of the stream, and those of people who read pairs again.
 
-`audited.jsonl` names a pair by the hex SHA-256 of its two questions, sorted, with a line end between them, because the
-licence of the texts does not allow to ship them. `python -m quality.labels PAIRS.tsv LABELS.tsv ...` writes it.
+`audited.jsonl` names a pair by the hex SHA-256 of its two questions, sorted, with a line end between them. The licence
+of the texts does not allow to ship them. `python -m quality.labels PAIRS.tsv LABELS.tsv ...` writes the file.
 """
 
 # ruff: noqa: T201 (a command prints)

@@ -1,8 +1,8 @@
 """Trains the weights of complexity: `python -m training.complexity --outcomes JSONL.GZ --many JSONL.GZ --model DIR`.
 
-It uses data that may ship: RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0), LLMRouter's outcomes of
-nine models (MIT), and our own prompts, graded by hand (prompts/graded.txt). Its draws have fixed seeds, so one set
-of versions gives the same weights.
+It uses data that may ship. They are RouteLLM's outcomes of two models on MMLU subjects (Apache-2.0) and LLMRouter's
+outcomes of nine models (MIT). Our own prompts, graded by hand, are in prompts/graded.txt. Its draws have fixed seeds,
+so one set of versions gives the same weights.
 
 `--tables` also prints the value of the scores on subjects that were held out (leave-domains-out), and on seen ones
 (in-domain). The first has five groups of subjects, each judged by weights without them. The second has five random

@@ -1,8 +1,8 @@
 """Measures the starting point of a route: `python -m training.prior --banking CSV --clinc JSON --eval DIR --model DIR`.
 
 Run it after `training.combination`. It replays streams through each verifier, with the second opinions of the
-cross-encoder. It writes to verifier.json a logistic curve of being right over the score, and for each band of scores
-the share of best neighbours that are wrong on that curve, and the number of scores per request.
+cross-encoder. It writes to verifier.json a logistic curve of being right over the score. For each band of scores it
+writes the share of best neighbours that are wrong on that curve, and the number of scores per request.
 
 The replay serves nothing, so every request brings its label, as a miss does. The streams are intents of banking77 and
 clinc150, held-out wordings, and the calibration split of the development pairs.
